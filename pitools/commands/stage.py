@@ -294,7 +294,7 @@ def _stage_requests(
     plans = planning.read_plans(sys.stdin)
     for record in plans if not planned_fits else ():
         if not record.fits:
-            message = f"{record.dataset}: {record.copy_bytes} bytes to copy do not fit, says its plan"
+            message = f"{record.dataset}: the plan does not fit (bytes to copy: {record.copy_bytes})"
             raise NoSpace(message, where=record.root, hint="make room, then plan again: pit-stage evict")
     return [
         resolve_request(record.source, Path(record.root), record.selection, record.limits.stricter(limits), _print_note)

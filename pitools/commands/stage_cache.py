@@ -186,7 +186,7 @@ def _make_room(root: Path, needed: int, out: Callable[[Eviction], None], *, dry_
     if not dry_run:
         raise NoSpace(message, where=str(root), hint=space.no_space_hint(result.kept_reasons))
     click.echo(
-        f"pit-stage evict: {message}, and nothing would go: {space.no_space_hint(result.kept_reasons)}", err=True
+        f"pit-stage evict: {message}; nothing would be evicted: {space.no_space_hint(result.kept_reasons)}", err=True
     )
     return 1
 

@@ -118,13 +118,12 @@ def share_byte(descriptor: int, offset: int) -> None:
 
 
 def is_byte_shared(descriptor: int, *, except_offset: int) -> bool:
-    """Return whether another process holds a lock of any byte but `except_offset`, or of any if that is 0. Raises
-    OSError.
-    """
+    """Return whether another process holds a lock of any byte but `except_offset`, or of any if that is 0."""
     for start, length in ((0, except_offset), (except_offset + 1, 0)) if except_offset else ((0, 0),):
-        held = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-        if _RANGE.unpack(held)[0] != fcntl.F_UNLCK:
-            return True
+        query = _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        with contextlib.suppress(OSError):  # a file system without such locks
+            if _RANGE.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query))[0] != fcntl.F_UNLCK:
+                return True
     return False
 
 

@@ -1,1 +1,1 @@
-"""What lies on a node: the root, its locks and leases, records of use, space, eviction, lists."""
+"""The staging root of a node: its layout, locks, leases, records, space, eviction and lists."""

@@ -1,1 +1,1 @@
-"""The copy engine: forked workers that read, hash and write once, a journal of what is done, links to what is there."""
+"""The copy engine: forked workers that read, hash and write once, a journal to resume from, hard links."""

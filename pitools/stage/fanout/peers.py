@@ -96,7 +96,7 @@ class Peers:
         """Return a connection that delivers this range of a file; wait while the node is still reading the file.
 
         Returns None when the node has no such file and makes no progress, is lost, too slow or distrusted; all threads
-        of this node then back off from it. passed: an earlier node of the file's chain has already failed.
+        of this node then back off from it. is_retry: an earlier node of the file's chain has already failed.
         """
         watch = _ProgressWatch(self.timeouts)
         pauses = _retry_pauses_s()
@@ -221,7 +221,7 @@ class _ProgressWatch:
         return time.monotonic() - self._period_start >= self._timeouts.peer_timeout_s
 
     def is_stuck(self, received: int) -> bool:
-        """Whether the node received less than `min_bytes_per_s` in the last period. arrived: the bytes it reports."""
+        """Whether the node received less than `min_bytes_per_s` in the last period. received: its total, in bytes."""
         if self._received < 0:
             self._received = received
         if not self.is_period_over():

@@ -1,1 +1,1 @@
-"""What `scripts/pit-prolog` runs: leases and checks."""
+"""Leases and checks of `scripts/pit-prolog`."""

@@ -1,8 +1,8 @@
-"""The process that holds the leases of a job from its prolog to its epilog: no memory of ours outlives the kernel's.
+"""The process that holds the leases of a job from its prolog to its epilog; the kernel releases them when it ends.
 
-The prolog forks it. It gives up root for the job's user before it touches a root, whose folders are that user's own,
-and leases every set it finds there. It ends by the epilog's signal, and by itself when the job's steps are gone.
-    STATE/<cluster>.<node>.<job>    its pid; its flock on the file says that the pid is still its own
+The prolog forks it. It becomes the job's user before it touches a root, whose folders belong to that user, and leases
+every set there. The epilog ends it by a signal; without an epilog it ends when the job has no more steps.
+    STATE/<cluster>.<node>.<job>    its pid, valid while it holds its flock on the file
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL_S = 0.02
 
 
 class NodeJob(NamedTuple):
-    """A job on this node. time_limit_at: Unix time, or infinity where Slurm does not tell it."""
+    """A job on this node. time_limit_at: Unix time, or infinity if unknown."""
 
     id: int
     uid: int
@@ -44,7 +44,7 @@ class NodeJob(NamedTuple):
 
 
 def start_holder(state: Path, job: NodeJob, roots: Sequence[Path], *, max_lease_s: float, idle_s: float) -> list[str]:
-    """Start the holder of this job, in place of an earlier one; returns its warnings once it has its leases.
+    """Start the holder of this job, in place of an earlier one; return its warnings once it holds the leases.
 
     Raises ClusterError when the folder `state` cannot be used.
     """
@@ -82,18 +82,18 @@ def _prepare_state_dir(state: Path) -> None:
 
 
 def _create_state_file(path: Path) -> int:
-    """The state file, new and locked by us. Opened for reading alone: a user's process will inherit it."""
+    """Create and lock the state file; return its descriptor, read-only as a process of the user inherits it."""
     while True:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):  # swept by another job's prolog before we had the lock
+        with contextlib.suppress(FileNotFoundError):  # removed by another job's prolog before it was locked
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor
         os.close(descriptor)
 
 
 def _end_holder(path: Path, *, kill: bool) -> None:
-    """Remove the file of a holder that has ended, by us if `kill`."""
+    """Remove the file of a holder that has ended. kill: end it first."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for number in (signal.SIGTERM, signal.SIGKILL) if kill else ():
@@ -113,7 +113,7 @@ def _end_holder(path: Path, *, kill: bool) -> None:
 
 
 def _has_open(pid: int, descriptor: int) -> bool:
-    """Whether the process has this file open: a lock may be that of another prolog, which only looks, and a pid new."""
+    """Return whether the process has this file open: the lock may be another prolog's probe, and the pid reused."""
     lock_status = os.fstat(descriptor)
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def _pidfd(pid: int) -> Iterator[int]:
 def _holder_main(
     job: NodeJob, roots: Sequence[Path], lock: int, warnings: int, path: Path, max_lease_s: float, idle_s: float
 ) -> NoReturn:
-    """The holder's whole life."""
+    """Run the holder in the forked process."""
     try:
         os.setsid()  # slurmd kills what is left of a prolog's process group
         path.write_text(str(os.getpid()))
@@ -154,7 +154,7 @@ def _holder_main(
         os.close(warnings)
         if leases:
             wait_for_job_end(job, max_lease_s=max_lease_s, idle_s=idle_s)
-    except BaseException as error:  # noqa: BLE001 - this copy of the prolog must end here, whatever it is
+    except BaseException as error:  # noqa: BLE001 - the forked copy of the prolog must end here
         with contextlib.suppress(OSError):
             _send_warning(warnings, f"nothing is leased: {error}")
     finally:
@@ -183,11 +183,11 @@ def _drop_root(job: NodeJob) -> None:
 
 
 def _lease_all(root: Path, job_id: int, warnings: int) -> list[int]:
-    """Descriptors that hold a lease on every set at the root."""
+    """Lease every set at the root; return the descriptors that hold the leases."""
     leases: list[int] = []
     for path in _newest_sets(root, warnings):
         try:
-            # Not a use: a job's start says nothing of which sets it will read.
+            # Not a use: which sets the job will read is not known.
             leases.append(lease.acquire_for_job(path, job_id))
         except DataError:
             continue  # evicted before we had the lease
@@ -217,9 +217,9 @@ def _send_warning(warnings: int, text: str) -> None:
 
 
 def wait_for_job_end(job: NodeJob, *, max_lease_s: float, idle_s: float) -> None:
-    """Return when the job is over: no slurmstepd of it for `idle_s` or after its end; after `max_lease_s` in any case.
+    """Return when the job is over: no slurmstepd for `idle_s` or at its time limit; after `max_lease_s` in any case.
 
-    Between two steps, and before the first one, there is none. While there is one nothing is polled.
+    Between steps there is no slurmstepd. While there is one, its pidfd is waited for.
     """
     started_at = last_step = time.monotonic()
     is_proc_hidden = not Path("/proc/1/stat").exists()  # hidepid: other users' processes cannot be seen
@@ -240,7 +240,7 @@ def wait_for_job_end(job: NodeJob, *, max_lease_s: float, idle_s: float) -> None
 
 
 def _find_step(job: NodeJob) -> int:
-    """The pid of a slurmstepd of the job, or 0."""
+    """Return the pid of a slurmstepd of the job, or 0."""
     title = re.compile(rb"slurmstepd: \[%d[.+]" % job.id)
     for name in os.listdir("/proc"):
         if name.isdigit() and _read_proc(name, "comm") == b"slurmstepd\n" and title.match(_read_proc(name, "cmdline")):

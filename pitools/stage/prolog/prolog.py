@@ -1,7 +1,7 @@
-"""What `scripts/pit-prolog` runs as root before and after a job: check the staging disk, lease what the user staged.
+"""Check the staging disk and lease the user's sets before a job; end the leases after it. Run by `scripts/pit-prolog`.
 
-Nothing is copied, no Slurm command is called. A prolog that fails drains its node, so only a finding about the node's
-own disk is one (exit code FINDING); all else is a warning. The leases bridge the time from the job's start to its
+Runs as root, copies nothing and calls no Slurm command. A prolog that fails drains its node, so only a fault of the
+node's own disk fails it (EXIT_FINDING); all else is a warning. The leases bridge the time from the job's start to its
 first step: a step that stages (`pit-stage run`, `pit launch`) then holds a lease of its own on what it uses, beside
 the one held here, which the job's end, or `max_lease`, ends. The job itself may evict what only its prolog leases.
 """
@@ -27,27 +27,25 @@ from pitools.stage.prolog import lease_holder
 from pitools.stage.prolog.lease_holder import NodeJob
 
 EXIT_FINDING = 100
-"""Exit code of a finding about the node. Not 1, which is also what Python says when it cannot start."""
+"""Exit code of a fault of the node. Not 1, with which Python ends when it cannot start."""
 
 CONFIG_PATH = Path("/etc/pitools/prolog.toml")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?")
-# What a broken or lost disk answers. A full one, or one that has no unnamed files, is not broken.
+# Errors of a broken or lost disk. A full disk, or one without unnamed files, is not broken.
 _BROKEN_ERRNOS = {errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN}
 _MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR}
 
 
 class StagingRoot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A staging root, with {user}, {node}, {job}. disk: the mount point it lies on; else the folder above them."""
+    """A staging root, with {user}, {node}, {job}. disk: its mount point; default: the folder above the placeholders."""
 
     path: str
     disk: str = ""
 
 
 class PrologConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/etc/pitools/prolog.toml`. max_lease: leases end then, even of a running job. idle_time: so long without any
-    step.
-
-    timeout_s and python are read by the script around this module. state: where holders of leases are written down.
+    """`/etc/pitools/prolog.toml`. max_lease: leases end then, even of a running job. idle_time: leases end so long
+    after the last step. timeout_s, python: read by `scripts/pit-prolog`. state: folder of the lease holders' files.
     """
 
     roots: tuple[StagingRoot, ...] = ()
@@ -76,7 +74,7 @@ def main() -> int:
 
 
 def run_prolog(environment: Mapping[str, str]) -> int:
-    """Act as prolog or as epilog, as Slurm's variables say. Raises PitError for what is no finding about the node."""
+    """Run as prolog or epilog, by Slurm's variables. Raises PitError for errors that are no fault of the node."""
     context = environment.get("SLURM_SCRIPT_CONTEXT", "")
     if context not in ("prolog_slurmd", "epilog_slurmd"):
         message = f'SLURM_SCRIPT_CONTEXT is "{context}"'
@@ -101,7 +99,7 @@ def run_prolog(environment: Mapping[str, str]) -> int:
 
 
 def load_config(environment: Mapping[str, str]) -> PrologConfig:
-    """Load the configuration: PIT_PROLOG_ROOTS (divided by `:`) over the file. Raises ConfigError."""
+    """Load the configuration: PIT_PROLOG_ROOTS (separated by `:`) overrides the file. Raises ConfigError."""
     path = Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG_PATH)
     roots = environment.get("PIT_PROLOG_ROOTS", "")
     tables: dict[str, Any] = {}
@@ -131,14 +129,14 @@ def job_root(root: StagingRoot, job: NodeJob) -> JobRoot:
     path = Path(re.sub(r"\{(\w+)\}", fill, root.path))
     if not path.is_absolute() or ".." in path.parts:
         raise ConfigError("a root is an absolute path without ..", where=root.path)
-    # What is above the first placeholder is the administrator's, and may not be missing; what is below, or the root
-    # itself where there is none, is made by whoever stages first.
+    # The folder above the first placeholder is the administrator's and must exist; the rest, or a root without
+    # placeholders, is created by the first stager.
     parent = Path(root.path.partition("{")[0] + "x").parent if "{" in root.path else path.parent
     return JobRoot(path, Path(root.disk) if root.disk else parent, mounted=bool(root.disk))
 
 
 def disk_problem(disk: Path, mounted: bool) -> str:
-    """What is wrong with the disk itself, or "". It belongs to the administrator: no user can forge a finding."""
+    """Return the fault of a disk, or "". The folder is the administrator's: no user can cause a fault."""
     try:
         if not stat.S_ISDIR(disk.stat().st_mode):
             return f"{disk} is not a folder"
@@ -149,7 +147,7 @@ def disk_problem(disk: Path, mounted: bool) -> str:
         _write_test_block(disk)
     except OSError as error:
         if error.errno in _MISSING_ERRNOS:
-            return f"{disk} is not there"
+            return f"{disk} is missing"
         if error.errno in _BROKEN_ERRNOS:
             return f"{disk} is broken: {error.strerror}"
         _log(f"{disk}: {error.strerror}")
@@ -171,11 +169,11 @@ def _write_test_block(disk: Path) -> None:
 
 
 def _slurmd_job(environment: Mapping[str, str]) -> NodeJob:
-    """The job, as slurmd tells of it. Raises ConfigError where it does not."""
+    """Return the job of slurmd's variables. Raises ConfigError if one is missing or wrong."""
     try:
         number, uid = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_JOB_UID"])
         user, gid = environment.get("SLURM_JOB_USER", ""), environment.get("SLURM_JOB_GID", "")
-        if not user or not gid:  # older Slurms do not say
+        if not user or not gid:  # not set by older Slurms
             account = pwd.getpwuid(uid)
             user, gid = user or account.pw_name, gid or str(account.pw_gid)
         job = NodeJob(
@@ -199,7 +197,7 @@ def _slurmd_job(environment: Mapping[str, str]) -> NodeJob:
 
 
 def _time_limit_at(text: str) -> float:
-    """When the job ends at the latest, as newer Slurms say; infinity where it has no limit."""
+    """Return the job's time limit of newer Slurms; infinity if it has none or it is unknown."""
     return float(text) if text.isdecimal() and int(text) else math.inf
 
 

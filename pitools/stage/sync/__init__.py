@@ -1,1 +1,1 @@
-"""Keeping datasets on a node by a policy, from cron."""
+"""Keep the dataset versions of a policy on a node, from cron."""

@@ -1,7 +1,7 @@
-"""What monitoring reads of `sync`: a file for the textfile collector of Prometheus's node_exporter.
+"""Write the metrics of `sync` for the textfile collector of Prometheus's node_exporter.
 
-The file is its own memory: counters go on from what stands in it, and so does the time of the last success. A run
-that hangs or was killed shows as a start that is later than the end.
+Counters and the time of the last success are continued from the values in the file. A run that hangs or was killed
+shows as a start later than the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METRICS = {
     "free_bytes": ("gauge", "Bytes free on the disk of a staging root."),
     "staged_sets_total": ("counter", "Sets staged or repaired."),
     "copied_bytes_total": ("counter", "Bytes read from the source and written."),
-    "evicted_sets_total": ("counter", "Sets removed because no rule wants them any more."),
+    "evicted_sets_total": ("counter", "Sets removed because no rule selects them any more."),
     "evicted_bytes_total": ("counter", "Bytes of these sets."),
     "errors_total": ("counter", "Errors by what to do: policy, refused, data, later."),
 }
@@ -48,7 +48,7 @@ _ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
 
 
 class SyncTotals(NamedTuple):
-    """What one run did. kept_by_rule: sets and bytes by rule. free: bytes by root. errors: count by exit code."""
+    """The totals of one run. kept_by_rule: sets and bytes by rule. free: bytes by root. errors: count by exit code."""
 
     staged: int = 0
     copied_bytes: int = 0
@@ -70,7 +70,7 @@ def write_started(path: Path, policy: str, now: float) -> None:
 def write_ended(
     path: Path, policy: str, totals: SyncTotals, code: int, *, started_s: float, now: float, wall_s: float
 ) -> None:
-    """Write how a run ended; what it kept replaces what stood there. wall_s: how long it took, by no clock that jumps.
+    """Write the end of a run, and replace the kept sets by its own. wall_s: duration, of a monotonic clock.
 
     Raises NoSpace, ClusterError.
     """
@@ -113,9 +113,9 @@ def _ended_samples(
 
 @contextmanager
 def _lock_metrics(path: Path) -> Iterator[None]:
-    """Two policies of one file do not lose each other's samples: the folder, which is there to be locked, is.
+    """Lock the folder of a metrics file, so that policies of one file do not lose each other's samples.
 
-    Not waited for long: monitoring is no reason to hang.
+    After a short time-out it continues without the lock: metrics must not block a run.
     """
     try:
         descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -130,14 +130,14 @@ def _lock_metrics(path: Path) -> Iterator[None]:
 
 
 def _outlives_run(key: tuple[str, Labels], policy: str) -> bool:
-    """Whether a sample outlives the run: counters and the last success do, and all of another policy's."""
+    """Return whether a sample is kept: a counter, the last success, or one of another policy."""
     name, labels = key
     is_ours = ("policy", policy) in labels
     return not is_ours or name.endswith(("_total", "last_success_timestamp_seconds"))
 
 
 def render(samples: Samples) -> str:
-    """The samples as text, each metric with its help and type."""
+    """Return the samples as text, each metric with its help and type."""
     return "".join(_format_lines(samples))
 
 
@@ -154,7 +154,7 @@ def _format_lines(samples: Samples) -> Iterator[str]:
 
 
 def read_samples(path: Path) -> Samples:
-    """The samples of a file that `render` wrote; none where there is none. Lines of anybody else are not ours."""
+    """Read the samples of a file written by `render`; none if there is no file. Other lines are ignored."""
     try:
         lines = path.read_bytes().decode(errors="replace").split("\n")
     except OSError:
@@ -170,12 +170,12 @@ def read_samples(path: Path) -> Samples:
 
 
 def _write(path: Path, samples: Samples) -> None:
-    # The collector takes every *.prom of its folder, and the name of an unfinished file does not end so.
+    # The collector reads every *.prom of its folder; the name of the temporary file does not end so.
     write_atomic(path, render(samples), durable=False)
 
 
 def _labels(**labels: str) -> Labels:
-    # One byte that is not UTF-8, as a folder's name may have, and the collector refuses the whole file.
+    # The collector refuses a whole file for one byte that is not UTF-8, as a folder's name may have.
     return tuple((key, text.encode(errors="replace").decode()) for key, text in labels.items())
 
 

@@ -1,17 +1,17 @@
-"""What `pit-stage sync` is to keep where: rules in strict TOML.
+"""The policy of `pit-stage sync`: which versions to keep at which root, as rules in strict TOML.
 
 [[rules]]
 from = "/shared/data"        # <from>/<name>/<version>/, or s3://bucket/prefix, as gs:// and az://, that holds the same
-pattern = "pick*"            # names of datasets; all of them when it is not said
+pattern = "pick*"            # names of datasets; default: all
 newest = 2                   # versions of each
-cap = "500GiB"               # of all that the rule keeps; the oldest are left out
+cap = "500GiB"               # of all versions that the rule keeps; the oldest are left out
 to = "/nvme/{user}/pit"      # {node}, {user} filled in
-disk = "/nvme"               # must be mounted; without it, a root is created on whatever disk its path is
-nodes = "n[01-08]"           # where the rule counts; everywhere when it is not said
-quota = "1TiB"               # of the whole root; what was used least recently goes first
+disk = "/nvme"               # must be mounted; without this key no mount is required
+nodes = "n[01-08]"           # nodes to which the rule applies; default: all
+quota = "1TiB"               # of the whole root; the least recently used sets are evicted first
 min_free = "100GiB"          # of its disk
 shared = false               # all users may read the root: a site's shared cache
-name = "pick"                # in records and metrics; the pattern when it is not said
+name = "pick"                # in records and metrics; default: the pattern
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pitools.stage.sources.open import is_url
 class RuleTable(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"source": "from", "root": "to"}
 ):
-    """A rule as it is written."""
+    """A rule as written in the file."""
 
     source: str
     root: str
@@ -75,7 +75,7 @@ class Rule(NamedTuple):
 
 
 class SyncPolicy(NamedTuple):
-    """A file's rules. id: tells the policies of one root apart, and stays as long as the file stays where it is."""
+    """The rules of a file. id: distinguishes the policies of a root; constant for a path."""
 
     path: Path
     id: str
@@ -84,7 +84,7 @@ class SyncPolicy(NamedTuple):
 
 
 def load_policy(path: Path) -> SyncPolicy:
-    """The policy in a file, for this node and user. Raises ConfigError naming file, line and key."""
+    """Load a policy for this node and user. Raises ConfigError naming file, line and key."""
     tables = strict_toml.read_toml(path)
     rule_tables = tables.get("rules")
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -95,7 +95,7 @@ def load_policy(path: Path) -> SyncPolicy:
             _refuse_contradiction(rules[:-1], rules[-1])
     if not strict_toml.convert_tables(tables, _PolicyTable, str(path)).rules:
         example = bundled_dir("scripts") / "cron" / "stage.toml"
-        raise ConfigError("there is no rule in it", where=str(path), hint=f"write [[rules]], as in {example}")
+        raise ConfigError("no rule in the file", where=str(path), hint=f"write [[rules]], as in {example}")
     absolute = path.absolute()
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:8]
     return SyncPolicy(absolute, f"{_safe_name(path.stem)}-{digest}", node, tuple(rules))
@@ -107,7 +107,7 @@ def _make_rule(table: RuleTable, node: str) -> Rule:
         source = _parse_source(table.source)
     with _error_key("to"):
         if not root_text.startswith("/"):
-            raise UsageError("not an absolute path", hint="cron has no folder to begin with")
+            raise UsageError("not an absolute path", hint="cron has no working folder")
         if "{job}" in root_text:
             raise UsageError("{job} cannot be filled in: there is no job", hint="{node} and {user} can")
         root = Path(expand_placeholders(root_text, node=node))
@@ -140,7 +140,7 @@ def _parse_source(text: str) -> Path | str:
 
         return client.parse_url(text).url
     if not text.startswith("/"):
-        raise UsageError("not an absolute path", hint="cron has no folder to begin with")
+        raise UsageError("not an absolute path", hint="cron has no working folder")
     return Path(text)
 
 
@@ -150,8 +150,8 @@ def _refuse_contradiction(earlier_rules: list[Rule], rule: Rule) -> None:
             message = f'key "name": two rules are called "{rule.name}"'
             raise ConfigError(message, hint='name = "…" tells them apart in records and metrics', key="name")
         if earlier.root == rule.root and (earlier.limits, earlier.shared) != (rule.limits, rule.shared):
-            message = f'quota, min_free and shared are of the whole root, and rule "{earlier.name}" says otherwise'
-            raise ConfigError(message, hint="say the same in all rules of a root")
+            message = f'quota, min_free, shared: differ from those of rule "{earlier.name}" for the same root'
+            raise ConfigError(message, hint="give the same values in all rules of a root")
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def _error_key(key: str) -> Iterator[None]:
 
 @contextmanager
 def _located(path: Path, number: int) -> Iterator[None]:
-    """Say in which line a rule's error is."""
+    """Add the file and line of a rule to its errors."""
     try:
         yield
     except ConfigError as error:
@@ -174,7 +174,7 @@ def _located(path: Path, number: int) -> Iterator[None]:
 
 
 def _line(path: Path, number: int, key: str) -> int:
-    """The line of a rule's key, else of its head; 0 where the rules are not written as [[rules]]."""
+    """Return the line of a rule's key, else of its head; 0 if the rules are not written as [[rules]]."""
     lines = path.read_text(encoding="utf-8").splitlines()
     heads = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*rules\s*\]\]", line)]
     if number >= len(heads):

@@ -1,11 +1,11 @@
-"""Keep at each root what the rules of a policy want: stage what is missing, then remove what they brought before.
+"""Keep at each root the versions that a policy selects: stage the missing ones, then evict those of earlier runs.
 
-First the new, then the old away: a source that fails leaves yesterday's data. A root where anything failed loses
-nothing. What is kept is leased until the run ends: under a quota rules must not push out each other's sets, another
-one in each run. Only what a run of the same policy brought is ever removed, and never what is leased, pinned or wanted
-by another policy, or was brought by a rule that is now for other nodes.
-    <root>/.locks/.sync.<policy>            flock of the run that is at work
-    <root>/.records/.sync.<policy>.json     what its runs brought, and what it wants
+New versions are staged before old ones are evicted: if a source fails, the old data stay. At a root with any error
+nothing is evicted. Kept sets are leased until the run ends: under a quota the rules would otherwise evict each other's
+sets, different ones in each run. A run evicts only sets that runs of the same policy staged, and never one that is
+leased, pinned, selected by another policy, or staged by a rule that now applies to other nodes.
+    <root>/.locks/.sync.<policy>            flock of the active run
+    <root>/.records/.sync.<policy>.json     the versions its runs staged, and those it selects
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from pitools.stage.sync.versions import SourceVersion, fit_cap, newest_versions
 
 Action = Literal["staged", "repaired", "evicted", "stage", "evict"]
 
-# Data that is wrong comes first: somebody must look at it; what may pass by itself comes last.
+# The worst first: wrong data need a person, errors of the last kind may pass by themselves.
 EXIT_CODE_ORDER = (5, 3, 4, 75)
-# Workers of a run that was killed have its lock too, until the kernel has ended them.
+# Forked workers of a killed run hold its lock, too, until they end.
 _KILLED_RUN_S = 1.0
-# A descriptor each, of which a process may have 1024 where nobody has said otherwise.
+# Each takes a descriptor, of which a process has 1024 by default.
 _MAX_LEASES = 500
 
 
 class SyncChange(Record, frozen=True, kw_only=True, tag="pit.stage-sync/1"):
-    """One change, or with a dry run what would be one (`stage`, `evict`). bytes: of all files of the version."""
+    """One change, or with a dry run one that would be made (`stage`, `evict`). bytes: of all files of the version."""
 
     rule: str
     dataset: str
@@ -64,8 +64,9 @@ class SyncChange(Record, frozen=True, kw_only=True, tag="pit.stage-sync/1"):
 
 
 class SyncState(Record, frozen=True, kw_only=True, tag="pit.stage-sync-state/1"):
-    """What the runs of a policy brought to a root: the rule by version. wanted_versions: at its last run. policy: the
-    file."""
+    """The versions that runs of a policy staged at a root, with their rules. wanted_versions: selected by the last run.
+    policy: its file.
+    """
 
     policy: str = ""
     versions: dict[str, str] = {}
@@ -73,11 +74,11 @@ class SyncState(Record, frozen=True, kw_only=True, tag="pit.stage-sync-state/1")
 
 
 class SyncRunning(TryLater):
-    """Another run of the same policy is at work at one of its roots."""
+    """Another run of the same policy is active at one of its roots."""
 
 
 class SyncRun:
-    """One run. Call it inside `sync_lock`. errors: of the rules that failed; the others went on."""
+    """One run. Call it inside `sync_lock`. errors: of failed rules; the other rules are still applied."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class SyncRun:
         timeout_s: float = 600,
         show_progress: bool = False,
     ) -> None:
-        """on_change, on_error: called at once. timeout_s: of waiting for other stagers."""
+        """on_change, on_error: called as it happens. timeout_s: of waiting for other stagers."""
         self.policy, self.errors, self._on_error = policy, list[PitError](), on_error
         self.kept_by_rule = {rule.name: (0, 0) for rule in policy.rules if rule.applies}
         self.counts: Counter[str] = Counter()
@@ -142,7 +143,7 @@ class SyncRun:
                     with self._catch_errors(rule.name, root):
                         self._stage_and_lease(rule, version, owned, wanted)
         if len(self.errors) > errors_before:
-            wanted |= set(previous.wanted_versions)  # what could not be judged is not given up
+            wanted |= set(previous.wanted_versions)  # a failed rule may still select them
         else:
             self._evict(root, owned, wanted)
         if not self._dry_run and (owned, sorted(wanted)) != (previous.versions, previous.wanted_versions):
@@ -152,7 +153,7 @@ class SyncRun:
     def _catch_errors(self, rule: str, where: Path) -> Iterator[None]:
         try:
             yield
-        except UsageError as error:  # of what stands in the policy: there is no command line to be wrong
+        except UsageError as error:  # of a value in the policy
             self._fail(rule, ConfigError(error.message, where=error.where, hint=error.hint))
         except PitError as error:
             self._fail(rule, error)
@@ -181,7 +182,7 @@ class SyncRun:
                 self._report(rule.name, "stage", path, dataset.manifest.name, n_bytes, dataset.source.label)
         else:
             if not os.path.lexists(path) and dataset.version not in owned:
-                # Before its first byte: a run that is killed must know the set for its own the next time.
+                # Before the first byte: after a kill the next run must recognise the set as its own.
                 owned[dataset.version] = rule.name
                 self._write_state(rule.root, owned, wanted)
             with (
@@ -265,9 +266,9 @@ class SyncRun:
 
 @contextmanager
 def sync_lock(policy: SyncPolicy) -> Iterator[None]:
-    """Hold the policy's lock at each of its roots, so that a run that takes long is not joined by the next.
+    """Hold the policy's lock at each of its roots, so that only one run is active.
 
-    A root that cannot be locked is left to the run, which will say why. Raises Running.
+    Roots that cannot be locked are skipped: the run reports their error. Raises SyncRunning.
     """
     with contextlib.ExitStack() as stack:
         for root, rules in sorted(_by_root(policy).items()):
@@ -281,7 +282,7 @@ def sync_lock(policy: SyncPolicy) -> Iterator[None]:
                 continue
             if not is_locked:
                 owner = read_lock_owner(descriptor)
-                raise SyncRunning(f"another run of this policy is at work: {describe_owner(owner)}", where=str(root))
+                raise SyncRunning(f"another run of this policy is active: {describe_owner(owner)}", where=str(root))
             stack.enter_context(publish_owner(descriptor))
         yield
 
@@ -294,7 +295,7 @@ def _require_mounted(rules: list[Rule]) -> None:
 
 
 def _by_root(policy: SyncPolicy) -> dict[Path, list[Rule]]:
-    """The rules that count on this node."""
+    """Return the rules that apply to this node, by root."""
     rules_by_root: dict[Path, list[Rule]] = {}
     for rule in policy.rules:
         if rule.applies:
@@ -307,7 +308,7 @@ def _state_path(root: Path, policy: SyncPolicy) -> Path:
 
 
 def _read_state(path: Path) -> SyncState:
-    """Read the state; an empty one when unknown: then nothing is removed."""
+    """Read the state; an empty one if it cannot be read: then nothing is evicted."""
     try:
         return decode_json(path.read_bytes(), SyncState)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

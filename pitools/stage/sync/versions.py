@@ -1,4 +1,4 @@
-"""The versions that a rule wants: of a folder, or of a prefix in an object store, the newest that fit under its cap."""
+"""Find the versions that a rule selects in a folder or object store: the newest that fit under its cap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pitools.store.resolve import unusable_reason
 
 
 class SourceVersion(NamedTuple):
-    """A version that stands at a source. location: folder or URL. modified_ns: of its manifest."""
+    """A version at a source. location: folder or URL. modified_ns: of its manifest."""
 
     dataset: str
     location: Path | str
@@ -26,17 +26,15 @@ class SourceVersion(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called at its source."""
+        """Return its name at the source."""
         return str(self.location).rpartition("/")[2]
 
 
 def newest_versions(rule: Rule, on_error: Callable[[PitError], None]) -> list[SourceVersion]:
-    """Return the versions that a rule's pattern and count choose, the newest first; none that is retired, or wholly in
-    quarantine.
+    """Return the versions that a rule's pattern and count select, the newest first, none retired or quarantined.
 
-    on_error: is called for a version of which that cannot be read, which is left out.
-    Raises ConfigError when there is nothing: a file system that is not mounted must not look like an empty one; of an
-    object store as `remote.stored`.
+    on_error: called for each version whose state cannot be read; it is left out. Raises ConfigError when nothing is
+    found, as an unmounted file system looks empty; of an object store as `remote.list_datasets`.
     """
 
     def is_wanted(name: str) -> bool:
@@ -63,7 +61,7 @@ def newest_versions(rule: Rule, on_error: Callable[[PitError], None]) -> list[So
 def _list_datasets(
     source: Path, is_wanted: Callable[[str], bool], on_error: Callable[[PitError], None]
 ) -> dict[str, list[SourceVersion]]:
-    """Return the datasets in a folder, and the versions of those that are wanted."""
+    """Return the datasets in a folder, with the usable versions of the wanted ones."""
 
     def usable(name: str) -> list[SourceVersion]:
         return [*_versions(source / name, on_error)] if is_wanted(name) and (source / name).is_dir() else []
@@ -85,7 +83,7 @@ def _versions(folder: Path, on_error: Callable[[PitError], None]) -> Iterator[So
         except DataError as error:
             on_error(error)
             continue
-        with contextlib.suppress(FileNotFoundError):  # collected at this moment
+        with contextlib.suppress(FileNotFoundError):  # removed by `gc` meanwhile
             yield SourceVersion(folder.name, version, (version / MANIFEST_FILE).lstat().st_mtime_ns)
 
 
@@ -99,9 +97,10 @@ def fit_cap(
     size: Callable[[SourceVersion], int],
     on_error: Callable[[PitError], None],
 ) -> list[SourceVersion]:
-    """As many of the newest as the cap has room for; what is older than the first that does not fit is left out.
+    """Return the newest versions that together fit under the rule's cap.
 
-    A version whose size cannot be had is told to `on_error`. Raises ConfigError when even the newest does not fit.
+    on_error: called for a version whose size cannot be read; it is left out. Raises ConfigError when the newest alone
+    does not fit.
     """
     if rule.cap_bytes is None:
         return versions

@@ -1,1 +1,1 @@
-"""Zarr stores without a manifest of ours."""
+"""Stage Zarr stores without a manifest."""

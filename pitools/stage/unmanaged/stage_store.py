@@ -1,7 +1,7 @@
-"""Stage a Zarr store that has no manifest: one is made on the way, and the copy is judged by what it says of itself.
+"""Stage a Zarr store without a manifest: make one while copying, and verify the copy by its own metadata and checksums.
 
-The version is the digest of that manifest, so it is known only at the end. Until then the copy goes by a key of its
-source and choice, and a copy that stands is found by what the store looked like when it was staged.
+The version is the digest of that manifest, so it is known only at the end. Until then the copy is named by a key over
+source, listing and selection; a staged copy is found by the keys in its record.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def stage_store(
     on_wait: Callable[[LockOwner], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> StageResult:
-    """Stage a version of this store to `root`, as `stage_version` does of a dataset; safe to repeat and to race.
+    """Stage this store to `root`, as `stage_version` stages a dataset version. Safe to repeat and to run concurrently.
 
-    A copy is taken for the store's as long as no file of the store was written, by names, sizes and times. warn: is
-    called with what cannot be decided, such as chunks that are not there.
+    A staged copy is current while no file of the store has changed, by name, size and time. warn: called with notes,
+    such as the number of missing chunks.
 
-    Raises DataError (it is damaged, or it changed while it was read), NoSpace, ClusterError, TryLater.
+    Raises DataError (damaged, or changed during the copy), NoSpace, ClusterError, TryLater.
     """
     started = time.monotonic()
     root = root.absolute()
@@ -110,7 +110,7 @@ def stage_store(
 
 
 def find_staged(store: UnmanagedStore, root: Path) -> Dataset | None:
-    """Return the version staged of this very store, if it stands, by names and sizes."""
+    """Return the version staged from this store, if complete by names and sizes."""
     if not (version := staged_version(store, root)):
         return None
     folder = set_path(root, version)
@@ -122,13 +122,13 @@ def find_staged(store: UnmanagedStore, root: Path) -> Dataset | None:
 
 
 def staged_version(store: UnmanagedStore, root: Path) -> str:
-    """Return the version staged of this very store, whole or damaged; "" when there is none."""
+    """Return the version staged from this store, complete or damaged; "" if there is none."""
     names = (folder.name for folder in (root / OBJECTS).glob("*"))
     return next((name for name in names if store.key in records.read_stage_record(root, name).store_keys), "")
 
 
 def _make_checker(store: UnmanagedStore) -> structure.StructureChecker | None:
-    """Return the checker of files as they are copied; None for an object store, unreadable before the copy's fork."""
+    """Return the checker for files being copied; None for an object store, which must not be read before the fork."""
     local = isinstance(store.source, LocalSource)
     return structure.StructureChecker(store.source, store.manifest) if local else None
 
@@ -140,7 +140,7 @@ def _verify_copy(
     warn: Callable[[str], None],
     checker: structure.StructureChecker | None,
 ) -> None:
-    """Refuse a copy that is damaged, or whose store changed meanwhile. Raises DataError."""
+    """Raise DataError if the copy is damaged or the store has changed meanwhile."""
     if relist(store).signature != store.listing.signature:
         raise store_listing.changed_error(store.source.label)
     report = structure.check_structure(LocalSource(folder=folder), store.manifest, readers=readers, inspected=checker)
@@ -149,7 +149,7 @@ def _verify_copy(
     if report.defects:
         path, defect = report.defects[0]
         more = f" (and {len(report.defects) - 1} more)" if len(report.defects) > 1 else ""
-        message = f"{defect.kind}: {defect.expected} expected, {defect.got} found{more}"
+        message = f"{defect.kind} (expected {defect.expected}, got {defect.got}){more}"
         raise DataError(message, where=f"{store.source.label}/{path}", hint="the store is damaged: write it again")
 
 
@@ -162,7 +162,7 @@ def _with_digests(undigested: Dataset, totals: CopyTotals) -> Dataset:
 def _publish(
     store: UnmanagedStore, dataset: Dataset, root: Path, timeout_s: float, is_complete: Callable[[Path, Dataset], bool]
 ) -> StageState:
-    """Give the copy its version, unless another store of the same content has been staged under it and is whole."""
+    """Publish the copy as its version, unless a complete set of another store with the same content is there."""
     final = set_path(root, dataset.version)
     state: StageState = "staged"
     with version_lock(root, dataset.version, timeout_s=timeout_s):

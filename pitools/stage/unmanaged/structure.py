@@ -1,4 +1,4 @@
-"""Judge the files of a Zarr store by what they say of themselves: indexes, ranges and checksums, nothing decoded."""
+"""Verify the files of a Zarr store by their indexes, ranges and checksums, without decoding."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _NOTE_TEXTS: dict[NoteKind, str] = {
     "absent-inner": "inner chunks are not stored in their shards: they read as the fill value",
     "unused": "bytes of shards belong to no chunk",
     "no-checksum": "files have no checksum: their sizes, indexes and headers were checked, not their content",
-    "unchecked": "files are of codecs that say nothing of themselves: they were not checked",
+    "unchecked": "files have codecs without sizes or checksums: they were not checked",
     "stray": "files in an array's folder hold none of its chunks",
     "apart": "files are in no array's folder, and were copied unchecked: has an array lost its metadata?",
 }
-# A store may have thousands of arrays, and a terminal has some dozen lines.
+# A store may have thousands of arrays, a terminal has some dozen lines.
 _MAX_NAMED = 3
 
 
 class FileDefect(NamedTuple):
-    """One thing that is wrong with one file."""
+    """A defect of a file."""
 
     path: str
     defect: Defect
 
 
 class StructureNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judgement cannot decide, of one array: how many, and in words. array: of `apart` the first file."""
+    """Something that cannot be verified, of one array: count and text. array: of `apart` the first file."""
 
     array: str
     kind: NoteKind
@@ -85,7 +85,7 @@ class StructureChecker:
         self.results: dict[int, VerifyResult | None] = {}
 
     def __call__(self, index: int, content: memoryview) -> VerifyResult | None:
-        """Judge the content of the file at this place. Raises ToolMissing."""
+        """Verify the content of a file by its manifest index. Raises ToolMissing."""
         if not (chunk_file := self.chunk_files.get(index)):
             return None
         result = verify.verify_file(
@@ -102,11 +102,11 @@ def check_structure(
     advance: Advance = lambda _: None,
     inspected: StructureChecker | None = None,
 ) -> StructureReport:
-    """Judge every chunk file of a store, in worker processes. source: of the copy, or of any other place. inspected:
-    what judged some of the files while they were copied.
+    """Verify every chunk file of a store, in worker processes. source: of the copy, or of the store. inspected: the
+    checker of the files that were verified during the copy.
 
-    Forks. Raises DataError when its metadata cannot be read, or are not those of `inspected`, ToolMissing, and what the
-    source raises.
+    Forks. Raises DataError when the metadata cannot be read or differ from those of `inspected`, ToolMissing, and as
+    the source.
     """
     checker = inspected or StructureChecker(source, manifest)
     if inspected and inspected.arrays != _read_arrays(source, manifest):
@@ -140,7 +140,7 @@ def check_structure(
 
 
 def format_notes(notes: Iterable[StructureNote]) -> Iterator[str]:
-    """Notes as lines: one for each array that lacks chunks, and one for each other kind, of however many arrays."""
+    """Format notes: a line for each array with missing chunks, and a line for each other kind, of all its arrays."""
     notes_by_kind: dict[NoteKind, list[StructureNote]] = {}
     for note in notes:
         if note.kind == "absent":
@@ -154,7 +154,7 @@ def format_notes(notes: Iterable[StructureNote]) -> Iterator[str]:
 
 
 def _read_arrays(source: Source, manifest: Manifest) -> dict[str, ArrayMetadata]:
-    """The arrays as the source's own metadata have them, which must be those of the manifest."""
+    """Read the arrays of the source's metadata. Raises DataError if they are not those of the manifest."""
     reader = source.connect()
     try:
         arrays = metadata.read_arrays((entry.path for entry in manifest.files), lambda path: read_file(reader, path))
@@ -168,7 +168,7 @@ def _read_arrays(source: Source, manifest: Manifest) -> dict[str, ArrayMetadata]
 def _chunk_files(
     manifest: Manifest, arrays: Mapping[str, ArrayMetadata], counts: Counter[tuple[str, NoteKind]]
 ) -> dict[int, ChunkFile]:
-    """The files to judge, by their place in the manifest; what is not to be judged, and what is missing, is counted."""
+    """Return the files to verify, by manifest index; count the missing and the unverifiable ones."""
     parse_key: dict[str, Callable[[str], Coordinate | None]] = {
         path: chunk_keys.make_key_parser(arrays[path]) for path in arrays
     }
@@ -198,20 +198,20 @@ def _chunk_files(
 
 
 def _file_count(manifest: Manifest, array: ArrayMetadata) -> int:
-    """How many files an array has when all are stored; of a subset, those of its steps."""
+    """Return the number of files of an array if all are stored; of a subset, for its steps."""
     rows = chunk_keys.chunk_ranges(array, manifest.runs(array.name)) if array.shape else [range(1)]
     return sum(map(len, rows)) * prod(array.grid[1:])
 
 
 class _StructureWorker:
-    """One thread's share: its reader and its buffer."""
+    """One thread of a check: its reader and its buffer."""
 
     def __init__(self, source: Source, chunk_files: dict[int, ChunkFile], slot: WorkerSlot) -> None:
         self._chunk_files, self._slot, self._reader = chunk_files, slot, source.connect()
         self._buffer = memoryview(mmap.mmap(-1, max(shard_index.BUFFER_BYTES, source.block)))
 
     def __call__(self, task: CopyTask) -> dict[int, VerifyResult]:
-        """The task's files of which there is something to say."""
+        """Return the results of the task's files that have any."""
         results = ((index, self._verify_file(self._chunk_files[index])) for index in task.files)
         return {place: result for place, result in results if result != VerifyResult([])}
 

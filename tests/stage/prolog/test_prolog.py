@@ -241,7 +241,7 @@ def test_a_disk_that_is_not_there_is_a_finding(node: Node):
     node.configure()
     node.disk.rmdir()
     done = node.call()
-    assert (done.returncode, done.stderr) == (1, f"pit-prolog: {node.disk} is not there\n")
+    assert (done.returncode, done.stderr) == (1, f"pit-prolog: {node.disk} is missing\n")
     assert said_nothing(node.call("epilog"))  # the job is over: nothing is gained by a drained node
 
 
@@ -278,8 +278,8 @@ def test_a_full_disk_is_no_finding(node: Node, mount: Callable[..., None]):
         (errno.EUCLEAN, "broken"),
         (errno.ENODEV, "broken"),
         (errno.EROFS, "broken"),
-        (errno.ENOENT, "not there"),
-        (errno.ENOTDIR, "not there"),
+        (errno.ENOENT, "missing"),
+        (errno.ENOTDIR, "missing"),
         (errno.EACCES, ""),
         (errno.ENOSPC, ""),
         (errno.ENOMEM, ""),
