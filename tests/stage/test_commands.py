@@ -182,6 +182,7 @@ def test_every_command_has_a_table(small: Path, tmp_path: Path, pit_stage, form:
         (["run", "SMALL", "--to", "ROOT", "--readers", "0"], 2),
         (["run", "SMALL", "--to", "/proc/nope"], 4),
         (["run", "SMALL", "--to", "ROOT", "--receipt", "/proc/nope/r.json"], 4),
+        (["run", "SMALL", "--to", "ROOT", "--receipt", "/proc/self/r.json"], 4),
         (["run", "SMALL/actions", "--to", "ROOT"], 5),
         (["check", "/nowhere/at/all"], 2),
         (["check", "/" + "x" * 300], 4),

@@ -5,7 +5,7 @@
                                   <version>.<node>.partial on a network file system, whose flock may be each node's own
 <root>/.tmp/<version>.old.…/      moved aside; removed by any process that gets its flock once the lease is free
 <root>/.locks/<version>           flock LOCK_EX of the process that changes that version; its text is the owner and
-progress
+                                  progress
 <root>/.leases/<version>          flock LOCK_SH of each reader; its mtime is the last use; a job's prolog locks the byte
                                   at the job's id (`lease.py`)
 <root>/.records/<version>.json    the source, and whether the set is pinned (`records.py`)
