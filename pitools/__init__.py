@@ -5,7 +5,7 @@
     run = pitools.launch("request.toml", site="alpha", nodes=4)     start a run; `Run` has its state, logs, causes
     pitools.runs(site="alpha")                                      all runs of a site
     pitools.Executor(site="alpha")                                  submitit's interface, for callables
-    pitools.load("datasets/reach", windows={"action": (0, 16)}, global_batch_size=64)  batches for NumPy, torch or JAX
+    pitools.load("datasets/reach", windows={"action": (0, 16)}, batch_size=64)  batches for NumPy, torch or JAX
 
 Importing pitools imports nothing else; each name is imported at its first use.
 """

@@ -26,7 +26,7 @@ def load(
     dataset: str | Path,
     *,
     windows: Mapping[str, tuple[int, int]],
-    global_batch_size: int,
+    batch_size: int,
     seed: int = 0,
     framework: Framework = "numpy",
     device: Any = None,
@@ -43,7 +43,7 @@ def load(
     """Return an endless iterator of batches of windows around each step; it has `state_dict` and `load_state_dict`.
 
     dataset: a version's folder, ROOT/NAME, ROOT/NAME@TAG, or a URL with `cache`. windows: array → (before, after), the
-    steps [t - before, t + after) around step t. global_batch_size: samples of all ranks together. framework, device:
+    steps [t - before, t + after) around step t. batch_size: samples of all ranks together. framework, device:
     NumPy arrays; tensors on a torch device; or JAX arrays on a device or sharding. workers, transform: processes of
     torch's DataLoader, which call `transform` with each batch. splits, tasks: only episodes of these; patterns for
     tasks. pad: also windows beyond an episode's ends, masked in `batch.valid_mask`. rank, world_size: None for those of
@@ -62,7 +62,7 @@ def load(
         str(dataset),
         {name: WindowSpan(*span) for name, span in windows.items()},
         EpisodeFilters(splits=tuple(splits), tasks=tuple(tasks)),
-        global_batch_size,
+        batch_size,
         seed,
         shuffle,
         pad,

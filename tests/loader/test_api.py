@@ -18,7 +18,7 @@ import pitools
 from pitools.core.errors import PitError
 
 Record = Callable[..., Path]
-OPTIONS: dict[str, Any] = {"windows": {"obs/state": (1, 1), "action": (0, 3)}, "global_batch_size": 4, "seed": 7}
+OPTIONS: dict[str, Any] = {"windows": {"obs/state": (1, 1), "action": (0, 3)}, "batch_size": 4, "seed": 7}
 WAYS: list[dict[str, Any]] = [
     {},
     {"framework": "torch"},
@@ -30,7 +30,7 @@ import sys
 import numpy as np
 import pitools
 
-options = {"windows": {"obs/state": (1, 1), "action": (0, 3)}, "global_batch_size": 4, "seed": 7, "framework": "jax"}
+options = {"windows": {"obs/state": (1, 1), "action": (0, 3)}, "batch_size": 4, "seed": 7, "framework": "jax"}
 batches = pitools.load(sys.argv[1], **options)
 first = [np.array(next(batches).arrays["obs/state"]) for _ in range(2)]
 resumed = pitools.load(sys.argv[1], **options)
@@ -96,7 +96,7 @@ def test_episodes_are_filtered(version: Path) -> None:
         {"framework": "torch", "transform": print},
         {"windows": {}},
         {"windows": {"actoin": (0, 1)}},
-        {"global_batch_size": 0},
+        {"batch_size": 0},
         {"splits": ["nosuch"]},
     ],
     ids=str,
