@@ -9,7 +9,7 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.launch_monitor import find_run_and_site
-from pitools.commands.options import DATA_HELP, parse_pairs, run_argument, site_option
+from pitools.commands.options import DATA_HELP, parse_named_paths, run_argument, site_option
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
@@ -91,7 +91,7 @@ def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[
         _, variables = rank_variables.variables_of_rank(run_dir, load_plan(run_dir), site, rank)
         lines = rank_variables.export_lines(variables)
     else:
-        plan = plan_point(Path(run), load_site(site_name), parse_point(sets), data=parse_pairs(data, "--data"))
+        plan = plan_point(Path(run), load_site(site_name), parse_point(sets), data=parse_named_paths(data, "--data"))
         folder = Path.cwd() / f"debug-{plan.name}"
         lines = rank_variables.export_lines(rank_variables.variables_of_request(plan, folder))
         lines.append('mkdir -p "$PIT_ATTEMPT_DIR" "$PIT_CHECKPOINT_DIR"')

@@ -13,7 +13,7 @@ from pitools.commands.options import (
     DATA_HELP,
     LocalPath,
     format_option,
-    parse_pairs,
+    parse_named_paths,
     request_argument,
     site_option,
     sites_option,
@@ -166,7 +166,7 @@ def _make_plan(
     from pitools.launch.sweep import points
 
     job_plan = points.plan_point(
-        Path(request), site, point, data=parse_pairs(data, "--data"), nodes=nodes or 0, name=name or "{name}"
+        Path(request), site, point, data=parse_named_paths(data, "--data"), nodes=nodes or 0, name=name or "{name}"
     )
     warn_of_unusable(job_plan)
     return job_plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pitools.commands import completion
-from pitools.commands.options import LocalPath, format_option, parse_pairs, site_option
+from pitools.commands.options import LocalPath, format_option, parse_named_paths, site_option
 from pitools.launch.run_lookup import runs_dir
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run_sweep(
         index += known is None
         site = next((site for site in sites if known and site.name == known.site), sites[number % len(sites)])
         plan = sweep_points.plan_point(
-            request, site, point, data=parse_pairs(data, "--data"), nodes=nodes or 0, name=template, index=number
+            request, site, point, data=parse_named_paths(data, "--data"), nodes=nodes or 0, name=template, index=number
         )
         planned.append(launch_sweep.PlannedPoint(point, site, plan))
     warn_of_unusable(planned[0].plan)

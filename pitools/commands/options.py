@@ -93,17 +93,17 @@ def request_argument(function: F) -> F:
     return click.argument("request", shell_complete=completion.complete_files)(function)
 
 
-def parse_pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
-    """`NAME=VALUE` flags as a dictionary. Raises UsageError naming the flag."""
+def parse_named_paths(values: tuple[str, ...], flag: str) -> dict[str, str]:
+    """Return the paths of `NAME=PATH` flags by name. Raises UsageError naming the flag."""
     from pitools.core.errors import UsageError
 
-    pairs = {}
+    paths = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not name or not equals or not text:
             raise UsageError(f'"{value}" is not NAME=PATH', where=flag, hint=f"{flag} demo=/path/to/dataset")
-        pairs[name] = text
-    return pairs
+        paths[name] = text
+    return paths
 
 
 @contextmanager

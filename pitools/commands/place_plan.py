@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import DATA_HELP, format_option, parse_pairs, request_argument
+from pitools.commands.options import DATA_HELP, format_option, parse_named_paths, request_argument
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs_dir")
 
@@ -65,7 +65,7 @@ def plan(
     if not timeout_s:
         raise UsageError(f"--timeout {timeout}: too short for an answer", hint="write 10s or more")
     path = Path(request)
-    wanted = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
+    wanted = requests.fill_datasets(requests.load_request(path), parse_named_paths(data, "--data"))
     sites, broken = snapshot.load_sites(names)
     placement = plan_placement(
         PlacementRequest(request=wanted, origin=str(path), text=path.read_text()),

@@ -6,7 +6,7 @@ from typing import IO
 
 import click
 
-from pitools.commands.options import format_option, parse_pairs, site_option
+from pitools.commands.options import format_option, parse_named_paths, site_option
 
 
 @click.group()
@@ -67,7 +67,7 @@ def render(
             gpus_per_node=gpus_per_node,
             time=time,
             framework=framework,
-            data=parse_pairs(data, "--data"),
+            data=parse_named_paths(data, "--data"),
         ),
         nl=False,
     )

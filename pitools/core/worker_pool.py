@@ -53,7 +53,7 @@ def default_workers() -> int:
 
 
 def run_tasks(
-    make_worker: Callable[[], Worker[Task, Result]], tasks: Iterable[Task], *, workers: int
+    tasks: Iterable[Task], make_worker: Callable[[], Worker[Task, Result]], *, workers: int
 ) -> Iterator[Result]:
     """Yield the results of all tasks as they finish, started in about their order; one worker runs in this process.
 

@@ -42,7 +42,7 @@ def work(number):
     threading.Condition.__enter__ = enter
     signal.alarm(20)
     try:
-        assert sorted(worker_pool.run_tasks(Square, range(6), workers=2)) == [0, 1, 4, 9, 16, 25]
+        assert sorted(worker_pool.run_tasks(range(6), Square, workers=2)) == [0, 1, 4, 9, 16, 25]
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -43,7 +43,7 @@ class Square:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_job_once(workers) -> None:
     """All jobs are done, in this process or in others."""
-    actual = list(worker_pool.run_tasks(Square, range(50), workers=workers))
+    actual = list(worker_pool.run_tasks(range(50), Square, workers=workers))
     assert sorted(value for value, _ in actual) == [number * number for number in range(50)]
     assert ({pid for _, pid in actual} == {os.getpid()}) == (workers == 1)
 
@@ -52,7 +52,7 @@ def test_every_job_once(workers) -> None:
 def test_first_failure_stops_the_rest(tmp_path, workers) -> None:
     """What a worker raises arrives whole, and most of the jobs are never begun."""
     with pytest.raises(DataError) as caught:
-        list(worker_pool.run_tasks(partial(Square, 5, "raise", tmp_path), range(500), workers=workers))
+        list(worker_pool.run_tasks(range(500), partial(Square, 5, "raise", tmp_path), workers=workers))
     assert (caught.value.message, caught.value.where, caught.value.hint) == ("no square", "5", "another number")
     assert len(list(tmp_path.iterdir())) < 100
 
@@ -60,7 +60,7 @@ def test_first_failure_stops_the_rest(tmp_path, workers) -> None:
 def test_a_killed_worker() -> None:
     """A worker that dies is an error that says so, and what to do."""
     with pytest.raises(ClusterError, match="a worker process was killed") as caught:
-        list(worker_pool.run_tasks(partial(Square, 5, "die"), range(50), workers=2))
+        list(worker_pool.run_tasks(range(50), partial(Square, 5, "die"), workers=2))
     assert "--workers" in caught.value.hint
 
 
@@ -71,7 +71,7 @@ def test_beside_other_threads() -> None:
     thread.start()
     try:
         began = time.monotonic()
-        assert len(list(worker_pool.run_tasks(Square, range(4), workers=2))) == 4
+        assert len(list(worker_pool.run_tasks(range(4), Square, workers=2))) == 4
         assert time.monotonic() - began < 60
     finally:
         stop.set()
@@ -81,7 +81,7 @@ def test_beside_other_threads() -> None:
 def test_what_starting_raises_is_told() -> None:
     """A worker that cannot begin says why."""
     with pytest.raises(TypeError, match="unexpected"):
-        list(worker_pool.run_tasks(partial(Square, unexpected=1), range(4), workers=2))  # type: ignore[call-arg]
+        list(worker_pool.run_tasks(range(4), partial(Square, unexpected=1), workers=2))  # type: ignore[call-arg]
 
 
 def test_a_worker_that_hangs(monkeypatch) -> None:
@@ -89,7 +89,7 @@ def test_a_worker_that_hangs(monkeypatch) -> None:
     monkeypatch.setattr(worker_pool, "_STOP_TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(DataError, match="no square"):
-        list(worker_pool.run_tasks(partial(Square, 5, "hang"), range(50), workers=3))
+        list(worker_pool.run_tasks(range(50), partial(Square, 5, "hang"), workers=3))
     assert time.monotonic() - began < 30
     until = time.monotonic() + 10  # two threads wait for each child, and one may be told late
     while multiprocessing.active_children() and time.monotonic() < until:
@@ -101,18 +101,18 @@ def test_no_thread_is_left() -> None:
     """When all is done no thread of the pool is left, beside which the next run could not fork its workers."""
     before = set(threading.enumerate())
     for _ in range(10):
-        assert len(list(worker_pool.run_tasks(Square, range(4), workers=2))) == 4
+        assert len(list(worker_pool.run_tasks(range(4), Square, workers=2))) == 4
         assert set(threading.enumerate()) <= before
 
 
 def test_any_exception_of_a_job_is_told() -> None:
     """Also one that a queue of our own could raise."""
     with pytest.raises(queue.Empty):
-        list(worker_pool.run_tasks(partial(Square, 3, "empty"), range(5), workers=2))
+        list(worker_pool.run_tasks(range(5), partial(Square, 3, "empty"), workers=2))
 
 
 def test_nothing_moves(monkeypatch, capsys) -> None:
     """Where no worker finishes anything for long, somebody is told, and the work goes on."""
     monkeypatch.setattr(worker_pool, "_STALL_TIMEOUT_S", 0.05)
-    assert len(list(worker_pool.run_tasks(partial(Square, -1, "slow"), range(2), workers=2))) == 2
+    assert len(list(worker_pool.run_tasks(range(2), partial(Square, -1, "slow"), workers=2))) == 2
     assert "no task has finished" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def run_plan(
     with progress_bar("ingest", total) as advance:
         advance(sum(plan.raw_bytes(job) for job in todo if plan.job_key(job) in entries))
         for job, entry in worker_pool.run_tasks(
-            partial(ShardWorker, plan, work_dir, session), queue.jobs(), workers=workers
+            queue.jobs(), partial(ShardWorker, plan, work_dir, session), workers=workers
         ):
             entries[entry.key] = entry
             advance(plan.raw_bytes(job))

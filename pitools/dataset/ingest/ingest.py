@@ -315,7 +315,7 @@ def _hash_sources(sources: Sequence[RecordingFile], workers: int) -> dict[str, F
     workers = 1 if total <= RANGE_BYTES else min(workers, len(jobs))
     entries = {}
     with progress_bar("digest", total) as advance:
-        for entry in worker_pool.run_tasks(partial(_Hasher, sources), jobs, workers=workers):
+        for entry in worker_pool.run_tasks(jobs, partial(_Hasher, sources), workers=workers):
             entries[entry.key] = entry
             advance(entry.bytes)
     return entries

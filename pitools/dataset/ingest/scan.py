@@ -217,7 +217,7 @@ def _scan(paths: Sequence[Path], start: Callable[[], _Scanner], workers: int) ->
     results: dict[int, Recording | RejectedEpisode] = {}
     with progress_bar("scan", len(paths), unit="recordings", quiet=len(paths) <= _SERIAL_BELOW) as advance:
         for number, item in worker_pool.run_tasks(
-            start, enumerate(paths), workers=workers if len(paths) > _SERIAL_BELOW else 1
+            enumerate(paths), start, workers=workers if len(paths) > _SERIAL_BELOW else 1
         ):
             results[number] = item
             advance(1)

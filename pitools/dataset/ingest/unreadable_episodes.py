@@ -35,7 +35,7 @@ def find_unreadable(episodes: Sequence[Episode], workers: int) -> tuple[Rejected
     rejected: dict[int, RejectedEpisode] = {}
     with progress_bar("verify", len(episodes), unit="episodes") as advance:
         for number, item in worker_pool.run_tasks(
-            partial(_EpisodeReader, episodes), range(len(episodes)), workers=workers
+            range(len(episodes)), partial(_EpisodeReader, episodes), workers=workers
         ):
             advance(1)
             if item:
