@@ -130,8 +130,8 @@ class RestoreSearch:
         """Verify this rank's share of the files; stray files are only reported."""
         share = (self._barrier.rank, self._barrier.world_size)
         problems = verify.verify_checkpoint(path, share=share, rank_of_file=self._rank_of_file)
-        if extra := [problem for problem in problems if not problem.is_damage]:
-            _print(f"{path} has {len(extra)} stray files, such as {extra[0].path}: ignored")
+        if strays := [problem for problem in problems if not problem.is_damage]:
+            _print(f"{path} has {len(strays)} stray files, such as {strays[0].path}: ignored")
         return [problem for problem in problems if problem.is_damage]
 
     def _gather_problems(self, key: str, problems: list[CheckpointProblem]) -> list[list[CheckpointProblem]]:

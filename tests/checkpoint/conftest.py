@@ -81,7 +81,7 @@ def save(folder: Path) -> Save:
             model=model,
             world_size=ranks,
             loader={"epoch": step, "rng": 1 << 100},
-            extra={"lr": 0.5},
+            custom_metadata={"lr": 0.5},
         )
 
     return save

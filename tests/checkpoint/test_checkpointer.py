@@ -168,15 +168,15 @@ def test_a_stray_file_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_what_was_saved_comes_back(folder: Path) -> None:
-    """State, loader and extra of the newest; the state may change as soon as `save` has returned."""
+    """State, loader and custom metadata of the newest; the state may change as soon as `save` has returned."""
     assert restored(folder) is None
     with Checkpointer(folder, Files(), keep_last=2) as guard:
         for step in (1, 2, 3):
             now = state(step)
             guard.save(step, now, {"position": step}, {"lr": 0.5, "best": [float("inf"), {"worst": float("-inf")}]})
             now.clear()
-    extra = {"lr": 0.5, "best": [float("inf"), {"worst": float("-inf")}]}
-    assert restored(folder) == Restored(3, state(3), {"position": 3}, extra)
+    metadata = {"lr": 0.5, "best": [float("inf"), {"worst": float("-inf")}]}
+    assert restored(folder) == Restored(3, state(3), {"position": 3}, metadata)
     assert lookup.complete_steps(folder) == [3, 2]
     assert (folder / "latest").readlink() == Path("step_3")
 

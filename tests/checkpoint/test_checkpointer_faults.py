@@ -125,13 +125,13 @@ def test_an_error_after_the_last_save_reaches_the_ranks_that_have_finished(folde
     assert lookup.complete_steps(folder) == [2]
 
 
-@pytest.mark.parametrize("extra", [{"loss": object()}, [1, 2], {(1, 2): 3}])
-def test_values_that_cannot_be_stored_fail_every_rank_at_once(folder: Path, extra: Any) -> None:
-    """`extra` is wrong at one rank alone: it raises ConfigError, and the others learn of it."""
+@pytest.mark.parametrize("metadata", [{"loss": object()}, [1, 2], {(1, 2): 3}])
+def test_values_that_cannot_be_stored_fail_every_rank_at_once(folder: Path, metadata: Any) -> None:
+    """The metadata are wrong at one rank alone: that rank raises ConfigError, and the others learn of it."""
 
     def work(rank: int, options: dict[str, Any]) -> None:
         with Checkpointer(folder, Files(rank), **options, timeout_s=20) as guard:
-            guard.save(2, state(2), extra=extra if rank == 0 else None)
+            guard.save(2, state(2), custom_metadata=metadata if rank == 0 else None)
             guard.wait()
 
     store = Store()

@@ -30,7 +30,7 @@ for folder in folders:
         found = checkpointer.restore(state(0))
         assert (found.step, found.loader) == (7, {"position": 7})
         check(found.state, 7)
-        print(platform.python_version(), "restored", found.extra["python"])
+        print(platform.python_version(), "restored", found.custom_metadata["python"])
 """
 
 

@@ -41,8 +41,8 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
 
     seal: digest of these bytes. step: steps made when it was saved. t: time. format: the writer of `payload`
     ("orbax", "dcp", "files"). run: the run's name. model: fingerprint of names, shapes and dtypes. world_size: number
-    of ranks that saved. files: sorted by path. loader: the data loader's state. extra: the loop's own values, as JSON;
-    on disk a number that JSON does not have is {"$float": "inf"}.
+    of ranks that saved. files: sorted by path. loader: the data loader's state. custom_metadata: the loop's own values,
+    as JSON; on disk a number that JSON does not have is {"$float": "inf"}.
     """
 
     # First, so that its place in the bytes is that of the first digest.
@@ -55,7 +55,7 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
     world_size: int
     files: tuple[FileEntry, ...]
     loader: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
+    custom_metadata: dict[str, Any] = {}
 
     @property
     def total_bytes(self) -> int:
@@ -65,13 +65,15 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest's bytes, sealed. Raises DataError when they exceed the readers' limits."""
-    loader, extra = _encode_floats(manifest.loader), _encode_floats(manifest.extra)
-    record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL, loader=loader, extra=extra)
+    loader, custom_metadata = _encode_floats(manifest.loader), _encode_floats(manifest.custom_metadata)
+    record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL, loader=loader, custom_metadata=custom_metadata)
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     if len(blank) > MAX_BYTES:
         problem = f"the manifest would have {len(blank)} bytes, of {MAX_BYTES} at most"
-        raise DataError(problem, where=f"step {manifest.step}", hint="keep less in `extra`, or write fewer files")
+        raise DataError(
+            problem, where=f"step {manifest.step}", hint="keep less in `custom_metadata`, or write fewer files"
+        )
     return blank.replace(_EMPTY_SEAL.encode(), digest_bytes(blank).encode(), 1)
 
 
@@ -87,8 +89,8 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     if not 0 <= manifest.step <= MAX_STEP:
         raise DataError(f"the manifest's step: {manifest.step} (expected 0 to {MAX_STEP})", where=where, hint=_HINT)
     check_entries(manifest.files, where)
-    loader, extra = _decode_floats(manifest.loader), _decode_floats(manifest.extra)
-    return msgspec.structs.replace(manifest, loader=loader, extra=extra)
+    loader, custom_metadata = _decode_floats(manifest.loader), _decode_floats(manifest.custom_metadata)
+    return msgspec.structs.replace(manifest, loader=loader, custom_metadata=custom_metadata)
 
 
 def load_manifest(step_dir: Path) -> CheckpointManifest:

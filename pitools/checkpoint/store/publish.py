@@ -90,7 +90,7 @@ def publish_checkpoint(
     model: str,
     world_size: int,
     loader: Mapping[str, Any] | None = None,
-    extra: Mapping[str, Any] | None = None,
+    custom_metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Seal a folder, and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
 
@@ -110,7 +110,7 @@ def publish_checkpoint(
             world_size=world_size,
             files=entries,
             loader=dict(loader or {}),
-            extra=dict(extra or {}),
+            custom_metadata=dict(custom_metadata or {}),
         )
         data = encode_manifest(record)
         shutil.rmtree(unpublished_dir / layout.DIGESTS_DIR)

@@ -31,12 +31,12 @@ def record(*paths: str, **more: object) -> CheckpointManifest:
 def test_round_trip(loader: dict[str, object]) -> None:
     """What is written is read, 128-bit integers of a random generator's state included."""
     retained = decode_manifest(
-        encode_manifest(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})), "here"
+        encode_manifest(record("payload/a", loader=loader, custom_metadata={"rng": (1 << 128) - 1})), "here"
     )
     assert retained.loader == loader
-    assert retained.extra == {"rng": (1 << 128) - 1}
+    assert retained.custom_metadata == {"rng": (1 << 128) - 1}
     assert encode_manifest(retained) == encode_manifest(
-        record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})
+        record("payload/a", loader=loader, custom_metadata={"rng": (1 << 128) - 1})
     )
 
 
@@ -96,7 +96,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         encode_manifest(record("a", "b", "c", "d"))
     monkeypatch.setattr(manifest, "MAX_BYTES", 2000)
     with pytest.raises(DataError, match="of 2000 at most"):
-        encode_manifest(record(extra={"x": "y" * 2000}))
+        encode_manifest(record(custom_metadata={"x": "y" * 2000}))
 
 
 def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
@@ -125,7 +125,8 @@ def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"schema": "pit.manifest/1"}', b"null", b'{"extra":' * 9999]
+    "data",
+    [b"", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"schema": "pit.manifest/1"}', b"null", b'{"custom_metadata":' * 9999],
 )
 def test_not_a_manifest(data: bytes) -> None:
     """Whatever else stands there is told, not followed."""
