@@ -33,7 +33,7 @@ import msgspec
 from perf.harness.harness import Case, from_ratios, report
 from perf.harness.workspace import REPO
 from pitools.launch import plan as planning
-from pitools.launch.monitor import status
+from pitools.launch.monitor import status, wait
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site.load import load_site
@@ -99,7 +99,7 @@ def ours(work: Path, _conf: Path, ids: list[str]) -> Looks:
     """Runs looked at with `status.Watch`."""
     os.environ.update(PIT_SITE_PATH=str(work), XDG_CACHE_HOME=str(work / "cache"))
     site = load_site("x")
-    watches = {job_id: status.RunPoller(_run(work, site, job_id), site) for job_id in ids}
+    watches = {job_id: wait.RunPoller(_run(work, site, job_id), site) for job_id in ids}
     observed = dict.fromkeys(ids, "UNKNOWN")
 
     def look() -> dict[str, str]:

@@ -116,7 +116,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
 def _why_not_running(run_dir: Path, site: Site) -> str:
     """Return why a run without a verdict is not running, as far as known."""
     from pitools.core.errors import PitError
-    from pitools.launch.monitor import status
+    from pitools.launch.monitor import status, wait
     from pitools.slurm.states import is_held
 
     try:
@@ -128,7 +128,7 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
     if run.state != "PENDING":
         return "the run is unfinished"
     if is_held(run.pending_reason):
-        return f"the run is unfinished: {status.held_error(run).message}; {status.held_error(run).hint}"
+        return f"the run is unfinished: {wait.held_error(run).message}; {wait.held_error(run).hint}"
     reason, start = run.pending_reason or "unknown reason", run.expected_start or "unknown"
     return f"the run is unfinished: job {run.job_id} is pending: {reason}; expected start: {start}"
 

@@ -14,7 +14,7 @@ from pitools.core import strict_toml
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
 from pitools.launch import plan as planning
 from pitools.launch import request as requests
-from pitools.launch.monitor import merged_logs, rank_log, status
+from pitools.launch.monitor import merged_logs, rank_log, status, wait
 from pitools.launch.recovery import apply_decision
 from pitools.launch.recovery.resume import ResumeResult, resume_run
 from pitools.launch.run_lookup import find_run_dir, runs_dir
@@ -62,13 +62,13 @@ class Run:
         timeout_s: None for no limit. Raises TimeoutError, and ClusterError if Slurm holds the job until it is released.
         """
         if timeout_s is None:
-            return status.wait_for_run(self.dir, self.site, lambda _: None, lambda line: print(line, file=sys.stderr))
-        deadline, poller = time.monotonic() + timeout_s, status.RunPoller(self.dir, self.site)
+            return wait.wait_for_run(self.dir, self.site, lambda _: None, lambda line: print(line, file=sys.stderr))
+        deadline, poller = time.monotonic() + timeout_s, wait.RunPoller(self.dir, self.site)
         while not (run := poller.poll()).is_over:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"run {self.id}: {run.state.lower()} after {timeout_s:g} s")
             if run.state not in ("PENDING", "RUNNING"):
-                status.try_resume(self.dir, self.site, lambda line: print(line, file=sys.stderr))
+                wait.try_resume(self.dir, self.site, lambda line: print(line, file=sys.stderr))
             time.sleep(_POLL_S)
         return run
 

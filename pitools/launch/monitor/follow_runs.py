@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pitools.core.errors import PitError
 from pitools.core.locks import is_owned_by_user
-from pitools.launch.monitor import status
+from pitools.launch.monitor import status, wait
 from pitools.launch.recovery import tick
 from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
@@ -33,7 +33,7 @@ def poll_runs(
     runs wait for a job that Slurm holds until it is released.
     """
     tried_at: dict[str, float] = {}
-    report_once = status.report_once(set(), report)
+    report_once = wait.report_once(set(), report)
     began = time.monotonic()
 
     def report_broken(run_dir: Path, error: PitError) -> None:
@@ -46,9 +46,9 @@ def poll_runs(
             report_once(str(error))
             runs = status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_broken)
         yield runs
-        held_runs = [run for run in runs if status.is_still_held(run, site, began)]
+        held_runs = [run for run in runs if wait.is_still_held(run, site, began)]
         for run in held_runs:
-            hold = status.held_error(run)
+            hold = wait.held_error(run)
             report_once(f"{run.run_id}: {hold.message}; {hold.hint}")
         if all(run.is_over or run in held_runs for run in runs):
             return
@@ -65,12 +65,12 @@ def _is_due(run: RunRecord, site: Site, tried_at: dict[str, float]) -> bool:
     # Also for a job that Slurm has forgotten: `resume` decides when that means that it has ended.
     run_dir = Path(run.run_dir)
     ended = is_final(run.state) or (run.state == UNKNOWN and (bool(run.job_id) or tick.is_abandoned(run_dir)))
-    return (ended or bool(run.cancel_requested) or status.may_be_delayed(run, site)) and is_owned_by_user(run_dir)
+    return (ended or bool(run.cancel_requested) or wait.may_be_delayed(run, site)) and is_owned_by_user(run_dir)
 
 
 def _resume_run(run_dir: Path, site: Site, report: Callable[[str], None], report_once: Callable[[str], None]) -> None:
     try:
-        result = status.try_resume(run_dir, site, report_once)
+        result = wait.try_resume(run_dir, site, report_once)
     except PitError as error:
         report(f"{run_dir.name}: {error}")
         return

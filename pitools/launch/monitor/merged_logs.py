@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from pitools.core import timestamps, units
 from pitools.core.errors import PitError, UsageError
 from pitools.launch.diagnosis import log_timestamps
-from pitools.launch.monitor import status
+from pitools.launch.monitor import wait
 from pitools.launch.monitor.rank_log import iter_chunks
 from pitools.launch.plan import load_plan
 from pitools.run import run_folder
@@ -96,7 +96,7 @@ def read_lines(
     without times, if `since` cannot be applied to it.
     """
     readers: dict[Path, LogReader] = {}
-    poller, ended = status.RunPoller(run_dir, site), not follow
+    poller, ended = wait.RunPoller(run_dir, site), not follow
     load_plan(run_dir)  # a folder that is no run
     while True:
         for source, path in log_files(run_dir, ranks, kind).items():

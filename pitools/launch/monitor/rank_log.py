@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.core.errors import UsageError
-from pitools.launch.monitor import status
+from pitools.launch.monitor import wait
 from pitools.launch.plan import load_plan
 from pitools.run import run_folder
 from pitools.site.schema import Site
@@ -59,7 +59,7 @@ def read_log(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[
     if rank >= ranks:
         raise UsageError(f"no rank {rank}: there are {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
     shown: Path | None = None
-    offset, poller, ended = 0, status.RunPoller(run_dir, site), not follow
+    offset, poller, ended = 0, wait.RunPoller(run_dir, site), not follow
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         log = log_path(run_dir, rank)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pitools.launch.diagnosis import explain, unstarted_jobs
-from pitools.launch.monitor import status
+from pitools.launch.monitor import status, wait
 from pitools.launch.recovery import apply_decision
 from pitools.launch.recovery.resume import resume_run
 from pitools.run import run_folder
@@ -146,10 +146,10 @@ def test_each_attempt_that_fails_is_said_while_one_waits(
     run_dir = runs.make()
     observed = replace(status.run_status(run_dir, SITE, query_slurm=False), state="RUNNING")
     looks = iter([observed, *(replace(observed, attempts=item) for item in (1, 1, 2)), replace(observed, is_over=True)])
-    monkeypatch.setattr(status.time, "sleep", lambda _: None)
-    monkeypatch.setattr(status, "may_be_delayed", lambda *_: False)
+    monkeypatch.setattr(wait.time, "sleep", lambda _: None)
+    monkeypatch.setattr(wait, "may_be_delayed", lambda *_: False)
 
-    def look(_: status.RunPoller) -> run_folder.RunRecord:
+    def look(_: wait.RunPoller) -> run_folder.RunRecord:
         run = next(looks)
         if run.attempts > len(run_folder.attempt_dirs(run_dir)):
             created = runs.attempt(run_dir)
@@ -162,7 +162,7 @@ def test_each_attempt_that_fails_is_said_while_one_waits(
             run_folder.write_record(created / "decision.json", decided)
         return run
 
-    monkeypatch.setattr(status.RunPoller, "poll", look)
+    monkeypatch.setattr(wait.RunPoller, "poll", look)
     output: list[str] = []
-    assert status.wait_for_run(run_dir, SITE, lambda _: None, output.append).is_over
+    assert wait.wait_for_run(run_dir, SITE, lambda _: None, output.append).is_over
     assert output == ["attempt 0: node (certain): r: retry"]

@@ -17,7 +17,7 @@ from pitools.core import timestamps
 from pitools.core.errors import ClusterError, NoSpace, PitError, ToolMissing, Unreachable
 from pitools.launch import plan as planning
 from pitools.launch import slurm_cache
-from pitools.launch.monitor import follow_runs, status
+from pitools.launch.monitor import follow_runs, status, wait
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, cancel_run, slurm_query
 from pitools.launch.recovery.resume import resume_run
@@ -194,7 +194,7 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     slurm.refuses = None
     (run_dir / "attempts").mkdir(exist_ok=True)
     (run_dir / "script.sbatch").touch()
-    done = status.try_resume(run_dir, load_site("alpha"), lambda _: None)
+    done = wait.try_resume(run_dir, load_site("alpha"), lambda _: None)
     assert done is not None
     assert (done.action, slurm.ended) == ("stop", ["5", "6"])
     run = status.run_status(run_dir, load_site("alpha"))
@@ -310,9 +310,9 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert status.run_status(run_dir, load_site("alpha")).state == "RUNNING"
     slurm.waits = replace(slurm.waits, reason="launch_failed_requeued_held")
     assert status.run_status(run_dir, load_site("alpha")).state == "PENDING"  # however lately it ran
-    monkeypatch.setattr(status.RunPoller, "poll", lambda _: status.run_status(run_dir, load_site("alpha")))
+    monkeypatch.setattr(wait.RunPoller, "poll", lambda _: status.run_status(run_dir, load_site("alpha")))
     with pytest.raises(ClusterError) as caught:
-        status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None)
+        wait.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None)
     assert "scontrol release 6" in caught.value.hint
     heard: list[str] = []
     assert len(list(follow_runs.poll_runs([run_dir], load_site("alpha"), heard.append, every_s=0))) == 1
@@ -362,7 +362,7 @@ def test_watch_continues_a_run_that_was_never_submitted(run_dir: Path, monkeypat
         resumed.append(path)
         apply_decision.write_verdict(path, "succeeded")
 
-    monkeypatch.setattr(status, "try_resume", resume)
+    monkeypatch.setattr(wait, "try_resume", resume)
     rounds = follow_runs.poll_runs([run_dir], load_site("alpha"), lambda _: None, every_s=0)
     assert [next(rounds)[0].state, next(rounds)[0].state, resumed] == ["UNKNOWN", "UNKNOWN", []]
     now = time.time()
@@ -401,11 +401,11 @@ def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.M
             return run if clock_s[0] < 700 else replace(run, state="COMPLETED", is_over=True)
 
     requested: list[float] = []
-    monkeypatch.setattr(status, "RunPoller", Forgets)
-    monkeypatch.setattr(status, "try_resume", lambda *_: requested.append(clock_s[0]))
-    monkeypatch.setattr(status.time, "monotonic", lambda: clock_s[0])
-    monkeypatch.setattr(status.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
-    assert status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None).is_over
+    monkeypatch.setattr(wait, "RunPoller", Forgets)
+    monkeypatch.setattr(wait, "try_resume", lambda *_: requested.append(clock_s[0]))
+    monkeypatch.setattr(wait.time, "monotonic", lambda: clock_s[0])
+    monkeypatch.setattr(wait.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
+    assert wait.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None).is_over
     assert len(requested) < 30, "each of them asks slurmctld"
 
 
@@ -421,12 +421,12 @@ def test_a_full_disk_is_told_while_it_is_waited_for(run_dir: Path, monkeypatch: 
             apply_decision.write_verdict(run_dir, "storage", "no space left", 1)
         raise NoSpace("no space left", where=str(run_dir / "decision.json"), hint="free space there")
 
-    monkeypatch.setattr(status, "resume_run", full)
-    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    monkeypatch.setattr(wait, "resume_run", full)
+    monkeypatch.setattr(wait.time, "sleep", lambda _: None)
     monkeypatch.setattr(follow_runs, "_RESUME_AGAIN_S", 0.0)
-    monkeypatch.setattr(status.RunPoller, "poll", lambda _: status.run_status(run_dir, load_site("alpha")))
+    monkeypatch.setattr(wait.RunPoller, "poll", lambda _: status.run_status(run_dir, load_site("alpha")))
     if by == "wait":
-        assert status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, heard.append).is_over
+        assert wait.wait_for_run(run_dir, load_site("alpha"), lambda _: None, heard.append).is_over
     else:
         assert len(list(follow_runs.poll_runs([run_dir], load_site("alpha"), heard.append, every_s=0))) == 4
     assert len([line for line in heard if "decision.json" in line]) == 1

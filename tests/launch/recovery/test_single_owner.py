@@ -13,7 +13,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, TryLater, Unreachable
 from pitools.launch.job import signals
-from pitools.launch.monitor import status
+from pitools.launch.monitor import status, wait
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, policy, slurm_query
 from pitools.launch.recovery.resume import resume_run
@@ -296,12 +296,12 @@ def test_a_turn_is_not_asked_after_twice(runs: Runs, cluster: Cluster, reason: s
     """A job that has its place in the queue, or that no node's failure put back, costs no question of its own."""
     run_dir = put_back(runs, cluster, reason, ended)
     looked_at = msgspec.structs.replace(status.run_status(run_dir, SITE), state="PENDING")
-    assert status.may_be_delayed(looked_at, SITE)
+    assert wait.may_be_delayed(looked_at, SITE)
     assert resume_run(run_dir, SITE).action == "untouched"
     requested = len(cluster.shown)
     assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []
     assert (requested, len(cluster.shown)) == (1, 1)
-    assert not status.may_be_delayed(looked_at, SITE)
+    assert not wait.may_be_delayed(looked_at, SITE)
 
 
 def test_held_back_and_no_other_is_taken(runs: Runs, cluster: Cluster) -> None:

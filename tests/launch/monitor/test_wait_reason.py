@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.launch import plan as planning
-from pitools.launch.monitor.waiting import WaitingReport
+from pitools.launch.monitor.wait_reason import WaitReason
 from pitools.launch.plan import StagedDataset
 from pitools.run.run_folder import RunRecord
 
@@ -24,7 +24,7 @@ def test_the_queue_staging_and_the_ranks(make_plan: Callable[..., planning.Plan]
     data = (StagedDataset(name="demo", source="/d", version="v", bytes=1),)
     plan = msgspec.structs.replace(make_plan("alpha", nodes=2, tasks_per_node=2), data=data)
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
-    report = WaitingReport(tmp_path)
+    report = WaitReason(tmp_path)
 
     def line(*arguments: str, **keys: str) -> str:
         return report.changed_line(run(*arguments, **keys))

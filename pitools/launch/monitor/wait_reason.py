@@ -11,7 +11,7 @@ from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
 
 
-class WaitingReport:
+class WaitReason:
     """Return a line each time a run waits for something else."""
 
     def __init__(self, run_dir: Path) -> None:
