@@ -84,13 +84,13 @@ def run_sweep(
 
 
 def require_sweep_name(name: str) -> None:
-    """Raise UsageError for a name that is no folder name of a sweep."""
+    """Raise UsageError for a name that a sweep's folder cannot have."""
     import re
 
     from pitools.core.errors import UsageError
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
-        raise UsageError(f'"{name}" is no name of a sweep', where="--sweep", hint="lower case, digits, - and _")
+        raise UsageError(f'sweep "{name}": invalid name (expected a-z, 0-9, - and _)', where="--sweep")
 
 
 def _wait_for_runs(points: Sequence[SweepPoint], sites: dict[str, Site]) -> None:
@@ -215,7 +215,7 @@ def plot(ctx: click.Context, sweep: str, site_name: str, target: Path, kind: str
 @click.option("--dry-run", is_flag=True, help="Decide only.")
 @format_option
 def halve(sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, form: str) -> None:
-    """Cancel the runs of SWEEP whose loss at a rung is not among the best share; for cron, as often as you like.
+    """Cancel the runs of SWEEP whose loss at a rung is not among the best share. Safe to repeat, as from cron.
 
     The loss at a rung is the mean of the last tenth of the steps before it. A run that was cancelled stays so.
     """
@@ -244,7 +244,7 @@ def parse_rungs(text: str) -> list[int]:
 
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise UsageError(f'"{text}" is no list of steps', where="--rungs", hint="--rungs 100,200,400")
+        raise UsageError(f'"{text}": not a list of steps', where="--rungs", hint="--rungs 100,200,400")
     return [int(part) for part in parts]
 
 

@@ -105,7 +105,7 @@ class StepLog:
         """Report that this rank works on something other than a step, such as an evaluation or a checkpoint.
 
         The hang watch measures from the latest step or heartbeat of any rank. timeout_s: seconds from now without
-        another step or heartbeat that are no hang; the next step ends this. Costs one system call.
+        another step or heartbeat that do not count as a hang; the next step ends this. Costs one system call.
         """
         # Stored as the file's mtime: a line of its own would burden each reader of the log.
         mtime = time.time() + timeout_s
@@ -144,7 +144,7 @@ def read_step_log(path: Path) -> list[Step]:
 def read_run_steps(run_dir: Path) -> dict[int, Step]:
     """Return step number → rank 0's record of it, over all attempts; of a repeated step, the last.
 
-    Lines that are no steps are left out.
+    Other lines are left out.
     """
     logged: dict[int, Step] = {}
     for attempt in run_folder.attempt_dirs(run_dir):

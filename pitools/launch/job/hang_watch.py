@@ -23,7 +23,7 @@ from pitools.run.steps import read_steps
 _POLL_S = 5.0  # the longest interval between two polls
 _TAIL_BYTES = 1 << 14  # about 60 steps
 _WINDOW_STEPS = 100  # the median step time is that of the latest so many steps
-_CLOCK_SKEW_S = 5.0  # node clocks differ: a modification time less far in the future is no heartbeat
+_CLOCK_SKEW_S = 5.0  # node clocks differ: a modification time less far in the future is not a heartbeat
 
 
 class HangLimits(NamedTuple):

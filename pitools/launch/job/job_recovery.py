@@ -64,7 +64,7 @@ def conclude_run(job: JobContext, kind: records.CauseKind, reason: str = "") -> 
 
 
 def complete_submission(job: JobContext, number: int) -> None:
-    """Complete the run's interrupted submission with this number. Raises as `submit_next_job` does."""
+    """Complete the run's interrupted submission with this number. Raises the errors of `submit_next_job`."""
     from pitools.launch.recovery import apply_decision
     from pitools.launch.submission import next_job
 

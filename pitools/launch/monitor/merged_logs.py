@@ -97,7 +97,7 @@ def read_lines(
     """
     readers: dict[Path, LogReader] = {}
     poller, ended = wait.RunPoller(run_dir, site), not follow
-    load_plan(run_dir)  # a folder that is no run
+    load_plan(run_dir)  # raises for a folder that is not a run
     while True:
         for source, path in log_files(run_dir, ranks, kind).items():
             readers.setdefault(path, LogReader(source, path, _span(run_dir), report))

@@ -37,7 +37,7 @@ def _parse_condition(text: str, now: datetime) -> tuple[str, RunFilter]:
     """Return the key and the filter of one condition."""
     match = _CONDITION.fullmatch(text.strip())
     if not match:
-        raise UsageError(f'"{text}" is no condition', where="--where", hint="state=running,name~bc,age<2d")
+        raise UsageError(f'"{text}": not a condition', where="--where", hint="state=running,name~bc,age<2d")
     key, operator, value = match.groups()
     if key == "age":
         return key, _age_condition(operator, value, now)

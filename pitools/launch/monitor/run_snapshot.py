@@ -43,7 +43,7 @@ class RunSnapshot(NamedTuple):
 
     @classmethod
     def read(cls, run_dir: Path) -> RunSnapshot:
-        """Read the records in `run_dir`. Raises DataError if the folder is no run."""
+        """Read the records in `run_dir`. Raises DataError for a folder that is not a run."""
         attempt_dirs = run_folder.attempt_dirs(run_dir)
         attempt_dir = attempt_dirs[-1] if attempt_dirs else run_dir / "attempts"
         step = last_step(attempt_dir)

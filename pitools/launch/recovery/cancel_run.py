@@ -72,7 +72,7 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
 def execute_cancel(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict | None:
     """Carry out a pending cancel: end the run's jobs and return its verdict; None while local ranks are ending.
 
-    wait_s: how long to wait for local ranks. Raises as `cancel_run`.
+    wait_s: how long to wait for local ranks. Raises the errors of `cancel_run`.
     """
     try:
         _end_jobs(run_dir, site)

@@ -88,7 +88,7 @@ def require_states(site: Site, ids: Sequence[str], *, max_age_s: float = math.in
 
 
 def invalidate(site: Site) -> None:
-    """Make a new query due, after a submission or cancellation. Raises as `cached_states`."""
+    """Make a new query due, after a submission or cancellation. Raises the errors of `cached_states`."""
     path = _cache_path(site)
     with lock_or_timeout(path.with_suffix(".lock"), site.connection.timeout_s) as is_locked:
         if is_locked:

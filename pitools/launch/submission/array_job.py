@@ -79,7 +79,7 @@ def create_array(array_dir: Path, plan: Plan, site: Site, run_dirs: Sequence[Pat
 def submit_array(array_dir: Path, plan: Plan, site: Site) -> JobRef:
     """Submit an array exactly once, and record the first job of each of its runs. Safe to repeat.
 
-    Raises as `next_job.submit_next_job` does.
+    Raises the errors of `next_job.submit_next_job`.
     """
     array = next_job.submit_next_job(array_dir, plan, site, number=0, retry_for_s=None, runs=Path(plan.runs_dir))
     for task, run_dir in enumerate(array_runs(array_dir)):

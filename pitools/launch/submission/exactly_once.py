@@ -129,7 +129,7 @@ class Submission:
         self.slurm = client(site)
 
     def submit_until_known(self) -> JobRef:
-        """Retry sbatch until Slurm has the job, and return the job. Raises as `submit_once` does."""
+        """Retry sbatch until Slurm has the job, and return the job. Raises the errors of `submit_once`."""
         if previous := self.recover_previous():
             return previous
         require_cluster(self.site, self.slurm)

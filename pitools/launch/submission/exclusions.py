@@ -116,7 +116,7 @@ def _append_records(runs: Path, exclusions: Sequence[Exclusion]) -> None:
 
 
 def read_exclusions(runs: Path, site: str) -> list[Exclusion]:
-    """Return all exclusion records of a site, oldest first, also expired ones; lines that are no record are skipped."""
+    """Return all exclusion records of a site, oldest first, also expired ones; other lines are skipped."""
     return [entry for entry in _read_records(exclusions_path(runs)) if entry.site == site]
 
 
@@ -170,9 +170,7 @@ def sbatch_exclude_args(
 ) -> tuple[str, ...]:
     """Return sbatch's `--exclude` argument for `exclusions_for_next_job` and the request's own nodes.
 
-    () if the exclusions add none.
-
-    sbatch's command line takes precedence over the script's directives.
+    () if the exclusions add none. sbatch's command line takes precedence over the script's directives.
     """
     nodes = exclusions_for_next_job(runs, site, plan, existing_nodes=existing_nodes)
     return (f"--exclude={hostlist.fold([*nodes, *_expand_nodes(plan.job.exclude)])}",) if nodes else ()

@@ -65,7 +65,7 @@ def start_supervisor(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_f
 
 
 def start_job(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_folder.JobRef:
-    """Start a supervisor and record it as the run's newest job. Raises as `start_supervisor` does."""
+    """Start a supervisor and record it as the run's newest job. Raises the errors of `start_supervisor`."""
     job = start_supervisor(run_dir, site, wait_s=wait_s)
     run_folder.write_record(run_dir / "job.json", job)
     run_folder.append_event(run_dir, "submitted", job_id=job.job_id)

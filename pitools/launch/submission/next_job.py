@@ -26,11 +26,11 @@ def submit_next_job(
     args: Sequence[str] = (),
     runs: Path | None = None,
 ) -> run_folder.JobRef:
-    """Submit the run's next job exactly once, or complete its interrupted submission. Raises as `submit_once` does.
+    """Submit the run's next job exactly once, or complete its interrupted submission.
 
     number: of the submission, None for the next. wait_s: how long the job must wait before it starts, in seconds.
     retry_for_s: how long to retry while Slurm is busy or silent. args: further sbatch arguments. runs: the folder of
-    runs whose exclusions count; None for that of the run.
+    runs whose exclusions count; None for that of the run. Raises the errors of `submit_once`.
     """
     begin_args: tuple[str, ...] = plan.first_job_flags if number == 0 else ()
     if wait_s >= 1:

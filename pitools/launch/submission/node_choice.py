@@ -29,7 +29,7 @@ FOLLOW_TIMEOUT_S, TICKET_FOLLOW_S = 60.0, 15.0
 def load_fabric(plan: Plan, site: Site, slurm: Client) -> Fabric | None:
     """Return the site's fabric; None if the request leaves the choice to Slurm, or the site has no topology.
 
-    Raises as `fabric_of_site` does, and ClusterError if the site cannot restrict a job to chosen nodes.
+    Raises the errors of `fabric_of_site`, and ClusterError if the site cannot restrict a job to chosen nodes.
     """
     if plan.request.topology == "none":
         return None
@@ -45,7 +45,7 @@ def acquire_nodes(
 ) -> Acquired:
     """Choose nodes for a job queued with DELAYED_START_ARGS; follow it until it starts, for at most `follow_s` seconds.
 
-    Raises as `run_acquire_loop` does; the job is cancelled then.
+    Raises the errors of `run_acquire_loop`; the job is cancelled then.
     """
     return loop.run_acquire_loop(slurm, job_id, fabric, _acquire_options(plan, follow_s))
 

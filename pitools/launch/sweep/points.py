@@ -133,7 +133,7 @@ def _json_text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, (str, int, float)):
         return str(value)
-    raise ValueError(f"{value!r} is no number, text, true or false")
+    raise ValueError(f"{value!r} is not a number, a text, true or false")
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Point]]:
@@ -195,7 +195,7 @@ def run_name(template: str, name: str, point: Point, index: int) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise UsageError(
-                f"{match[0]} is no key of --set or --points", where="--name", hint=suggest(match[1], values)
+                f"{match[0]}: not a key of --set or --points", where="--name", hint=suggest(match[1], values)
             )
         return values[match[1]]
 

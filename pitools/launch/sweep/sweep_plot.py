@@ -105,7 +105,7 @@ def _colours(rows: Sequence[SweepRow]) -> dict[str, Any]:
 
 def _new_figure(target: Path) -> Figure:
     if target.suffix not in _FORMATS:
-        raise UsageError(f'"{target.suffix}" is no format of a picture', where="--to", hint="FILE.svg or FILE.png")
+        raise UsageError(f'"{target.suffix}": not an image format', where="--to", hint="FILE.svg, FILE.png or FILE.pdf")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -103,8 +103,8 @@ def sort_rows(rows: Sequence[SweepRow], key: str) -> list[SweepRow]:
         raise UsageError(f'no column "{name}"', where="--sort", hint=suggest(name, keys))
 
     def value(row: SweepRow) -> object:
-        found = typed_value(row.point[name]) if name in row.point else getattr(row, name)
-        return None if isinstance(found, float) and not math.isfinite(found) else found
+        cell = typed_value(row.point[name]) if name in row.point else getattr(row, name)
+        return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
     present = [row for row in rows if value(row) is not None]
     is_text = any(isinstance(value(row), str) for row in present)
