@@ -184,7 +184,7 @@ def _check(site: Site, name: str, where: str) -> None:
     first, last = site.network.ports
     if not (first >= 1024 and last <= 65535):
         raise ConfigError(f"network.ports = [{first}, {last}]: not ports", where=where, hint="from 1024 to 65535")
-    if last - first < 64:
+    if last - first + 1 < 64:
         raise ConfigError(f"network.ports = [{first}, {last}] is too small a range", where=where, hint="64 or more")
     for key, value in _flatten(msgspec.to_builtins(site), ""):
         texts = value if isinstance(value, (list, tuple)) else [value]

@@ -87,6 +87,15 @@ def test_a_wrong_file_is_named_with_its_key(
     assert caught.value.exit_code == 3
 
 
+def test_the_smallest_range_of_ports(write_site: Callable[[str, str], Path]) -> None:
+    """64 ports are accepted, 63 refused."""
+    write_site("x", 'name = "x"\n[network]\nports = [2000, 2063]\n')
+    assert load.load_site("x").network.ports == (2000, 2063)
+    write_site("x", 'name = "x"\n[network]\nports = [2000, 2062]\n')
+    with pytest.raises(ConfigError):
+        load.load_site("x")
+
+
 def test_the_reference_names_every_key(repo: Path) -> None:
     """site_configs/README.md has each key of a site file."""
     text = (repo / "site_configs" / "README.md").read_text()
