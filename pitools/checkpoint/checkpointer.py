@@ -1,6 +1,6 @@
 """Save in the background and restore verified checkpoints: the class that a training loop uses.
 
-    with Checkpointer(folder, OrbaxAdapter(), rank=…, world_size=…, put=…, get=…) as checkpointer:
+    with Checkpointer(folder, OrbaxAdapter(), rank=…, world_size=…, put=…, get=…, delete=…) as checkpointer:
         if restored := checkpointer.restore(state):
             step, state, loader = restored.step, restored.state, restored.loader
         …

@@ -54,7 +54,11 @@ class DemonstrationDataset:
         self.proprio = [name for name, s in observed.items() if "float" in s.dtype and len(s.shape) == 2]
         if "action" not in schemas or not (self.cameras or self.proprio):
             hint = f"it has {', '.join(name for name in schemas if not name.startswith('episode_'))}"
-            raise DataError("it needs `action`, and images or float vectors in `obs/`", where=str(path), hint=hint)
+            raise DataError(
+                "dataset: arrays missing (expected `action`, and images or float vectors in `obs/`)",
+                where=str(path),
+                hint=hint,
+            )
         train = EpisodeFilters(splits=("train",) if reader.attributes.get("splits", {}).get("train") else ())
         self._normalizers = {name: make_normalizer(reader, name) for name in (*self.proprio, "action")}
         spans = dict.fromkeys((*self.cameras, *self._normalizers), SINGLE_STEP)

@@ -182,8 +182,10 @@ def require_same_order(broadcast: Broadcast, loader: LoaderState) -> None:
     rank0_state = decode_json(broadcast("order", msgspec.json.encode(loader).decode()), LoaderState)
     for name in sorted(rank0_state.identity.keys() | loader.identity.keys()):
         if (own := loader.identity.get(name)) != (first := rank0_state.identity.get(name)):
-            hint = "do all nodes have all of the dataset, and see the same quarantine?"
-            raise ConfigError(f"this rank's {name} is {own!r}, rank 0's {first!r}", where="dataset", hint=hint)
+            hint = "stage the whole dataset on all nodes, with the same quarantine"
+            raise ConfigError(
+                f"{name} differs from rank 0's (expected {first!r}, got {own!r})", where="dataset", hint=hint
+            )
 
 
 def _exit_at_once(global_state: Any) -> None:

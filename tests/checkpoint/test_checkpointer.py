@@ -441,7 +441,7 @@ def test_a_later_restore_compares_every_leaf(folder: Path) -> None:
 def test_another_run_s_folder_and_a_link_are_refused(folder: Path, tmp_path: Path) -> None:
     """The error names whose it is."""
     saved(folder, 1, run="mine")
-    with pytest.raises(ConfigError, match='run "mine", and this is "theirs"'):
+    with pytest.raises(ConfigError, match='expected "theirs", got "mine"'):
         restored(folder, run="theirs")
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ConfigError, match="symbolic link"):

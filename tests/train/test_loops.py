@@ -154,7 +154,7 @@ def test_ranks_that_would_draw_other_samples_are_refused(
     job = start(tmp_path / "0", either, [small, copy], ["aa"] * 2, steps=5, global_batch_size=6)
     until(lambda: job.processes[1].poll() is not None)
     job.kill()  # rank 0 waits for the other's answer
-    assert "ConfigError: dataset: this rank's samples is" in job.text(1)
+    assert "ConfigError: dataset: samples differs" in job.text(1)
     assert job.log(0) == job.log(1) == []
 
 

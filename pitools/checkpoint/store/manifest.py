@@ -70,7 +70,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     if len(blank) > MAX_BYTES:
-        problem = f"the manifest would have {len(blank)} bytes, of {MAX_BYTES} at most"
+        problem = f"manifest: too large (expected at most {MAX_BYTES} bytes, got {len(blank)})"
         raise DataError(
             problem, where=f"step {manifest.step}", hint="keep less in `custom_metadata`, or write fewer files"
         )
@@ -85,9 +85,11 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
         raise DataError(f"not a checkpoint's manifest: {error}", where=where, hint=_HINT) from error
     sealed = _SEAL.fullmatch(manifest.seal)
     if not sealed or digest_bytes(data.replace(sealed[0].encode(), _EMPTY_SEAL.encode(), 1)) != manifest.seal:
-        raise DataError("the manifest was changed since it was written", where=where, hint=_HINT)
+        raise DataError("manifest: changed since it was written: its seal differs", where=where, hint=_HINT)
     if not 0 <= manifest.step <= MAX_STEP:
-        raise DataError(f"the manifest's step: {manifest.step} (expected 0 to {MAX_STEP})", where=where, hint=_HINT)
+        raise DataError(
+            f"manifest: step out of range (expected 0 to {MAX_STEP}, got {manifest.step})", where=where, hint=_HINT
+        )
     check_entries(manifest.files, where)
     loader, custom_metadata = _decode_floats(manifest.loader), _decode_floats(manifest.custom_metadata)
     return msgspec.structs.replace(manifest, loader=loader, custom_metadata=custom_metadata)
@@ -101,11 +103,11 @@ def load_manifest(step_dir: Path) -> CheckpointManifest:
         with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError("it has no manifest", where=str(step_dir), hint=_HINT) from error
+        raise DataError("no manifest", where=str(step_dir), hint=_HINT) from error
     except OSError as error:
-        raise DataError(f"its manifest cannot be read: {error.strerror}", where=str(path), hint=_HINT) from error
+        raise DataError(f"manifest: cannot be read: {error.strerror}", where=str(path), hint=_HINT) from error
     if len(data) > MAX_BYTES:
-        raise DataError(f"its manifest has more than {MAX_BYTES} bytes", where=str(path), hint=_HINT)
+        raise DataError(f"manifest: more than {MAX_BYTES} bytes", where=str(path), hint=_HINT)
     return decode_manifest(data, str(path))
 
 
@@ -131,12 +133,12 @@ def check_entries(files: Iterable[FileEntry], where: str) -> None:
     for entry in files:
         # A name in the manifest becomes a path that is read, and written by a copy.
         if not is_inside(entry.path):
-            raise DataError(f"the manifest names a path outside: {entry.path!r}", where=where, hint=_HINT)
+            raise DataError(f"manifest: a path outside the checkpoint: {entry.path!r}", where=where, hint=_HINT)
         if entry.path in paths or entry.bytes < 0 or not _DIGEST.fullmatch(entry.digest):
-            raise DataError(f"the manifest's entry for {entry.path!r} is invalid", where=where, hint=_HINT)
+            raise DataError(f"manifest: invalid entry of {entry.path!r}", where=where, hint=_HINT)
         paths.add(entry.path)
     if len(paths) > MAX_FILES + 1:
-        raise DataError(f"the manifest names more than {MAX_FILES} files", where=where, hint=_HINT)
+        raise DataError(f"manifest: more than {MAX_FILES} files", where=where, hint=_HINT)
 
 
 def is_inside(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The owner of a checkpoint folder: a run must not resume from checkpoints of another run or model."""
+"""Claim a checkpoint folder for one run and model: it must not resume from checkpoints of another."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def claim_folder(folder: Path, run: str, model: str) -> None:
     except OSError as error:
         raise from_os_error(error, folder) from error
     if current.run != run:
-        problem = f'these are the checkpoints of run "{current.run}", and this is "{run}"'
+        problem = f'checkpoints of another run (expected "{run}", got "{current.run}")'
         raise ConfigError(problem, where=str(folder), hint=_OTHER_FOLDER_HINT)
     if current.model != model and not layout.listed_steps(folder):
         write_atomic(folder / OWNER_FILE, msgspec.json.encode(claim))
     elif current.model != model:
-        problem = f"these are checkpoints of another model ({current.model}) than this run's ({model})"
-        hint = f"{_OTHER_FOLDER_HINT}; or give the run the model back that it began with"
+        problem = f"checkpoints of another model (expected {model}, got {current.model})"
+        hint = f"{_OTHER_FOLDER_HINT}; or train the model that the run began with"
         raise ConfigError(problem, where=str(folder), hint=hint)
 
 
@@ -66,9 +66,7 @@ def read_owner(folder: Path) -> FolderOwner | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         hint = "if the checkpoints beside it are this run's, remove the file: the next save writes it again"
-        raise ConfigError(
-            f"the owner of these checkpoints cannot be read: {error}", where=str(path), hint=hint
-        ) from error
+        raise ConfigError(f"owner of these checkpoints: cannot be read: {error}", where=str(path), hint=hint) from error
 
 
 def is_owned_by(owner: FolderOwner, manifest: CheckpointManifest) -> bool:
@@ -83,7 +81,7 @@ def _require_regular(folder: Path) -> None:
     user, me = folder.stat().st_uid, os.geteuid()
     if me != 0 and user not in (me, 0):
         raise ConfigError(
-            f"the folder belongs to another user (uid {user})", where=str(folder), hint=_OTHER_FOLDER_HINT
+            f"folder of another user (expected uid {me}, got {user})", where=str(folder), hint=_OTHER_FOLDER_HINT
         )
 
 
@@ -101,9 +99,9 @@ def _require_claimable(folder: Path, owner: FolderOwner) -> None:
             if is_owned_by(owner, manifest):
                 continue
             run = manifest.run
-        problem = f'it holds "{path.name}"' + (f' of run "{run}"' if run else ", which is not ours")
+        problem = f'"{path.name}": ' + (f'of run "{run}"' if run else "not a checkpoint")
         raise ConfigError(
-            f"not a folder of this run's checkpoints: {problem}", where=str(folder), hint=_OTHER_FOLDER_HINT
+            f'not a folder of checkpoints of run "{owner.run}": {problem}', where=str(folder), hint=_OTHER_FOLDER_HINT
         )
 
 

@@ -30,7 +30,7 @@ from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.store import publish as renaming
 
-_UNCOVERED = "written after the barrier, or the ranks use different folders?"
+_UNCOVERED = "call it after all ranks have written, with one folder that all nodes share"
 
 
 class RankDigests(Record, frozen=True, kw_only=True, tag="pit.checkpoint-rank-digests/1"):
@@ -136,7 +136,7 @@ def publish_checkpoint(
 
 def _entry_of_written(unpublished_dir: Path, path: str, size: int, written: FileDigest) -> FileEntry:
     if size != written.bytes:
-        problem = f"it has {size} bytes, and {written.bytes} were written"
+        problem = f"size differs from what was written (expected {written.bytes} bytes, got {size})"
         raise DataError(problem, where=str(unpublished_dir / path), hint=_UNCOVERED)
     return FileEntry(path=path, bytes=size, digest=written.digest)
 
@@ -149,19 +149,17 @@ def _merge_digests(unpublished_dir: Path, world_size: int) -> tuple[FileEntry, .
         try:
             share = decode_json(path.read_bytes(), RankDigests)
         except FileNotFoundError as error:
-            raise DataError(f"rank {rank} left no digests", where=str(path), hint=_UNCOVERED) from error
+            raise DataError(f"no digests of rank {rank}", where=str(path), hint=_UNCOVERED) from error
         except msgspec.DecodeError as error:
-            raise DataError(f"rank {rank}'s digests cannot be read: {error}", where=str(path)) from error
+            raise DataError(f"digests of rank {rank}: cannot be read: {error}", where=str(path)) from error
         for entry in share.files:
             if entries.setdefault(entry.path, entry) != entry:
-                raise DataError(
-                    "two ranks found different bytes", where=str(unpublished_dir / entry.path), hint=_UNCOVERED
-                )
+                raise DataError("digests of two ranks differ", where=str(unpublished_dir / entry.path), hint=_UNCOVERED)
     sizes = layout.file_sizes(unpublished_dir)
     for name in sorted(sizes.keys() | entries.keys()):
         if name not in entries:
             raise DataError("no rank digested this file", where=str(unpublished_dir / name), hint=_UNCOVERED)
         if sizes.get(name) != entries[name].bytes:
-            problem = f"it had {entries[name].bytes} bytes when it was digested, and now {sizes.get(name, 'none')}"
+            problem = f"changed after its digest (expected {entries[name].bytes} bytes, got {sizes.get(name, 'none')})"
             raise DataError(problem, where=str(unpublished_dir / name), hint=_UNCOVERED)
     return tuple(entries[name] for name in sorted(entries))

@@ -65,7 +65,7 @@ def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators)
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError("it has no random states", where=str(path)) from error
+        raise DataError("generators' states: missing", where=str(path)) from error
     except OSError as error:
         hint = "check that the file system answers: ls; then start the run again"
         raise Unreachable(f"read failed: {error.strerror}", where=str(path), hint=hint) from error
@@ -82,7 +82,7 @@ def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators)
             np.random.set_state((kind, np.array(_decode_words(keys), np.uint32), *rest))
         states = by_rank[rank]["framework"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"its random states cannot be used: {error}", where=str(path)) from error
+        raise DataError(f"generators' states: cannot be restored: {error}", where=str(path)) from error
     try:
         if states:
             framework.set_random_state(states)

@@ -28,7 +28,7 @@ class TreeArrays:
 
     names, leaf_of: the nodes, by leaf, then by name. position: node → index in names. size: nodes per leaf.
     parent: -1 for a root. height: 0 for a leaf. length: of the uplink. children: of each switch, in the fabric's order.
-    bundles: batches of small leaves of one switch, a row per batch, padded with L. parts: children of each switch with
+    leaf_batches: small leaves of one switch, a row per batch, padded with L. parts: children of each switch with
     batches in place of their leaves: -1 is the first batch, -2 the second.
     """
 
