@@ -92,6 +92,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
     from pitools.launch.diagnosis import explain
     from pitools.launch.diagnosis.bounded_read import one_line
     from pitools.launch.recovery import apply_decision
+    from pitools.run.move_record import interrupted_move
 
     is_terminal = sys.stdout.isatty()
     if form == "table" or (form == "auto" and is_terminal):
@@ -110,6 +111,8 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         kind = "" if verdict.kind == verdict.state else f"{verdict.kind}: "
         outcome = "has finished" if verdict.state == "succeeded" else "was stopped"
         text = f"the run {outcome}: {kind}{one_line(verdict.reason, _MAX_REASON_CHARS)}"
+        if move_error := interrupted_move(run_dir):
+            text = f"{move_error.message}; to complete it: {move_error.hint}"
     click.echo(f"pit: {text}", err=True)
 
 

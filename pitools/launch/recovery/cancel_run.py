@@ -38,14 +38,18 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
     """Cancel a run and all of its jobs. Safe to repeat.
 
     Returns the verdict that the run had before, if any: an ended run is not cancelled. If ranks on this machine take
-    longer than _END_TIMEOUT_S to end, the request stays pending until they have ended.
-    Raises ConfigError if the run has no job; TryLater or ToolMissing if Slurm does not respond (the request stays
-    pending); ClusterError if the cancel is refused (the run continues).
+    longer than _END_TIMEOUT_S to end, the request stays pending until they have ended. Raises ConfigError if the run
+    has attempts, but no known job; TryLater or ToolMissing if Slurm does not respond (the request stays pending);
+    ClusterError if the cancel is refused (the run continues).
     """
     verdict = apply_decision.read_verdict(run_dir)
     if verdict and verdict.kind != "cancelled":  # an earlier cancel may have been killed before it ended the jobs
         return verdict
     if submissions.latest_job(run_dir) is None and not submissions.submission_numbers(run_dir):
+        if verdict is None:  # so that `tick` does not submit it
+            apply_decision.write_verdict(run_dir, "cancelled")
+        if verdict is None and not run_folder.attempt_dirs(run_dir):
+            return None
         # Its records of jobs may be lost; Slurm names its first job after the run.
         hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
         raise ConfigError("the run has no job", where=str(run_dir), hint=hint)

@@ -78,6 +78,8 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
         unresolved_at = _unresolved_since(run_dir)
         ref = submissions.latest_job(run_dir) if unresolved_at is None else None
         if unresolved_at is None and ref is None:
+            if verdict:
+                apply_decision.reopen(run_dir)
             return _submit_first_job(run_dir, site)
         if ref:
             submissions.require_same_cluster(site, ref)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,18 @@ def test_force_does_not_pass_over_a_job_that_still_ends(runs: Runs, cluster: Clu
     assert apply_decision.read_verdict(run_dir) is not None
     cluster.states["100"] = "CANCELLED"
     assert resume_run(run_dir, SITE, force=True).action == "resubmit"
+
+
+def test_a_run_that_was_never_submitted_can_be_cancelled(runs: Runs, cluster: Cluster) -> None:
+    """No tick submits it then, and a forced resume does."""
+    run_dir = runs.make()
+    shutil.rmtree(run_dir / "jobs" / "0")
+    (run_dir / "job.json").unlink()
+    assert cancel_run.cancel_run(run_dir, SITE) is None
+    assert apply_decision.read_verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
+    assert resume_run(run_dir, SITE).action == "already_ended"
+    assert resume_run(run_dir, SITE, force=True).action == "submitted"
+    assert (apply_decision.read_verdict(run_dir), len(cluster.sent)) == (None, 1)
 
 
 def test_force_takes_back_a_cancel_that_slurm_has_not_taken(runs: Runs, cluster: Cluster) -> None:
