@@ -55,7 +55,7 @@ def rebuild_version(
     version = manifests.version_of(data)
     if manifest.subset:
         hint = f"rebuild version {manifest.subset.parent}, and stage this part of it again"
-        raise UsageError("it is a part of a version, which no ingest made", where=str(path), hint=hint)
+        raise UsageError("version: a subset, which no ingest made", where=str(path), hint=hint)
     parent, records = _parent_and_records(root, name, manifest, str(path))
     files = find_recordings(records, folders, root)
     with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], 
     wanted = {str(record.get("file")) for record in records}
     places: dict[str, list[Path]] = {name: [] for name in wanted}
     for name in wanted:
-        if is_version(name):  # a backfill of one of ours
+        if is_version(name):  # a version that was ingested again
             places[name] += [path.parent for path in root.glob(f"*/{name}/{manifests.MANIFEST_FILE}")]
     for folder in folders:
         if folder.name in wanted:
@@ -110,25 +110,25 @@ def _choose_by_digest(record: dict[str, Any], places: list[Path]) -> Path:
     if likely and not likely[0].is_dir():
         return likely[0]  # the same bytes, twice
     if likely:
-        hint = "give --from nearer to the right one"
-        raise UsageError(f"{len(likely)} folders are called {name}", where=str(likely[0]), hint=hint)
-    problem = f"{name} is not there with {size} bytes and digest {text}"
-    raise UsageError(problem, hint="give the folder that it is in: --from FOLDER")
+        hint = "--from FOLDER: one that holds only one of them"
+        raise UsageError(f"recording {name}: {len(likely)} folders of this name", where=str(likely[0]), hint=hint)
+    problem = f"recording {name}: not found (expected {size} bytes, digest {text})"
+    raise UsageError(problem, hint="--from FOLDER: one that holds it, at any depth")
 
 
 def _parent_and_records(
     root: Path, name: str, manifest: Manifest, where: str
 ) -> tuple[Path | None, list[dict[str, Any]]]:
-    """Return the parent's folder and the records of what was appended. Raises UsageError."""
+    """Return the parent's folder and the records of the appended recordings. Raises UsageError."""
     records = list(manifest.source)
     parent = root / name / manifest.appended_to if manifest.appended_to else None
     if parent:
         if not (parent / manifests.MANIFEST_FILE).is_file():
-            hint = "rebuild or stage that one first"
-            raise UsageError(f"it was appended to {manifest.appended_to}, which is not there", where=where, hint=hint)
+            hint = "rebuild or stage that version first"
+            raise UsageError(f"parent {manifest.appended_to}: missing", where=where, hint=hint)
         records = records[len(manifests.load_manifest(parent)[0].source) :]
     if not records:
-        raise UsageError("the manifest does not name its recordings", where=where)
+        raise UsageError("manifest: names no recordings", where=where)
     return parent, records
 
 
@@ -178,7 +178,7 @@ def _scratch_root(root: Path, name: str) -> Iterator[Path]:
 def _replace_damaged_files(final: Path, rebuilt: Path, manifest: Manifest) -> int:
     """Replace files of the published version that contradict its manifest. Returns their number."""
     if manifests.load_manifest(final)[0] != manifest:
-        raise DataError("another version is in its place", where=str(final))
+        raise DataError("version: another one is at its path", where=str(final))
     count = 0
     for entry in manifest.files:
         try:

@@ -50,7 +50,7 @@ def check_name(name: str) -> str:
     """Return a dataset name that is valid as a folder. Raises UsageError."""
     if not is_name(name):
         raise UsageError(
-            f"a dataset cannot be named {name!r}",
+            f"dataset name: invalid: {name!r}",
             where="--name",
             hint="use up to 100 letters, digits, dots, dashes and underscores, a letter or digit first",
         )
@@ -104,9 +104,9 @@ def check_complete(path: Path, manifest: Manifest) -> None:
         try:
             size = (path / file.path).stat().st_size
         except OSError as error:
-            raise _damaged_error(path, f"{file.path} is missing: {error.strerror}") from error
+            raise _damaged_error(path, f"{file.path}: missing: {error.strerror}") from error
         if size != file.bytes:
-            raise _damaged_error(path, f"{file.path} has {size} bytes, not {file.bytes}")
+            raise _damaged_error(path, f"{file.path}: wrong size (expected {file.bytes} bytes, got {size})")
 
 
 def _damaged_error(path: Path, problem: str) -> DataError:

@@ -95,7 +95,7 @@ def test_unknown_array(folder) -> None:
 def test_missing_shard(copy) -> None:
     """A version that lacks one shard is not opened; Zarr itself would read zeros."""
     (copy / "action/c/3/0").unlink()
-    with pytest.raises(DataError, match="action/c/3/0 is missing") as caught:
+    with pytest.raises(DataError, match="action/c/3/0") as caught:
         open_dataset(copy)
     assert f"pit dataset rebuild {copy}" in caught.value.hint
 
@@ -103,7 +103,7 @@ def test_missing_shard(copy) -> None:
 def test_wrong_size(copy) -> None:
     """A version with a file cut short is not opened."""
     os.truncate(copy / "action/c/1/0", 100)
-    with pytest.raises(DataError, match="action/c/1/0 has 100 bytes"):
+    with pytest.raises(DataError, match=r"action/c/1/0.* got 100"):
         open_dataset(copy)
 
 

@@ -33,7 +33,7 @@ def list_episodes(path: Path, number: int | None = None) -> Iterator[EpisodeInfo
     quarantine = version_state.read_quarantine(path)
     offsets = opened.episode_offsets.tolist()
     if number is not None and number >= len(offsets) - 1:
-        raise UsageError(f"there is no episode {number}", where=str(path), hint=f"it has 0 to {len(offsets) - 2}")
+        raise UsageError(f"episode: expected 0 to {len(offsets) - 2}, got {number}", where=str(path))
     for i, record in enumerate(opened.episodes):
         if number is None or i == number:
             source = record.get("source", -1)

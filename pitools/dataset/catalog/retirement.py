@@ -22,7 +22,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
     try:
         written_ns = (path / MANIFEST_FILE).stat().st_mtime_ns
     except OSError as error:
-        raise UsageError("there is no such version", where=str(path), hint=f"see `pit dataset list {root}`") from error
+        raise UsageError("version: missing", where=str(path), hint=f"see `pit dataset list {root}`") from error
     record = Retirement(
         name=name,
         version=version,
@@ -37,7 +37,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
         if named := [tag for tag, value in tags.read_tags(root, name).items() if value.version == version]:
             file.unlink(missing_ok=True)
             hint = "move the tag to another version first, or remove it: `pit dataset tag`"
-            raise UsageError(f"this version has the tag {named[0]}", where=str(path), hint=hint)
+            raise UsageError(f"version: has the tag {named[0]} (expected none)", where=str(path), hint=hint)
         if not written:
             version_state.write_annotation(file, record)
     return record
@@ -60,10 +60,10 @@ def undo_retirement(root: Path, name: str, version: str) -> None:
     ]
     if any(not entry.endswith(".deleting") for entry in trashed):
         hint = "see `pit dataset list`; the next `pit dataset gc` restores what a killed `gc` moved aside"
-        raise TryLater("`gc` is removing this version, or is about to restore it", where=str(path), hint=hint)
+        raise TryLater("version: moved aside by `gc`, which removes or restores it", where=str(path), hint=hint)
     if (path / MANIFEST_FILE).is_file():  # brought back in between
         return
-    raise UsageError("there is no such version any more", where=str(path), hint="ingest it again")
+    raise UsageError("version: removed", where=str(path), hint="ingest it again")
 
 
 def _split_path(path: Path) -> tuple[Path, str, str]:

@@ -102,14 +102,16 @@ def parse_condition(text: str) -> Condition:
     """Parse a condition into a function that selects a dataset's matching versions. Raises UsageError."""
     match = _CONDITION.fullmatch(text.strip())
     if not match:
-        raise UsageError(f'"{text}" is not a condition', where="--where", hint="such as 'episodes>=100' or 'task~pick'")
+        raise UsageError(
+            f'expected KEY, operator and value, got "{text}"', where="--where", hint="'episodes>=100', 'task~pick'"
+        )
     key, sign, value = match.groups()
     try:
         if key in _NUMERIC_KEYS:
             return _numeric_condition(key, sign, value)
         if key in KEYS:
             return _text_condition(key, _text_predicate(key, sign, value))
-        raise UsageError(f'nothing is called "{key}"', hint=suggest(key, KEYS))
+        raise UsageError(f'unknown key "{key}"', hint=suggest(key, KEYS))
     except UsageError as error:
         raise UsageError(error.message, where=f"--where '{text}'", hint=error.hint) from error
 
@@ -140,13 +142,13 @@ def _text_predicate(key: str, sign: str, value: str) -> Predicate:
         return lambda lines: (
             any((line or not value) and fnmatchcase(line, value) for line in lines.split("\n")) == (sign == "=")
         )
-    raise UsageError(f"{key} is text", hint=f"'{key}={value}' (a glob) or '{key}~{value}'")
+    raise UsageError(f"{key}: text (expected =, != or ~)", hint=f"'{key}={value}' (a glob) or '{key}~{value}'")
 
 
 def _numeric_condition(key: str, sign: str, value: str) -> Condition:
     get = _NUMERIC_KEYS[key]
     if sign not in _COMPARE:
-        raise UsageError(f"{key} is a number", hint=f"'{key}>={value}'")
+        raise UsageError(f"{key}: a number (expected =, !=, <, <=, > or >=)", hint=f"'{key}>={value}'")
     compare = _COMPARE[sign]
     if key in ("published", "date"):
         return _date_condition(sign, value)
@@ -168,7 +170,9 @@ def _parse_amount(key: str, value: str) -> int:
 
         return units.parse_size(value)
     if not re.fullmatch(r"[0-9]+", value):
-        raise UsageError(f'"{value}" is not a number', hint=f"'{key}>=100', and a --where for each condition")
+        raise UsageError(
+            f'{key}: expected a number, got "{value}"', hint=f"'{key}>=100', and a --where for each condition"
+        )
     return int(value)
 
 
@@ -180,7 +184,7 @@ def _parse_date_range(value: str) -> tuple[int, int]:
         first = round(moment.timestamp() * 1e3) * 1_000_000
     except ValueError as error:
         hint = "'published>=2026-11-01'"
-        raise UsageError(f'"{value}" is not a date', hint=hint) from error
+        raise UsageError(f'expected a date, got "{value}"', hint=hint) from error
     length = 1_000_000 if "T" in value or " " in value else 86_400_000_000_000
     return first, first + length - 1
 

@@ -122,8 +122,8 @@ def _statistics_of_added(whole: Statistics, before: Statistics) -> Statistics:
     )
     added = (mean * total - mean_0 * old) / rows
     square = ((deviation**2 + mean**2) * total - (deviation_0**2 + mean_0**2) * old) / rows - added**2
-    # What is left of a difference of large numbers is noise: it says that nothing changes only where it is far less
-    # than what there was before, else nothing.
+    # The difference of large numbers is noise. It shows that a column is constant only where it is far less than the
+    # deviation before; elsewhere the deviation is unknown.
     noise = _NOISE * (deviation**2 + mean**2) * total / rows
     square[square < noise] = 0
     square[(square < noise) & (noise > 1e-4 * deviation_0**2) & (deviation_0 > 0)] = np.nan
@@ -160,7 +160,7 @@ def _schema(new: Manifest, parent: Manifest) -> Iterator[Finding]:
             yield _drift_finding("schema", name, "the parent has no such array", "an array", "none", level="warning")
         elif _row(new.arrays[name]) != _row(parent.arrays[name]):
             got, expected = (f"{dtype} {shape}" for shape, dtype in map(_row, (new.arrays[name], parent.arrays[name])))
-            yield _drift_finding("schema", name, "a step has another form than in the parent", got, expected)
+            yield _drift_finding("schema", name, "a step has another shape or dtype than in the parent", got, expected)
 
 
 def _lengths(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def _lengths(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterat
         yield _drift_finding(
             "length",
             "",
-            f"{_describe_part(part)} episodes have another length",
+            f"the length of {_describe_part(part)} episodes differs",
             f"{mean:.1f} steps on average",
             f"{before:.1f} in the parent, or {limit:.3g} times it",
             "fault" if part.parent_episodes >= _MANY else "warning",
@@ -194,7 +194,7 @@ def _tasks(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator
         yield _drift_finding(
             "task",
             "",
-            f"{_describe_part(part)} episodes have other tasks",
+            f"the tasks of {_describe_part(part)} episodes differ",
             f"{shift:.0%} would have to change, most of them {most!r} ({moved[most]:+.0%})",
             f"at most {bounds.task_shift * part.tolerance_factor():.0%}",
             level="warning",
@@ -209,7 +209,7 @@ def _values(
         yield _drift_finding(
             "nan",
             name,
-            "more of its numbers are none",
+            "more of its values are NaN or infinite",
             f"{new.non_finite} in {new.rows} rows",
             f"{old.non_finite} in {old.rows} rows",
         )
@@ -245,7 +245,7 @@ def _values(
         away / np.where(moved, deviation_0, 1),
         moved,
         limit,
-        f"the mean of {_describe_part(part)} steps is elsewhere",
+        f"the mean of {_describe_part(part)} steps has moved",
         mean,
         mean_0,
         level,
@@ -316,7 +316,7 @@ def _compare_spread(
 
     A joint may well hardly move in an episode or two, added or in the parent.
     """
-    problem, base = f"{_describe_part(part)} steps spread otherwise", bounds.deviation_ratio - 1
+    problem, base = f"the spread of {_describe_part(part)} steps differs", bounds.deviation_ratio - 1
     narrow, all_constant = 1 / np.where(both, ratio, 1), is_action(name) and both.any()
     if part.parent_episodes >= _MANY:
         limit = 1 + base * part.tolerance_factor(_FEW_WIDE)

@@ -82,7 +82,7 @@ def find_odd_lengths(lengths: NDArray[np.int64], bounds: Thresholds) -> Iterator
             check="length",
             episode=episode,
             got=f"{steps} steps",
-            problem="too short" if short else "its length is unlike the rest",
+            problem="too short" if short else "its length differs from the rest",
             expected=f"{max(low, bounds.min_steps):.0f} to {high:.0f}",
         )
 
@@ -102,7 +102,7 @@ def compare_lengths(
         yield Finding(
             level="warning",
             check="length-drift",
-            problem="lengths of episodes are distributed otherwise",
+            problem="the distribution of lengths differs from the parent's",
             got=f"median {np.median(lengths):g} steps, a distance of {distance:.2f}",
             expected=f"about {np.median(parent_lengths):g} steps, a distance up to {limit:.2f}",
         )
@@ -136,7 +136,7 @@ def check_splits(store: VersionReader, episodes: int) -> Iterator[Finding]:
             yield _split_finding(name, "not a list of episode numbers", str(numbers)[:80], "numbers")
             continue
         if absent := sorted(number for number in members[name] if not 0 <= number < episodes):
-            yield _split_finding(name, "it names episodes that are not there", _numbers(absent), f"0 to {episodes - 1}")
+            yield _split_finding(name, "it names missing episodes", _numbers(absent), f"0 to {episodes - 1}")
     held_out = [name for name in members if name.startswith(("val", "test"))]
     for first, second in combinations(members, 2):
         if (
@@ -189,7 +189,7 @@ def _episode_clock(
             array=name,
             episode=episode,
             got=f"a period of {own_period:g}",
-            problem="it has another rate than the rest",
+            problem="its rate differs from the rest",
             expected=f"{low:g} to {high:g}",
         )
     if len(gaps := np.flatnonzero(steps > bounds.time_gap * own_period)):

@@ -140,7 +140,7 @@ def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, Arra
                     level="damage",
                     check="schema",
                     array=name,
-                    problem="it is not of the manifest's form",
+                    problem="the shape or dtype differs from the manifest's",
                     got=got,
                     expected=expected,
                 )
@@ -165,7 +165,7 @@ def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) ->
     )
     # Metadata may claim 2^60 chunks, so at most as many are checked as can be reported.
     for key in islice(missing, min(_MAX_NAMED, count)):
-        yield Finding(level="damage", check="manifest", array=name, file=key, problem="the manifest lacks a file of it")
+        yield Finding(level="damage", check="manifest", array=name, file=key, problem="the manifest lacks this file")
 
 
 def _shards(
@@ -182,7 +182,9 @@ def _shards(
         if owner is not None and coordinate is not None:
             shards.append(ShardFile(entry=entry, array=owner, coordinate=coordinate))
         elif owner is not None or not any(entry.path.startswith(f"{name}/") for name in manifest.arrays):
-            findings.append(Finding(level="warning", check="extra", file=entry.path, problem="it is no array's file"))
+            findings.append(
+                Finding(level="warning", check="extra", file=entry.path, problem="the file belongs to no array")
+            )
     return shards, findings
 
 

@@ -91,7 +91,7 @@ def load_thresholds(path: Path) -> Thresholds:
     for field in bounds.__struct_fields__:
         value = getattr(bounds, field)
         if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
-            raise ConfigError(f'key "{field}": {value} is not possible', where=str(path), hint="a number from 0 up")
+            raise ConfigError(f'key "{field}": expected a number from 0 up, got {value}', where=str(path))
         if field in ("period_factor", "deviation_ratio", "length_ratio") and value < 1:
-            raise ConfigError(f'key "{field}": {value} is no factor', where=str(path), hint="a number from 1 up")
+            raise ConfigError(f'key "{field}": expected a number from 1 up, got {value}', where=str(path))
     return bounds

@@ -161,7 +161,7 @@ def find_duplicates(
     for episode, key in enumerate(zip(lengths.tolist(), *alike, strict=True)):
         first = first_episodes.setdefault(key, episode)
         if first != episode and lengths[episode]:
-            problem = f"it is episode {first} again, in {_join_names([array.name for array in compared])}"
+            problem = f"a duplicate of episode {first}, in {_join_names([array.name for array in compared])}"
             yield Finding(level="fault", check="duplicate", episode=episode, problem=problem, got=f"episode {first}")
 
 
@@ -188,7 +188,7 @@ def check_statistics(array: VectorStats, recorded: Statistics) -> Iterator[Findi
                 check="statistics",
                 array=array.name,
                 got=f"{len(stated)}",
-                problem="the manifest's statistics are of another width",
+                problem="the manifest's statistics have another number of columns",
                 expected=f"{len(computed)}",
             )
             return

@@ -60,7 +60,7 @@ def collect_garbage(
     """
     trash = root / version_state.TRASH
     if trash.is_symlink():
-        raise ClusterError("it is a link (expected a folder)", where=str(trash), hint="remove the link")
+        raise ClusterError("a link (expected a folder)", where=str(trash), hint="remove the link")
     # The earlier of this clock and the file system's: a clock that is ahead must not end a grace or a lease.
     moment = now or min(
         version_state.utc_now(), (None if dry_run else version_state.revalidate_nfs(root)) or version_state.utc_now()
@@ -164,9 +164,9 @@ def _decide(
             continue
         try:
             if not path and ((root / key.name).is_symlink() or (root / key.name / key.version).is_symlink()):
-                kept[key] = "a link leads to it (expected a folder)"
+                kept[key] = "its path has a link (expected folders)"
             elif path and not retirement.retirement_of(root, *key, path):
-                kept[key] = "it was restored"
+                kept[key] = "its retirement was undone"
             elif reason := references.reference_to(key):
                 kept[key] = reason
         except (OSError, PitError) as error:  # an unreadable record may be a reference
@@ -200,7 +200,7 @@ def _rename(old: Path, new: Path) -> str:
         new.parent.mkdir(exist_ok=True)
         os.rename(old, new)
     except OSError as error:
-        return f"it cannot be moved: {error.strerror}"
+        return f"cannot be moved: {error.strerror}"
     return ""
 
 

@@ -60,7 +60,7 @@ class References:
         for folder in self._runs:
             with contextlib.suppress(PermissionError):  # there may be runs in it: see `_list`
                 if not folder.is_dir():
-                    raise UsageError("there is no such folder of runs", where=str(folder))
+                    raise UsageError("folder of runs: missing", where=str(folder))
         self._parents: dict[VersionKey, tuple[str, ...]] = {}
         self._plans: dict[Path, tuple[str, ...]] = {}
         self._named: dict[str, str] = {}
@@ -126,7 +126,7 @@ class References:
             return []
 
     def _note_unreadable(self, path: Path, error: Exception) -> None:
-        self._unknown = f"not known: {path} cannot be read, and may name it: {error}"
+        self._unknown = f"references unknown: {path} cannot be read: {error}"
         if isinstance(error, PermissionError):
             self.forbidden.add(path)
 
@@ -138,7 +138,7 @@ class References:
             return
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             # It may name any version, unless it goes itself.
-            self._broken[key] = f"not known: {path} cannot be read, and may name it: {error}"
+            self._broken[key] = f"references unknown: {path} cannot be read: {error}"
             self._parents[key] = ()
             return
         sources = {recording.file for recording in ancestors.source if is_version(str(recording.file))}

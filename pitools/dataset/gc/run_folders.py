@@ -52,4 +52,4 @@ def _exists_or_unreadable(folder: Path) -> bool:
 
 def _missing_root_error(folder: Path, site: str) -> ClusterError:
     hint = "run this where the site's runs are visible, or leave them out: --no-site-runs"
-    return ClusterError(f"the runs of site {site} cannot be seen from here", where=str(folder), hint=hint)
+    return ClusterError(f"folders of runs of site {site}: not visible here", where=str(folder), hint=hint)

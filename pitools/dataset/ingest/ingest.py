@@ -95,7 +95,7 @@ def ingest(
     require_local_path(root, "root")
     parent = ParentVersion(append, name) if append else None
     if parent and codec and codec != parent.codec:
-        raise UsageError(f"the parent's codec is {parent.codec}, not {codec}", hint=f"--codec {parent.codec}")
+        raise UsageError(f"codec: expected {parent.codec}, the parent's, got {codec}", hint=f"--codec {parent.codec}")
     codec = codec or (parent.codec if parent else "lz4")
     workers = workers or worker_pool.default_workers()
     rules = transform_file.load_transform(transform) if transform else None

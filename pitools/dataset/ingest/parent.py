@@ -34,7 +34,7 @@ class ParentVersion:
         described, self.manifest = describe_version(path)
         where, self.path, self.version = str(path), path, described.version
         if self.manifest.name != name:
-            problem = f'it is a version of "{self.manifest.name}", not of "{name}"'
+            problem = f'parent: a version of "{self.manifest.name}" (expected one of "{name}")'
             raise UsageError(problem, where=where, hint=f"--name {self.manifest.name}")
         if self.manifest.subset:
             raise DataError("parent: is a subset of a version", where=where, hint="append to the complete version")

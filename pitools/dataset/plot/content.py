@@ -69,7 +69,7 @@ def _steps(data: DatasetReader, episode: int) -> tuple[int, int]:
     count = data.manifest.episodes
     if not 0 <= episode < count:
         hint = f"episodes are 0 to {count - 1}" if count else "the version has none"
-        raise UsageError(f"there is no episode {episode}", where=str(data.path), hint=hint)
+        raise UsageError(f"episode: missing: {episode}", where=str(data.path), hint=hint)
     start, stop = (int(offset) for offset in data.episode_offsets[episode : episode + 2])
     if start >= stop:
         raise UsageError(f"episode {episode} has no steps", where=str(data.path), hint="draw another episode")

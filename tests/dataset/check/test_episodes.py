@@ -102,7 +102,7 @@ def test_too_long(make, found) -> None:
         (lambda t: t.__setitem__(9, t[8]), 9, "do not increase"),
         (lambda t: t.__setitem__(slice(20, None), t[20:] - 50), 20, "do not increase"),
         (lambda t: t.__iadd__(np.where(np.arange(len(t)) >= 13, 1.0, 0)), 13, "a gap in time"),
-        (lambda t: t.__setitem__(slice(None), 0.05 * np.arange(len(t))), None, "another rate"),
+        (lambda t: t.__setitem__(slice(None), 0.05 * np.arange(len(t))), None, "rate"),
     ],
 )
 def test_times(make, found, places, change, step, what) -> None:
@@ -171,9 +171,9 @@ def test_levels_and_bounds(make, found, tmp_path) -> None:
         ("time_gpa = 2", 'did you mean "time_gap"?'),
         ('levels = {blanc = "off"}', 'did you mean "blank"?'),
         ('levels = {blank = "no"}', ""),
-        ("mean_shift = -1", "a number from 0 up"),
-        ("mean_shift = nan", "a number from 0 up"),
-        ("period_factor = 0", "a number from 1 up"),
+        ("mean_shift = -1", ""),
+        ("mean_shift = nan", ""),
+        ("period_factor = 0", ""),
         ("x", ""),
     ],
 )

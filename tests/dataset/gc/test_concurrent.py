@@ -278,7 +278,7 @@ def test_dataset_that_is_a_link(publish, tmp_path) -> None:
     for dry_run in (True, False):
         result = run(root, dry_run=dry_run)
         assert {state for state, _ in result.values()} == {"kept"}
-        assert "a link leads" in result[version.name][1]
+        assert "a link" in result[version.name][1]
         assert "parent of x/" in result[ours.name][1]
 
 
@@ -332,7 +332,7 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     retire_version(version)
     with patch("shutil.rmtree"):
         assert str(tmp_path / version_state.TRASH) in run(tmp_path)[version.name][1]
-    with pytest.raises(UsageError, match="any more"):  # decided, though files of it are there
+    with pytest.raises(UsageError):  # decided, though files of it are there
         undo_retirement(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
     assert not (tmp_path / version_state.TRASH).exists()

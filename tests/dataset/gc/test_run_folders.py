@@ -52,7 +52,7 @@ def test_one_folder(people, monkeypatch) -> None:
 def test_storage_that_is_not_mounted(people, monkeypatch, text) -> None:
     """Where the site's storage cannot be seen, nobody knows what its runs name."""
     monkeypatch.setenv("PIT_RUNS", f"{people}/nowhere{text}")
-    with pytest.raises(ClusterError, match="cannot be seen") as caught:
+    with pytest.raises(ClusterError) as caught:
         run_folders.run_roots("local")
     assert "--no-site-runs" in caught.value.hint
     assert os.fspath(people) in caught.value.where

@@ -37,7 +37,7 @@ def drifted(robomimic) -> Path:
 
 
 def test_drift_is_refused(pit, first, drifted, tmp_path) -> None:
-    """What is not like the parent is refused with each finding and what to check, and taken where that is accepted."""
+    """Drift from the parent is refused with each finding and what to check, and is taken where it is accepted."""
     words = ("dataset", "ingest", str(drifted), "--to", "root", "--name", "x", "--append", "root/x")
     done = pit(*words)
     assert (done.returncode, done.stdout) == (5, "")
