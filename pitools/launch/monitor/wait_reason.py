@@ -40,10 +40,10 @@ class WaitReason:
             return (), ""
         started = len(list((attempt / "ranks").glob("*.json")))
         if started == self._plan.ranks:
-            return ("ranks", attempt.name), f"attempt {attempt.name}: {started} ranks have started"
+            return ("ranks", attempt.name), f"attempt {attempt.name}: all ranks have started ({started})"
         copies = len(self._plan.data) * self._plan.nodes
         if not started and len(list((attempt / "nodes").glob("*/*.json"))) < copies:
             names = ", ".join(data.name for data in self._plan.data)
-            line = f"attempt {attempt.name}: {names}: staging to {self._plan.nodes} nodes"
+            line = f"attempt {attempt.name}: staging {names} to {self._plan.nodes} nodes"
             return ("staging", attempt.name), line
         return (), ""

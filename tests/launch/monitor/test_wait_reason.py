@@ -46,5 +46,5 @@ def test_the_queue_staging_and_the_ranks(make_plan: Callable[..., planning.Plan]
     for rank in range(4):
         assert line("RUNNING") == ""
         (attempt / "ranks" / f"{rank}.json").touch()
-    assert "4 ranks" in line("RUNNING")
+    assert "(4)" in line("RUNNING")
     assert line("RUNNING") == ""
