@@ -177,7 +177,10 @@ class Checkpointer:
             raise error
 
     def poll(self) -> None:
-        """Raise the error of the last save once it has failed, without waiting: the next save is an interval later."""
+        """Raise the error of the last save once all ranks know it, without waiting: the next save is an interval later.
+
+        A rank that raised before its peers would end them in a collective, whose error hides the cause.
+        """
         if self._error and self._thread and not self._thread.is_alive():
             self.wait()
 

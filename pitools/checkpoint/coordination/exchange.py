@@ -61,7 +61,7 @@ class SaveExchange:
         if self._reported:
             return
         with suppress(PitError):
-            self._barrier.report(f"{self._name}.{self._count + 1}", error)
+            self._barrier.wait(f"{self._name}.{self._count + 1}", error)
 
     def _reply(self, at_rank0: ComputeReplies, senders: list[int]) -> None:
         try:
