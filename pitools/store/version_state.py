@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import locks, timestamps, trust
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.store.manifest import MANIFEST_FILE
@@ -128,7 +128,11 @@ def quarantine_lock(path: Path) -> Iterator[None]:
         make_dir(file.parent)
     except OSError as error:
         raise from_os_error(error, file) from error
-    with locks.lock(file.with_name(".lock"), "quarantine", timeout_s=_LOCK_S):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locks.lock(file.with_name(".lock"), "quarantine", timeout_s=_LOCK_S))
+        except ClusterError as error:
+            raise from_os_error(error.__cause__, file) if isinstance(error.__cause__, OSError) else error from error
         yield
 
 

@@ -133,6 +133,18 @@ def test_quarantine(version) -> None:
         assert version_state.read_quarantine(version) is None
 
 
+def test_quarantine_of_another_user(version) -> None:
+    """Where this user may not change a quarantine, the error names its record, and says what to do about that."""
+    with (
+        patch("pitools.core.locks.open_lock_file", side_effect=PermissionError(13, "Permission denied")),
+        pytest.raises(ClusterError) as caught,
+        version_state.quarantine_lock(version),
+    ):
+        pass
+    assert caught.value.where.endswith(f"quarantine/{version.name}.json")
+    assert "launch" not in caught.value.hint
+
+
 @pytest.mark.parametrize("damage", ["{", '{"schema": "pit.other/1"}', '{"schema": "pit.quarantine/1", "whole": 1}'])
 def test_damaged_quarantine(version, damage) -> None:
     """A record that cannot be read is no reason to train on what it may keep from that."""

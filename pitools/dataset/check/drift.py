@@ -23,19 +23,19 @@ from pitools.dataset.check.values import is_action
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statistics
 
-# Few episodes differ from others by nature, and of few it is not known by how much: a bound is wider by the first, over
-# the root of the number of new episodes, and by the second, over the root of the parent's.
+# Few episodes differ from others by chance: a bound widens by the first, over the root of the number of new episodes,
+# and by the second, over the root of the parent's number.
 # Chosen so that at most one healthy append in a hundred is refused: perf/dataset/bench_drift.py.
 _FEW_MEAN, _FEW_WIDE, _FEW_NARROW, _FEW_RANGE, _FEW_GREY, _FEW = (3, 12), (2, 12), (12, 4), (0, 7), (1, 0.5), (2.3, 0.5)
 # A column that is constant in fewer episodes than the first, or hardly moves in fewer than the second, is not compared;
 # nor is a range, if the parent has so few.
 _MANY, _MANY_NARROW = 5, 10
-# Of fewer episodes the columns of an action are judged together: in another unit most are wider by this, or all are
-# narrower by that. One or two columns, such as a gripper's, may well rest.
+# In fewer episodes, the columns of an action are compared together: in another unit, most are wider by the first
+# factor, or all are narrower by the second. One or two columns, such as a gripper's, may rest.
 _UNIT_WIDE, _UNIT_NARROW, _LEAST_COLUMNS = 20.0, 30.0, 3
-# A column that rests at an end of its range is no news where it does so by chance more often than this: the mean's
-# distance from there, over the range, is the least share of episodes in which it is elsewhere. Of actions only a column
-# of two values may, such as a gripper's: then it varies by nearly as much as its mean allows.
+# A column that rests at an end of its range is a warning where that is more probable than this: the mean's distance
+# from that end, over the range, is the least share of episodes in which it does not rest. Of an action, this holds only
+# for a column of two values, such as a gripper's, whose variance is nearly as large as its mean allows.
 _CHANCE, _TWO_VALUED = 0.05, 0.9
 # Relative to a squared value that is a difference of two others.
 _NOISE = 1e-12
@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 class ComparedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The compared part: all of the new version, or the added episodes. parent_episodes: number in the parent."""
+    """The episodes to compare: all of the new version, or the added ones. parent_episodes: number in the parent."""
 
     episodes: int
     parent_episodes: int
@@ -273,7 +273,7 @@ def _constants(
     now: tuple[Floats, Floats],
     before: tuple[Floats, Floats, Floats, Floats],
 ) -> Iterator[Finding]:
-    """Columns that no longer change, and columns that never did. now: mean, deviation; before: and the range."""
+    """Yield columns that became constant, and columns that were. now: mean, deviation. before: these and the range."""
     (mean, deviation), (mean_0, deviation_0, low_0, high_0) = now, before
     dead = moved & ~moves
     if part.episodes >= _MANY and dead.any():
@@ -312,9 +312,9 @@ def _compare_spread(
     deviation_0: Floats,
     bounds: Thresholds,
 ) -> Iterator[Finding]:
-    """Columns that spread wider or narrower; both: those that move, now as before.
+    """Yield columns whose spread widens or narrows. both: columns that move in both parts.
 
-    A joint may well hardly move in an episode or two, added or in the parent.
+    In one or two episodes, a joint may hardly move.
     """
     problem, base = f"the spread of {_describe_part(part)} steps differs", bounds.deviation_ratio - 1
     narrow, all_constant = 1 / np.where(both, ratio, 1), is_action(name) and both.any()

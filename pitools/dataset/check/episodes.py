@@ -214,7 +214,7 @@ def find_frozen_frames(
     offsets: Offsets,
     bounds: Thresholds,
 ) -> Iterator[Finding]:
-    """Frames that last while the action moves. deviation: of the action, by column."""
+    """Yield frames that repeat while the action moves. deviation: of the action, by column."""
     for episode, start, stop in camera.frozen_runs(max(2, bounds.frozen_steps)):
         rows = store.read(action, start, stop).reshape(stop - start, -1).astype(np.float64)
         if (np.ptp(rows, axis=0) > bounds.frozen_motion * deviation).any():

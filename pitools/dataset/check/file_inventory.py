@@ -26,7 +26,7 @@ _MAX_NAMED = 16
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of an array, there and of the right size. coordinate: of the chunk that it is."""
+    """An existing file of an array, of the right size. coordinate: of its chunk."""
 
     entry: FileEntry
     array: ArrayMetadata
@@ -155,7 +155,7 @@ def _format_type(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) -> Iterator[Finding]:
-    """Chunks that the manifest itself does not name: Zarr would read zeros there."""
+    """Yield the chunks that the manifest does not name: Zarr would read zeros there."""
     named = {entry.path for entry in manifest.files}
     runs = manifest.runs(name)
     rest = prod(array.grid[1:])

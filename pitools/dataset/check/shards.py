@@ -48,7 +48,7 @@ class ShardChecker:
         self._mine = threading.local()
 
     def __call__(self, shard: ShardFile, on_steps: OnSteps | None, advance: Callable[[int], None]) -> ShardResult:
-        """Judge a shard, and show its steps, in order, up to where it is damaged."""
+        """Check a shard, and pass its steps to `on_steps`, in order, up to the first damage."""
         layout = chunk_layout(shard.array)
         try:
             with open_regular(self._path / shard.entry.path) as file:
@@ -101,19 +101,19 @@ class ShardChecker:
                 on_steps(low, rows)
 
     def _is_fully_present(self, shard: ShardFile) -> bool:
-        """Whether all of the shard's steps are to be read: a part of a version may have a shard for a few of them."""
+        """Return whether the version has all of the shard's steps: a subset may have only a few of them."""
         start, stop = _steps(shard)
         return any(first <= start and stop <= last for first, last in self._store.manifest.runs(shard.array.name))
 
     def _thread_buffer(self, size: int) -> NDArray[np.uint8]:
-        """Memory of this thread's own, which is used again: new pages cost more than reading does."""
+        """Return reused memory of this thread: new pages cost more than reading does."""
         buffer: NDArray[np.uint8] | None = getattr(self._mine, "room", None)
         if buffer is None or len(buffer) < size:
             buffer = self._mine.room = np.empty(size, np.uint8)
         return buffer[:size]
 
     def _verify(self, shard: ShardFile, descriptor: int) -> Iterator[Finding]:
-        """All that is wrong with a file. Raises OSError."""
+        """Yield the defects of a file. Raises OSError."""
         window = BufferedFile(_make_read_into(descriptor), memoryview(bytearray(BUFFER_BYTES)))
         wrong = verify.verify_file(window, os.fstat(descriptor).st_size, shard.array, shard.coordinate)
         for flaw in wrong.defects:

@@ -51,8 +51,8 @@ def find_non_finite(array: VectorStats | SampledArray, offsets: NDArray[np.int64
 
 
 def find_constant(array: VectorStats) -> Iterator[Finding]:
-    """Columns that are the same in all episodes: worth a look, as those that pad or are never used are too; a fault
-    where nothing of an action ever changes."""
+    """Yield the columns that have one value in all episodes: a warning, since padding and unused columns have, too; a
+    fault where no column of an action changes."""
     if not (is_action(array.name) or is_observed(array.name)) or array.rows.max(initial=0) < 2:
         return
     low, high = array.low.min(axis=0), array.high.max(axis=0)
@@ -71,8 +71,8 @@ def find_constant(array: VectorStats) -> Iterator[Finding]:
 
 
 def find_motionless(array: VectorStats, lengths: NDArray[np.int64]) -> Iterator[Finding]:
-    """Episodes in which no column of actions or observations changes, where it does in most others. One or two columns,
-    such as a gripper's, may well rest."""
+    """Yield the episodes in which no column of actions or observations changes, if one does in most others. Arrays of
+    one or two columns, such as a gripper's, are left out: they may rest."""
     if not (is_action(array.name) or is_observed(array.name)) or array.columns < _MIN_MOVING_COLUMNS:
         return
     is_finite = np.isfinite(array.low).all(axis=1) & (lengths > 1)

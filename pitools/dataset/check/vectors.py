@@ -69,7 +69,7 @@ class VectorStats:
 
     @property
     def deviation(self) -> Floats:
-        """Of the population, by column."""
+        """Return the standard deviation of the population, by column."""
         return np.sqrt(self._squares / np.maximum(self.rows, 1))
 
     @property

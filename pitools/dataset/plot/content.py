@@ -1,4 +1,4 @@
-"""What there is to see of an episode: lines of text, frames, and curves."""
+"""Read the content of an episode's picture: lines of text, frames, and curves."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def _read(data: DatasetReader, name: str, start: int, stop: int) -> NDArray[Any]
 
 
 def _as_image(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A frame as matplotlib takes it: (H, W) or (H, W, 3 or 4)."""
+    """Return a frame in matplotlib's shape, (H, W) or (H, W, 3 or 4)."""
     if frame.ndim == 3 and frame.shape[-1] not in (1, 3, 4):
         frame = np.moveaxis(frame, 0, -1)
     return frame[..., 0] if frame.ndim == 3 and frame.shape[-1] == 1 else frame
 
 
 def _panels(data: DatasetReader, start: int, stop: int) -> tuple[list[Curves], list[str]]:
-    """Panels of actions, then of observations; and the names of arrays for which there is no room."""
+    """Return the panels of actions, then of observations; and the names of arrays that are left out."""
     vectors = [
         name
         for name, schema in data.arrays.items()
@@ -109,7 +109,7 @@ def _panels(data: DatasetReader, start: int, stop: int) -> tuple[list[Curves], l
 
 
 def _group_by_range(name: str, values: NDArray[np.float64]) -> list[Curves]:
-    """Columns of like range together, so that a small one is not a flat line under a large one."""
+    """Group columns of similar range, so that a small one is not a flat line below a large one."""
     finite = np.where(np.isfinite(values), values, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column of nothing but NaN has no range

@@ -50,7 +50,7 @@ def draw_episode(path: Path, episode: int, png: Path) -> None:
 
 
 def _lay_out(figure: Figure, shown: EpisodeContent) -> None:
-    """Lay all out from the top down, in inches."""
+    """Place all panels from the top down, in inches."""
     width = _WIDTH_IN - _LEFT_IN - _RIGHT_IN
     heights = [_height(pictures[0], width / MAX_FRAMES) for pictures in shown.frames.values()]
     counts = [len(panel.columns) for panel in shown.panels]
@@ -123,7 +123,7 @@ def _draw_curves(axes: Axes, panel: Curves) -> None:
 
 
 def _draw_heatmap(axes: Axes, panel: Curves) -> None:
-    """Each column by how far it is from its own mean, in its own deviations."""
+    """Draw each column as a row, by its distance from its mean, in its standard deviations."""
     finite = np.where(np.isfinite(panel.values), panel.values, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -167,5 +167,5 @@ def _steps_axis(axes: Axes, panel: Curves, shown: list[int], *, last: bool) -> N
 
 
 def _label(name: str) -> str:
-    """An array's name, without what all share, on lines short enough for the margin."""
+    """Return an array's name without common parts, on lines short enough for the margin."""
     return "\n".join(textwrap.wrap(name.removeprefix("obs/").removesuffix("_image").replace("_", " "), 16)[:3])
