@@ -44,19 +44,20 @@ _SBATCH_FLAGS = {
     f"slurm_{flag.replace('-', '_')}": flag
     for flag in ("comment", "dependency", "licenses", "mail-type", "mail-user", "qos", "reservation")
 }
-# Accepted without effect: a rank has one log for both streams, and the signal of the time limit is the site's.
-_WITHOUT_EFFECT = {"stderr_to_stdout", "slurm_stderr_to_stdout", "slurm_signal_delay_s"}
+# Accepted without effect: a rank has one log for both streams.
+_WITHOUT_EFFECT = {"stderr_to_stdout", "slurm_stderr_to_stdout"}
 # Neither a key of a request nor a flag of its own.
-_NOT_KEYS = {"slurm_array_parallelism", "slurm_additional_parameters"}
+_NOT_KEYS = {"slurm_array_parallelism", "slurm_additional_parameters", "slurm_signal_delay_s"}
+_SIGNAL_DELAY_S = 90  # submitit's default: before the time limit, a callable with `checkpoint` saves and is requeued
 
 
 class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
     """submitit's AutoExecutor for one site: `submit`, `map_array`, `submit_array`, `batch`, `update_parameters`.
 
     Its parameters are those of AutoExecutor, generic ones and `slurm_*`; flags of sbatch that submitit does not name go
-    into `slurm_additional_parameters`. stderr_to_stdout and slurm_signal_delay_s have no effect. On a site without
-    Slurm, jobs are processes of this machine, by submitit's LocalExecutor, and no runs. pitools does not repeat a
-    failed callable; submitit's checkpointing does.
+    into `slurm_additional_parameters`. stderr_to_stdout has no effect. On a site without Slurm, jobs are processes of
+    this machine, by submitit's LocalExecutor, and no runs. pitools does not repeat a failed callable; submitit requeues
+    one with a method `checkpoint` before the time limit (slurm_signal_delay_s) and at a preemption.
     """
 
     def __init__(self, folder: str | Path | None = None, *, site: str = "local") -> None:
@@ -110,6 +111,9 @@ def _request(parameters: dict[str, Any]) -> Request:
             flags |= {flag.replace("_", "-"): text for flag, text in value.items()}
         elif name in _SBATCH_FLAGS:
             flags[_SBATCH_FLAGS[name]] = value
-    request = Request(**keys, sbatch=flags)
+    signal_s = int(parameters.get("slurm_signal_delay_s", _SIGNAL_DELAY_S))
+    if minutes := parameters.get("timeout_min"):  # a short job would get it near its start
+        signal_s = min(signal_s, int(minutes) * 60 // 4)
+    request = Request(**keys, sbatch=flags, signal=f"USR2@{signal_s}")
     check_request(request, "update_parameters")
     return request

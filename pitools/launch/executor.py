@@ -31,6 +31,7 @@ from pitools.site.load import load_site
 from pitools.site.schema import Site
 from pitools.site.template import rank_command
 from pitools.slurm.states import is_final
+from pitools.slurm.transport import run_command
 
 
 class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are untyped to mypy
@@ -100,6 +101,12 @@ class PitJob(submitit.SlurmJob):  # type: ignore[misc]
         """End the job, or the task of an array. check: raise the errors of scancel."""
         with contextlib.nullcontext() if check else contextlib.suppress(PitError):
             client(load_site(planning.load_plan(self._run_dir).site)).cancel([self.job_id])
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Send the signals of a preemption, or with `timeout` that before the time limit. Raises as scancel."""
+        transport = client(load_site(planning.load_plan(self._run_dir).site)).transport
+        for name in ("USR2",) if timeout else ("TERM", "USR2"):
+            run_command(transport, ["scancel", f"--signal={name}", self.job_id], env={})
 
 
 class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's classes are untyped to mypy

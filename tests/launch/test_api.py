@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import submitit
 import pitools
 from pitools.core.errors import ConfigError, PitError, UsageError
 from pitools.launch import auto_executor
+from pitools.run import run_folder
+from pitools.site.connect import client
+from pitools.site.load import load_site
 
 ENTRY = """\
 import os
@@ -183,6 +188,48 @@ def test_idioms_of_submitit_on_slurm(clusters: Path, here: Path) -> None:
     while time.monotonic() < deadline and not sleeping.done(force_check=True):
         time.sleep(0.5)
     assert sleeping.state.startswith("CANCELLED")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a state, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+class Counter(submitit.helpers.Checkpointable):  # type: ignore[misc]
+    """Counts in a file; interrupted, it is called again, by a copy of itself."""
+
+    def __call__(self, file: Path, wanted: int) -> int:
+        for number in range(int(file.read_text()) if file.exists() else 0, wanted):
+            time.sleep(0.2)
+            file.write_text(str(number + 1))
+        return wanted
+
+
+@pytest.mark.slurm
+def test_checkpointing_and_waiting_of_submitit_on_slurm(clusters: Path, here: Path) -> None:
+    """A callable that is interrupted saves, is requeued and ends; jobs are awaited, also as they complete."""
+    executor = pitools.Executor(site="alpha")
+    executor.update_parameters(timeout_min=4, name="counter")
+    file = here / "count"
+    job = executor.submit(Counter(), file, 30)
+    others = executor.map_array(add, [1, 2], [3, 4])
+
+    async def results() -> list[int]:
+        return [await one.awaitable().result() for one in others]
+
+    assert asyncio.run(results()) == [4, 6]
+    assert {one.result() for one in submitit.helpers.as_completed(others)} == {4, 6}
+    until(lambda: file.exists() and int(file.read_text()) >= 3)
+    job._interrupt(timeout=False)
+    until(lambda: client(load_site("alpha")).job(job.job_id)[0].state == "PENDING")
+    env = {**os.environ, "SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
+    subprocess.run(["scontrol", "update", f"jobid={job.job_id}", "starttime=now"], check=True, env=env)
+    assert job.result() == 30
+    attempts = [[path.name for path in run_folder.attempt_dirs(run.dir)] for run in pitools.runs(site="alpha")]
+    assert sorted(attempts) == [["0", "1"], ["0.0", "1.0"]]
 
 
 def test_this_process_keeps_its_environment(here: Path) -> None:
