@@ -1,4 +1,4 @@
-"""Shell completion: run ids, site names, files. It only reads folders, and ignores errors."""
+"""Shell completion: run ids, site names, datasets, files. It only reads folders, and ignores errors."""
 
 from __future__ import annotations
 
@@ -59,20 +59,67 @@ def complete_sweeps(_ctx: click.Context, _param: click.Parameter, incomplete: st
 
 def complete_request_keys(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Parameters of the request that was typed before, then the keys of every request; with `=` at their ends."""
-    import tomllib
-
     from click.shell_completion import CompletionItem
 
     from pitools.launch.request import Request
 
-    params: list[str] = []
-    try:
-        tables = tomllib.loads(Path(str(ctx.params.get("request") or "")).read_text())
-        params = [str(name) for name in tables.get("params", {})]
-    except (OSError, ValueError, AttributeError):
-        pass
-    names = dict.fromkeys([*params, *sorted(Request.__struct_fields__)])
+    names = dict.fromkeys([*_request_table(ctx, "params"), *sorted(Request.__struct_fields__)])
     return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
+
+
+def complete_datasets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Datasets of a root, ROOT/NAME; after an `@` their tags, after a `/` their versions; else folders."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(text) for text in _dataset_texts(incomplete)] or [CompletionItem(incomplete, type="dir")]
+
+
+def complete_data(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """NAME= of the request's datasets; after it, datasets."""
+    from click.shell_completion import CompletionItem
+
+    name, equals, path = incomplete.partition("=")
+    if equals:
+        return [CompletionItem(f"{name}={text}") for text in _dataset_texts(path)]
+    names = _request_table(ctx, "data")
+    return [CompletionItem(f"{key}=") for key in names if key.startswith(name)]
+
+
+def _dataset_texts(text: str) -> list[str]:
+    """Return the completions of a dataset's path."""
+    from pitools.core.errors import PitError
+    from pitools.store.tags import read_tags
+    from pitools.store.version_list import is_version
+
+    home, at, prefix = text.rpartition("@")
+    if at:
+        path = Path(home).expanduser()
+        try:
+            return [f"{home}@{tag}" for tag in sorted(read_tags(path.parent, path.name)) if tag.startswith(prefix)]
+        except (PitError, OSError):
+            return []
+    parent, slash, prefix = text.rpartition("/")
+    folder = Path(f"{parent}{slash}" or ".").expanduser()
+    try:
+        entries = [entry for entry in sorted(folder.iterdir()) if entry.name.startswith(prefix) and entry.is_dir()]
+        datasets = [
+            entry.name
+            for entry in entries[: 4 * _MAX_ITEMS]
+            if is_version(entry.name) or any(is_version(each.name) for each in entry.iterdir())
+        ]
+    except OSError:
+        return []
+    return [f"{parent}{slash}{name}" for name in datasets[:_MAX_ITEMS]]
+
+
+def _request_table(ctx: click.Context, name: str) -> list[str]:
+    """Return the keys of a table of the request that was typed before; [] without it."""
+    import tomllib
+
+    try:
+        return [str(key) for key in tomllib.loads(Path(str(ctx.params.get("request") or "")).read_text()).get(name, {})]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []
 
 
 def _run_roots() -> set[Path]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import format_option, warnings_as_notes
+from pitools.commands.options import dataset_argument, format_option, warnings_as_notes
 from pitools.core.output import Output
 
 COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s", "bound")
 
 
 @click.command()
-@click.argument("dataset", metavar="DATASET")
+@dataset_argument(metavar="DATASET")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Samples per batch.")
 @click.option("--length", type=click.IntRange(min=1), default=16, show_default=True, help="Steps per sample.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Reader threads.")

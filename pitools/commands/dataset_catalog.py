@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import LocalPath, format_option
+from pitools.commands.options import LocalPath, dataset_argument, format_option
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
@@ -61,7 +61,7 @@ def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, f
 
 
 @click.command()
-@click.argument("dataset")
+@dataset_argument()
 @click.option("--episodes", is_flag=True, help="List episodes instead of arrays.")
 @click.option("--episode", type=click.IntRange(0), metavar="N", help="Show one episode; with --png, plot it.")
 @click.option("--png", type=LocalPath(dir_okay=False), metavar="FILE", help="Plot frames and curves of the episode.")

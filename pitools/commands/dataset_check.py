@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import LocalPath, format_option
+from pitools.commands.options import LocalPath, dataset_argument, format_option
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
@@ -20,7 +20,7 @@ _EXITS = "Exit codes: 0 at most warnings, 1 faults, 5 damage; 2 usage, 3 the fil
 
 
 @click.command(epilog=_EXITS)
-@click.argument("dataset")
+@dataset_argument()
 @click.option("--deep", is_flag=True, help="Decode every frame, not a sample.")
 @click.option(
     "--against", metavar="DATASET", help="Compare values with this version. [default: the parent, if present]"

@@ -6,14 +6,14 @@ from typing import Literal
 
 import click
 
-from pitools.commands.options import format_option, warnings_as_notes
+from pitools.commands.options import dataset_argument, format_option, warnings_as_notes
 from pitools.core.output import Output
 
 COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_steps", "cut", "dropped")
 
 
 @click.command(name="plan-packing")
-@click.argument("dataset", metavar="DATASET")
+@dataset_argument(metavar="DATASET")
 @click.option(
     "--length",
     "lengths",

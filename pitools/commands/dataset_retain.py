@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pitools.commands.dataset_catalog import DIFF_COLUMNS, ROOT_TYPE
-from pitools.commands.options import format_option, site_option
+from pitools.commands.options import dataset_argument, format_option, site_option
 from pitools.core.errors import UsageError, suggest
 from pitools.core.output import Output
 
@@ -18,7 +18,7 @@ REBUILD_COLUMNS = ("name", "version", "rebuilt", "state", "repaired_files", "pat
 
 
 @click.command()
-@click.argument("dataset", metavar="ROOT/NAME")
+@dataset_argument(metavar="ROOT/NAME")
 @click.argument("tag", required=False)
 @click.argument("version", required=False)
 @click.option(
@@ -81,7 +81,7 @@ def tag(
 
 
 @click.command()
-@click.argument("datasets", nargs=-1, required=True, metavar="DATASET...")
+@dataset_argument("datasets", nargs=-1, required=True, metavar="DATASET...")
 @click.option("--reason", default="", help="Reason, kept in the record.")
 @click.option("--grace", default="0s", metavar="TIME", help="Shortest time to keep it, such as 30d (gc has its own).")
 @click.option("--undo", is_flag=True, help="Undo the retirement.")
@@ -153,7 +153,7 @@ def gc(
 
 
 @click.command()
-@click.argument("dataset")
+@dataset_argument()
 @click.option(
     "--from", "folders", multiple=True, type=ROOT_TYPE, help="Folder with its recordings, at any depth; repeatable."
 )

@@ -9,7 +9,7 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.launch_monitor import find_run_and_site
-from pitools.commands.options import DATA_HELP, parse_named_paths, run_argument, site_option
+from pitools.commands.options import data_option, parse_named_paths, run_argument, site_option
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
@@ -74,7 +74,7 @@ def _srun(run_dir: Path, site: Site, node: str, plan: Plan, is_terminal: bool) -
 @click.argument("run", metavar="RUN|REQUEST", shell_complete=completion.complete_runs)
 @site_option
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Of a run.")
-@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
+@data_option()
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="A key or parameter of the request.")
 def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[str, ...]) -> None:
     """Print the variables of a rank of RUN, or of REQUEST (a .toml file) as one process, for eval in a shell.

@@ -10,8 +10,8 @@ import click
 from pitools.commands import completion
 from pitools.commands.launch_monitor import show_runs
 from pitools.commands.options import (
-    DATA_HELP,
     LocalPath,
+    data_option,
     format_option,
     parse_named_paths,
     request_argument,
@@ -35,7 +35,7 @@ SET_HELP = "A key or parameter of the request; several values, `lr=1e-3,3e-4` or
 @click.command()
 @request_argument
 @site_option
-@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
+@data_option()
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
 @click.option(
     "--set",
@@ -68,7 +68,7 @@ def plan(
 @click.command()
 @request_argument
 @sites_option("The site, as `pit site list` names it; several share a sweep's runs.")
-@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
+@data_option()
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
 @click.option(
     "--set",

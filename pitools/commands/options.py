@@ -88,6 +88,18 @@ def run_argument(name: str = "run", **options: Any) -> Callable[[F], F]:
     return click.argument(name, shell_complete=completion.complete_runs, **options)
 
 
+def dataset_argument(name: str = "dataset", **options: Any) -> Callable[[F], F]:
+    """DATASET, which a shell can complete: a version's folder, ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/DIGITS."""
+    return click.argument(name, shell_complete=completion.complete_datasets, **options)
+
+
+def data_option(text: str = DATA_HELP) -> Callable[[F], F]:
+    """`--data NAME=PATH`, repeatable."""
+    return click.option(
+        "--data", metavar="NAME=PATH", multiple=True, shell_complete=completion.complete_data, help=text
+    )
+
+
 def request_argument(function: F) -> F:
     """REQUEST, a file that a shell can complete."""
     return click.argument("request", shell_complete=completion.complete_files)(function)

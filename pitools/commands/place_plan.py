@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import DATA_HELP, format_option, parse_named_paths, request_argument
+from pitools.commands.options import data_option, format_option, parse_named_paths, request_argument
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs_dir")
 
@@ -18,7 +18,7 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
     multiple=True,
     help="Plan for this site; repeatable; by default every site with Slurm.",
 )
-@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
+@data_option()
 @click.option("--explain", is_flag=True, help="Also show partitions that do not fit, and why each was not chosen.")
 @click.option("--best", is_flag=True, help="Print only the best candidate's plan, for `pit launch run -`.")
 @click.option("--max-age", default="30s", show_default=True, metavar="TIME", help="Maximum age of cached answers.")

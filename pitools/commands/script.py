@@ -6,7 +6,7 @@ from typing import IO
 
 import click
 
-from pitools.commands.options import format_option, parse_named_paths, site_option
+from pitools.commands.options import data_option, format_option, parse_named_paths, site_option
 
 
 @click.group()
@@ -37,7 +37,7 @@ def list_command(site_name: str, form: str) -> None:
 @click.option("--gpus-per-node", type=click.IntRange(0), help="Default: all of the partition's; none for stage.")
 @click.option("--time", metavar="TIME", default="", help="2h, 30m or Slurm's form; default: the site's.")
 @click.option("--framework", type=click.Choice(["jax", "torch", "none"]), default="none", show_default=True)
-@click.option("--data", metavar="NAME=PATH", multiple=True, help="Stage this dataset; ranks find it at PIT_DATA_NAME.")
+@data_option("Stage this dataset; ranks find it at PIT_DATA_NAME.")
 def render(
     script: str,
     command: tuple[str, ...],

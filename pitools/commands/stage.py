@@ -14,7 +14,7 @@ import click
 
 from pitools import __version__
 from pitools.commands import stage_cache
-from pitools.commands.options import format_option
+from pitools.commands.options import dataset_argument, format_option
 from pitools.commands.stage_options import (
     FILE_TYPE,
     SOURCE_TYPE,
@@ -53,7 +53,7 @@ def group() -> None:
 
 
 @group.command(epilog=_EXITS)
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
+@dataset_argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
 @to_option(required=True)
 @selection_options
 @limit_options
@@ -97,7 +97,7 @@ def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
 
 
 @group.command(epilog=_EXITS)
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
+@dataset_argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
 @to_option(required=False)
 @selection_options
 @click.option("--dry-run", is_flag=True, help="Only show the plan, as `plan` does.")

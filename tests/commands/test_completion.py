@@ -13,6 +13,8 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from pitools.cli import group
 from pitools.site import load
+from pitools.store import tags
+from pitools.store.manifest import version_of
 
 NAMES = [f"{name}-2026010{day}-000000-abc12{day}" for day, name in enumerate("abc")]
 Complete = Callable[..., "list[CompletionItem[str]]"]  # no generic class in the lowest click
@@ -91,3 +93,26 @@ def test_a_real_bash(runs: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pitools.commands.completion" in imported
     assert not imported & {"numpy", "rich", "submitit", "zarr", "obstore", "pitools.launch.monitor.status"}
+
+
+def test_datasets_tags_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Datasets of a root, and no other folder; tags after @; versions after /; the names of a request's data."""
+    monkeypatch.chdir(tmp_path)
+    version = version_of(b"{}")
+    for name in ("pick", "place"):
+        (tmp_path / "root" / name / version).mkdir(parents=True)
+        (tmp_path / "root" / name / version / "manifest.json").write_text("{}")
+    (tmp_path / "root" / "photos").mkdir()
+    tags.move_tag(tmp_path / "root", "pick", "prod", version)
+    (tmp_path / "r.toml").write_text('name = "r"\n[data]\ndemo = ""\n')
+
+    def values(*words: str) -> list[str]:
+        return [str(item.value) for item in offered(*words)]
+
+    for words in (("dataset", "show"), ("dataset", "check"), ("dataset", "tag"), ("stage", "run")):
+        assert values(*words, "root/p") == ["root/pick", "root/place"]
+    assert values("dataset", "show", "root/pick@p") == ["root/pick@prod"]
+    assert values("dataset", "show", "root/pick/") == [f"root/pick/{version}"]
+    assert values("launch", "run", "r.toml", "--data", "d") == ["demo="]
+    assert values("launch", "run", "r.toml", "--data", "demo=root/pi") == ["demo=root/pick"]
+    assert [item.type for item in offered("dataset", "show", "nowhere/")] == ["dir"]
