@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -57,35 +57,68 @@ def scan_logs(
     deep: bool,
 ) -> LogScan:
     """Read the logs of an attempt. prominent_ranks: ranks whose logs are read even if there are too many."""
+    slurm = _scan_slurm_logs(run_dir, attempt, start, span, deep=deep)
+    stage = _scan_stage_logs(run_dir, attempt, start, span)
+    named_ranks = {end.rank for end in slurm.rank_exits if end.rank is not None}
+    rank_logs = _select_rank_logs(attempt / "logs", prominent_ranks | named_ranks)
+    ranks = _scan_rank_logs(run_dir, rank_logs, span, hosts, deep=deep)
+    last_lines = {**slurm.last_lines, **stage.last_lines, **ranks.last_lines}
+    return LogScan(
+        (*slurm.rank_exits, *ranks.rank_exits),
+        tuple(_dedupe((*slurm.evidence, *stage.evidence, *ranks.evidence))),
+        {rank: line for rank, line in last_lines.items() if line},
+    )
+
+
+def _scan_slurm_logs(
+    run_dir: Path, attempt: Path, start: AttemptStart | None, span: log_timestamps.TimeSpan, *, deep: bool
+) -> LogScan:
     exits: list[rank_exits.RankExit] = []
     evidence: list[Evidence] = []
-    last_lines: dict[int | None, str] = {}
+    job_line = ""
+    max_bytes, head_bytes = (_DEEP_TAIL_BYTES, _DEEP_HEAD_BYTES) if deep else (4 * _TAIL_BYTES, _TAIL_BYTES)
     has_srun_log = any((attempt / "logs").glob("*.err"))
     job_began = _job_began(run_dir, start)
     for path, is_shared in _slurm_logs(run_dir, attempt, start):
-        lines_before = 0
-        for text in _read_head_and_tail(
-            path, _DEEP_TAIL_BYTES if deep else 4 * _TAIL_BYTES, _DEEP_HEAD_BYTES if deep else _TAIL_BYTES
-        ):
+        source, lines_before = _relative(path, run_dir), 0
+        for text in _read_head_and_tail(path, max_bytes, head_bytes):
             own_lines = _lines_of_attempt(text, span, job_began) if is_shared else text
-            source = _relative(path, run_dir)
             if is_shared:
-                last_lines[None] = last_line(own_lines.text) or last_lines.get(None, "")
+                job_line = last_line(own_lines.text) or job_line
             if not is_shared or not has_srun_log:
                 exits += _srun_exits(own_lines, source, span, lines_before)
             lines_before += text.text.count("\n") + 1
-            evidence += list(_match_patterns(own_lines, "slurm", source, span, None, ""))
+            evidence += _match_patterns(own_lines, "slurm", source, span, None, "")
+    return LogScan(tuple(exits), tuple(evidence), {None: job_line})
+
+
+def _scan_stage_logs(
+    run_dir: Path, attempt: Path, start: AttemptStart | None, span: log_timestamps.TimeSpan
+) -> LogScan:
+    evidence: list[Evidence] = []
+    last_lines: dict[int | None, str] = {}
     for path in sorted((attempt / "logs").glob("stage.*.out"))[:_MAX_RANK_LOGS]:
         if tail := read_tail(path, _TAIL_BYTES):
             node, number = _stage_node(path.name, start), path.name.split(".")[-2]
             # Each error on one line: patterns need its message and its `where`.
             tail = tail._replace(text=_PIT_ERROR.sub(r"\1; where: \2", tail.text))
-            evidence += list(_match_patterns(tail, "stage", _relative(path, run_dir), span, None, node))
+            evidence += _match_patterns(tail, "stage", _relative(path, run_dir), span, None, node)
             if number.isdecimal():
                 last_lines[int(number)] = last_line(tail.text)
-    rank_logs = _select_rank_logs(
-        attempt / "logs", prominent_ranks | {end.rank for end in exits if end.rank is not None}
-    )
+    return LogScan((), tuple(evidence), last_lines)
+
+
+def _scan_rank_logs(
+    run_dir: Path,
+    rank_logs: Sequence[tuple[int, Path]],
+    span: log_timestamps.TimeSpan,
+    hosts: tuple[str, ...],
+    *,
+    deep: bool,
+) -> LogScan:
+    exits: list[rank_exits.RankExit] = []
+    evidence: list[Evidence] = []
+    last_lines: dict[int | None, str] = {}
     max_bytes = _bytes_per_log(len(rank_logs), deep=deep)
     for rank, path in rank_logs:
         node = hosts[rank] if rank < len(hosts) else ""
@@ -95,9 +128,9 @@ def scan_logs(
             if text is texts[-1]:
                 exits += _traceback_exits(text, source, span, rank, node)
             searched = text._replace(text=tracebacks.blank_tracebacks(text.text)) if "Traceback" in text.text else text
-            evidence += list(_match_patterns(searched, "rank", source, span, rank, node))
+            evidence += _match_patterns(searched, "rank", source, span, rank, node)
             last_lines[rank] = last_line(text.text)
-    return LogScan(tuple(exits), tuple(_dedupe(evidence)), {rank: line for rank, line in last_lines.items() if line})
+    return LogScan(tuple(exits), tuple(evidence), last_lines)
 
 
 def last_line(text: str) -> str:
