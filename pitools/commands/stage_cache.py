@@ -122,22 +122,25 @@ def check(
     per damaged set, and exit 1 if one is not repaired. A set with an unknown source is moved to ROOT/.quarantine.
     """
     from pitools.core.forked_pool import default_readers
+    from pitools.stage.cache.layout import set_identity, set_path
     from pitools.stage.cache.space import QuotaLimits
     from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
     root = _root_to_repair(path) if repair_sets else path
     summary: CheckTotals | None = None
     damaged: dict[str, list[FileFinding]] = {}
+    identities: dict[str, tuple[int, int] | None] = {}
     with Output(form) as out:
         for record in check_versions(path, readers=readers or default_readers()):
             if isinstance(record, FileFinding):
                 out(record)
                 damaged.setdefault(record.version, []).append(record)
+                identities.setdefault(record.version, set_identity(set_path(root, record.version)))
             else:
                 summary = record
     assert summary is not None
     limits = QuotaLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
-    repaired = _repair(root, damaged, readers or 0, limits, form) if repair_sets else False
+    repaired = _repair(root, damaged, identities, readers or 0, limits, form) if repair_sets else False
     with Output(form) as out:  # its own table: other columns
         out(summary)
     return 1 if summary.findings and not repaired else 0
@@ -151,13 +154,22 @@ def _root_to_repair(path: Path) -> Path:
     return root
 
 
-def _repair(root: Path, damaged: dict[str, list[FileFinding]], readers: int, limits: QuotaLimits, form: str) -> bool:
+def _repair(
+    root: Path,
+    damaged: dict[str, list[FileFinding]],
+    identities: dict[str, tuple[int, int] | None],
+    readers: int,
+    limits: QuotaLimits,
+    form: str,
+) -> bool:
     from pitools.stage import repair
 
     all_repaired = True
     with Output(form) as out:
         for version, findings in damaged.items():
-            record = repair.repair_set(root, version, findings, readers=readers, limits=limits)
+            record = repair.repair_set(
+                root, version, findings, identity=identities[version], readers=readers, limits=limits
+            )
             out(record)
             all_repaired = all_repaired and record.state == "repaired"
     return all_repaired

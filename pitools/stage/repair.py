@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -45,9 +45,18 @@ def root_of(path: Path) -> Path:
 
 
 def repair_set(
-    root: Path, version: str, findings: Sequence[FileFinding], *, readers: int = 0, limits: QuotaLimits | None = None
+    root: Path,
+    version: str,
+    findings: Sequence[FileFinding],
+    *,
+    identity: tuple[int, int] | None = None,
+    readers: int = 0,
+    limits: QuotaLimits | None = None,
 ) -> RepairResult:
-    """Stage a damaged set again; quarantine one of unknown source. Never raises PitError."""
+    """Stage a damaged set again; quarantine one of unknown source. Never raises PitError.
+
+    identity: of the set when the findings were made.
+    """
     path, record = set_path(root, version), records.read_stage_record(root, version)
     source = record.source
 
@@ -57,6 +66,7 @@ def repair_set(
         name = findings[0].dataset
         return RepairResult(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
 
+    options: Any = {"verify": True, "known_damaged": identity, "readers": readers, "limits": limits}
     if not os.path.lexists(path):
         return make_result("failed", "evicted during the check")
     if all(finding.problem == "extra" for finding in findings):
@@ -69,11 +79,9 @@ def repair_set(
         if record.store_keys and _own_dataset(path, version) is None:
             from pitools.stage.unmanaged.stage_store import stage_store
 
-            stage_store(
-                _unchanged_store(source, record.store_keys, root), root, verify=True, readers=readers, limits=limits
-            )
+            stage_store(_unchanged_store(source, record.store_keys, root), root, **options)
         else:
-            stage_version(_source_dataset(path, version, source), root, verify=True, readers=readers, limits=limits)
+            stage_version(_source_dataset(path, version, source), root, **options)
     except PitError as error:
         return make_result("failed", f"{error}; {error.hint}" if error.hint else str(error))
     return make_result("repaired")

@@ -25,6 +25,7 @@ from pitools.stage.cache.layout import (
     partial_path,
     replace_set,
     require_safe,
+    set_identity,
     set_path,
     trash,
     version_lock,
@@ -81,6 +82,7 @@ def stage_version(
     root: Path,
     *,
     verify: bool = False,
+    known_damaged: tuple[int, int] | None = None,
     readers: int = 0,
     bytes_per_s: float = 0,
     timeout_s: float = 3600,
@@ -93,7 +95,8 @@ def stage_version(
 ) -> StageResult:
     """Make `<root>/objects/<version>/` hold this version complete. Safe to repeat and to run concurrently.
 
-    A present copy is checked by names and sizes, with `verify` by content. readers: threads, 0 for the default.
+    A present copy is checked by names and sizes, with `verify` by content. known_damaged: identity of a set that the
+    caller has found damaged, which is not read again. readers: threads, 0 for the default.
     bytes_per_s: limit of reading from the source, 0 for none. timeout_s: of waiting for another process that stages
     this version; `on_wait` is called with its LockOwner once a second. limits: of the root. shared: make the root
     readable for all users. group: the nodes that stage this together; each must call this. advance, on_file: called
@@ -107,7 +110,7 @@ def stage_version(
     readers = readers or readers_for(dataset)
     final = set_path(root, dataset.version)
 
-    is_complete = presence_check(verify=verify, readers=readers, advance=advance)
+    is_complete = presence_check(known_damaged, verify=verify, readers=readers, advance=advance)
     require_safe(root, reading=True)
     state: StageState = "present"
     totals = None
@@ -137,18 +140,16 @@ def stage_version(
         return make_result(dataset, final, state, totals, started, session=session, verified=verify)
 
 
-def presence_check(*, verify: bool, readers: int, advance: Advance) -> Callable[[Path, Dataset], bool]:
+def presence_check(
+    known_damaged: tuple[int, int] | None, *, verify: bool, readers: int, advance: Advance
+) -> Callable[[Path, Dataset], bool]:
     """Return a function that tells whether a folder holds this version complete: by names and sizes, with `verify` by
     content. The set is leased meanwhile, and used last at the end; one found damaged is not read again.
     """
-    damaged: set[tuple[int, int]] = set()
+    damaged = {None, known_damaged}
 
     def is_complete(final: Path, dataset: Dataset) -> bool:
-        try:
-            status = final.lstat()
-        except OSError:
-            return False
-        identity = status.st_ino, status.st_ctime_ns
+        identity = set_identity(final)
         if identity not in damaged:
             with try_lease(final, touch=True):
                 if (

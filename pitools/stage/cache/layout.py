@@ -61,6 +61,15 @@ def set_path(root: Path, version: str) -> Path:
     return root / OBJECTS / version
 
 
+def set_identity(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when the set at `path` is replaced; None if there is none."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
 def partial_path(root: Path, version: str) -> Path:
     """Return the folder of this node's partial copy of a version."""
     # Two nodes that each hold the version's lock must not write to one folder.

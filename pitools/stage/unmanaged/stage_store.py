@@ -51,6 +51,7 @@ def stage_store(
     root: Path,
     *,
     verify: bool = False,
+    known_damaged: tuple[int, int] | None = None,
     readers: int = 0,
     bytes_per_s: float = 0,
     timeout_s: float = 3600,
@@ -73,7 +74,7 @@ def stage_store(
     totals = None
     undigested = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
     readers = readers or readers_for(undigested)
-    is_complete = presence_check(verify=verify, readers=readers, advance=advance)
+    is_complete = presence_check(known_damaged, verify=verify, readers=readers, advance=advance)
 
     def find_complete() -> Dataset | None:
         staged = find_staged(store, root)

@@ -15,7 +15,7 @@ import pytest
 
 from pitools import cli
 from pitools.commands import stage_cache
-from pitools.stage import repair
+from pitools.stage import repair, verify
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import RootEntry, evict_item
 from pitools.stage.cache.inventory import matches_sizes
@@ -227,6 +227,18 @@ def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, re
     assert (code, [r["state"] for r in rows if r["schema"] == "pit.stage-repair/1"]) == (1, ["failed"])
     assert cache("check", finals[0], "--repair")[0] == 0
     assert cache("check", finals[0])[0] == 0
+
+
+def test_a_set_is_read_once_to_be_repaired(finals: list[Path], root: Path, cache, monkeypatch: pytest.MonkeyPatch):
+    """What `check` has found damaged is not read again before it is staged."""
+    flip(finals[0] / "a")
+    read: list[str] = []
+    verify_files = verify.verify_files
+    monkeypatch.setattr(
+        verify, "verify_files", lambda dataset, **how: read.append(dataset.version) or verify_files(dataset, **how)
+    )
+    assert cache("check", root, "--repair")[0] == 0
+    assert sorted(read) == sorted(final.name for final in finals)
 
 
 def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path, cache):
