@@ -116,8 +116,10 @@ def _request_table(ctx: click.Context, name: str) -> list[str]:
     """Return the keys of a table of the request that was typed before; [] without it."""
     import tomllib
 
+    # After an option without its value, click leaves the arguments where they are.
+    request = ctx.params.get("request") or next(iter(ctx.args), "")
     try:
-        return [str(key) for key in tomllib.loads(Path(str(ctx.params.get("request") or "")).read_text()).get(name, {})]
+        return [str(key) for key in tomllib.loads(Path(str(request)).read_text()).get(name, {})]
     except (OSError, ValueError, AttributeError, TypeError):
         return []
 

@@ -104,7 +104,7 @@ def test_datasets_tags_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "root" / name / version / "manifest.json").write_text("{}")
     (tmp_path / "root" / "photos").mkdir()
     tags.move_tag(tmp_path / "root", "pick", "prod", version)
-    (tmp_path / "r.toml").write_text('name = "r"\n[data]\ndemo = ""\n')
+    (tmp_path / "r.toml").write_text('name = "r"\n[data]\ndemo = ""\n[params]\nlr = 1\n')
 
     def values(*words: str) -> list[str]:
         return [str(item.value) for item in offered(*words)]
@@ -114,5 +114,6 @@ def test_datasets_tags_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert values("dataset", "show", "root/pick@p") == ["root/pick@prod"]
     assert values("dataset", "show", "root/pick/") == [f"root/pick/{version}"]
     assert values("launch", "run", "r.toml", "--data", "d") == ["demo="]
+    assert values("launch", "run", "r.toml", "--nodes", "2", "--set", "l") == ["lr="]
     assert values("launch", "run", "r.toml", "--data", "demo=root/pi") == ["demo=root/pick"]
     assert [item.type for item in offered("dataset", "show", "nowhere/")] == ["dir"]
