@@ -22,9 +22,8 @@ from pitools.run import cancel_request, run_folder
 from pitools.store.version_state import revalidate_nfs
 
 _SLURM_TIMEOUT_S = 10.0
-_CANCEL_TIMEOUT_S = (
-    30.0  # for the process that requested a cancel to get Slurm's answer, and withdraw a refused request
-)
+# For the process that requested a cancel to get Slurm's answer, and to withdraw a refused request.
+_CANCEL_TIMEOUT_S = 30.0
 
 
 class AttemptRefused(Exception):
