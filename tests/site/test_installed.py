@@ -13,7 +13,7 @@ import pytest
 
 from pitools.site.load import bundled_dir
 
-FILES = ("site_configs", "sbatch_templates", "scripts/cron", "scripts/pit-prolog")
+FILES = ("site_configs", "sbatch_templates", "scripts/cron", "scripts/hooks", "scripts/pit-prolog")
 
 
 @pytest.fixture(scope="module")
