@@ -211,7 +211,7 @@ def _watch_live(paths: list[Path], site: Site) -> bool:
 @format_option
 @click.pass_context
 def tick(ctx: click.Context, site_name: str, form: str) -> None:
-    """Continue every run of the site that is due, once. For cron: does nothing while another tick is running.
+    """Continue every run of the site that is due, once. For cron: does nothing while another tick of yours runs.
 
     Diagnoses ended attempts, completes unfinished submissions, submits next jobs; prints a record for each change.
     Errors are printed when they first occur, on a terminal always; the exit code reports them each time.
