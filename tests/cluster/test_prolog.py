@@ -36,8 +36,17 @@ state = "{folder}/state"
 path = "{folder}/nvme/{{node}}/{{user}}/pit"
 disk = "{disk}"
 """
-# Whether the set can be taken by an evictor, as the job sees it.
-SEE = 'flock --nonblock {lease} true && echo "$SLURMD_NODENAME free" || echo "$SLURMD_NODENAME leased"'
+# Why a set would be kept from this job, and from another one on the node.
+SEE = """\
+import os, sys, pathlib, getpass
+from pitools.stage.cache.evict import RootEntry, evict_item
+node, version = os.environ["SLURMD_NODENAME"], sys.argv[2]
+root = pathlib.Path(sys.argv[1], node, getpass.getuser(), "pit")
+entry = RootEntry(version, root / "objects" / version)
+own = evict_item(root, entry, grace_s=0, dry_run=True)
+del os.environ["SLURM_JOB_ID"]
+print(node, own, evict_item(root, entry, grace_s=0, dry_run=True))
+"""
 
 
 class Cluster(NamedTuple):
@@ -120,16 +129,12 @@ def dataset(tmp_path: Path) -> Path:
     return folder.rename(tmp_path / "pick" / manifest.version_of(data))
 
 
-def see(nodes: Cluster, version: str) -> str:
-    return SEE.format(lease=f"{nodes.folder}/nvme/$SLURMD_NODENAME/$(id -un)/pit/.leases/{version}")
-
-
 def test_a_job_finds_its_set_leased_and_leaves_it_free(nodes: Cluster, dataset: Path):
-    """From before its first step until its end, on every node of it, nobody can evict what its user has staged."""
+    """From before its first step until its end, on every node, only the job can evict what its user has staged."""
     for node in NODES:
         stage_version(load_dataset(dataset), nodes.root(node))
-    out = nodes.call("srun", "-N2", "sh", "-c", see(nodes, dataset.name))
-    assert sorted(out.splitlines()) == [f"{node} leased" for node in NODES]
+    out = nodes.call("srun", "-N2", sys.executable, "-c", SEE, f"{nodes.folder}/nvme", dataset.name)
+    assert sorted(out.splitlines()) == [f"{node} None kept-for-job" for node in NODES]
     assert wait_until(lambda: not any(lease.is_leased(nodes.root(node), dataset.name) for node in NODES))
 
 
