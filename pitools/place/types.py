@@ -17,8 +17,8 @@ class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     """One pool where a job could run.
 
     units: GPUs that the job would hold, or nodes in a pool without GPUs. run_s: expected run time, with the effects of
-    topology and failures. limit_s: time limit of the submission. copy_s: time to copy missing data, which overlaps
-    with the wait.
+    topology and failures. limit_s: time limit of the submission. copy_s: time to copy missing data before the
+    submission; the start is expected after the longer of copy and wait.
     """
 
     pool: str

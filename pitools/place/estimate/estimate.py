@@ -1,8 +1,8 @@
 """Estimate a candidate's wait, run time, cost and risk of failure. Times are seconds from now.
 
 The wait comes from `sbatch --test-only` for the candidate's own script. Past predictions and their outcomes calibrate
-it, and the waits of other jobs at the site widen its range. Data is copied during the wait: only a copy that takes
-longer than the wait delays the start.
+it, and the waits of other jobs at the site widen its range. Missing data is copied before the submission; the start is
+expected after the longer of copy and wait, as if the job were in the queue meanwhile.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_s(self) -> float:
-        """Return the expected end: the longer of median wait and copy, which overlap, plus the run and its loss."""
+        """Return the expected end: the longer of median wait and copy, plus the run and its loss."""
         return max(self.wait.q50_s, self.transfer.wall_s) + self.run.run_s + self.run.loss_s
 
 

@@ -23,8 +23,8 @@ class RankedCandidate(Record, frozen=True, kw_only=True, tag="pit.ranked-candida
     """One candidate. rank: 1 is the best, 0 does not fit. partition: "" for a site that was skipped.
 
     Times are seconds from now. start_*: percentiles of the start. slurm_start_s: Slurm's estimate. copy_s: copying
-    copy_bytes, during the wait. run_s: the run. loss_s: expected loss by failures. end_s: the expected end. p_fail:
-    of at least one failure. reason: why it was chosen or not.
+    copy_bytes, before the submission. run_s: the run. loss_s: expected loss by failures. end_s: the expected end.
+    p_fail: of at least one failure. reason: why it was chosen or not.
     """
 
     rank: int

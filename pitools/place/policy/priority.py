@@ -47,7 +47,7 @@ def prioritize(now_s: float, table: JobTable, capacity: PoolCapacity, policy: Po
         capacity.start_s(pool, table.units[:, pool], table.limit_s[:, pool]) for pool in range(len(capacity.names))
     ]
     wait = np.column_stack(starts) - now_s
-    # Data is staged during the wait.
+    # Data is copied before the submission; the pool's running jobs go on meanwhile.
     ends = np.where(wait > 0, np.maximum(np.maximum(wait, queue_s[:, None]), table.copy_s) + table.run_s, takes)
     accepts = (takes <= policy.max_slowdown * ends.min(axis=1)[:, None]) | is_starving[:, None]
     return PriorityOrder(index, is_starving, table, takes, ends, accepts & np.isfinite(takes))

@@ -14,6 +14,7 @@ from contextlib import closing
 import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
+from pitools.launch.diagnosis.patterns import compile_cached, load_table, match_exception
 from pitools.launch.rank import rendezvous
 from pitools.launch.rank.rendezvous import JobIdentity, RendezvousServer, candidate_ports, find_coordinator
 
@@ -203,3 +204,18 @@ def test_a_taken_framework_port_rules_out_its_pair() -> None:
         guard = RendezvousServer(own_part, HERE)
         guard.close()
         assert guard.framework_port != listener.getsockname()[1]
+
+
+def test_a_rendezvous_that_times_out_is_recognised_in_a_log() -> None:
+    """The diagnosis has a pattern for the line that a rank prints; as a consequence of another fault, not as one."""
+    server = RendezvousServer(JobIdentity("1", secrets.token_hex(16), 2, PORTS), HERE)
+    try:
+        with pytest.raises(Unreachable) as raised:
+            server.wait_for_ranks(0.0)
+    finally:
+        server.close()
+    pattern = next(each for each in load_table().pattern if each.name == "rendezvous-timeout")
+    assert compile_cached(pattern.line).search(f"pit: rank 0 on n1: {raised.value}")
+    rule = match_exception("Unreachable", raised.value.message, own_raise=False)
+    assert rule is not None
+    assert (rule.kind, rule.role) == ("network", "cascade")
