@@ -33,12 +33,20 @@ _LEROBOT = (
 )
 PACKAGES = {
     ".venv-examples": ["flax", "optax", "lightning", "transformers", "accelerate", "wandb", "tensorboard"],
-    ".venv-lerobot": ["draccus==0.10.0", *_LEROBOT, "imageio", "opencv-python-headless", "pyserial", "huggingface_hub"],
+    ".venv-lerobot": [
+        "draccus==0.10.0",
+        "accelerate",
+        *_LEROBOT,
+        "imageio",
+        "opencv-python-headless",
+        "pyserial",
+        "huggingface_hub",
+    ],
 }
 # Request → steps, what shows in attempt 1's output or step log that it continued, and its environment.
 EXAMPLES = {
     "flax": (400, "", ".venv-examples"),
-    "hf_trainer": (400, "ontinuing training from", ".venv-examples"),
+    "hf_trainer": (400, "checkpoint model loaded", ".venv-examples"),
     "lightning": (400, "Restor(ed|ing) ", ".venv-examples"),
     "lerobot_act": (40, "", ".venv-lerobot"),
 }

@@ -45,9 +45,8 @@ def train(rank, group):
     @jax.jit
     def step_once(state, x, y):
         def loss_of(pure):
-            weights = params.copy() if hasattr(params, "copy") else params
-            nnx.replace_by_pure_dict(weights, pure)
-            return jnp.mean((nnx.merge(graph, weights)(x) - y) ** 2)
+            nnx.replace_by_pure_dict(params, pure)
+            return jnp.mean((nnx.merge(graph, params)(x) - y) ** 2)
 
         loss, gradients = jax.value_and_grad(loss_of)(state["params"])
         updates, optimizer_state = optimizer.update(gradients, state["optimizer"])
@@ -63,7 +62,7 @@ def train(rank, group):
     checkpointer = make_checkpointer(rank, group, "jax")
     first = 0
     if restored := checkpointer.restore(state):
-        first, state = restored.step, restored.state
+        first, state = restored.step, jax.tree.map(np.asarray, restored.state)  # of this host, for all of them
         batches.load_state_dict(restored.loader)
     state = jax.device_put(state, everywhere)
     log = StepLog(rank.attempt_dir / "steps", rank.rank)
