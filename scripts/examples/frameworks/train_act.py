@@ -40,7 +40,7 @@ policy = DistributedDataParallel(ACTPolicy(config), find_unused_parameters=True)
 optimizer = torch.optim.AdamW(policy.parameters(), 1e-4)
 batches = pitools.load(
     os.environ["PIT_DATA_DEMO"],
-    windows={"obs/robot0_proprio": (1, 0), "obs/agentview_image": (1, 0), "action": (0, CHUNK)},
+    windows={"obs/robot0_proprio": (0, 1), "obs/agentview_image": (0, 1), "action": (0, CHUNK)},
     batch_size=8,
     framework="torch",
 )
@@ -68,7 +68,15 @@ for step in range(first, args.steps):
     loss.backward()
     optimizer.step()
     wall = time.perf_counter() - began
-    log.write(step=step, loss=loss.item(), wall_s=wall, input_s=0, compute_s=wall, comm_s=0, samples=8)
+    log.write(
+        step=step,
+        loss=loss.item(),
+        wall_s=wall,
+        input_s=0,
+        compute_s=wall,
+        comm_s=0,
+        samples=8 // dist.get_world_size(),
+    )
     if (step + 1) % 5 == 0 and dist.get_rank() == 0:
         part = checkpoint.with_suffix(".part")
         state = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict(), "batches": batches.state_dict()}

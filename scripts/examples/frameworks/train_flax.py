@@ -54,7 +54,7 @@ def train(rank, group):
 
     batches = pitools.load(
         os.environ["PIT_DATA_DEMO"],
-        windows={"obs/robot0_proprio": (1, 0), "action": (0, 1)},
+        windows={"obs/robot0_proprio": (0, 1), "action": (0, 1)},
         batch_size=64,
         framework="jax",
         device=NamedSharding(mesh, PartitionSpec("batch")),
@@ -72,7 +72,15 @@ def train(rank, group):
             arrays = next(batches).arrays
             state, loss = step_once(state, arrays["obs/robot0_proprio"][:, 0], arrays["action"][:, 0])
             wall = time.perf_counter() - began
-            log.write(step=step, loss=float(loss), wall_s=wall, input_s=0, compute_s=wall, comm_s=0, samples=64)
+            log.write(
+                step=step,
+                loss=float(loss),
+                wall_s=wall,
+                input_s=0,
+                compute_s=wall,
+                comm_s=0,
+                samples=64 // rank.world_size,
+            )
             if (step + 1) % 10 == 0:
                 log.heartbeat()
                 checkpointer.save(step + 1, jax.tree.map(lambda x: x.addressable_data(0), state), batches.state_dict())

@@ -12,6 +12,8 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 import pitools
 
+SAVE_EVERY = 10
+
 
 class Clone(lightning.LightningModule):
     """Actions from joint angles."""
@@ -34,8 +36,8 @@ class Clone(lightning.LightningModule):
 class Progress(Callback):
     """Tell pitools how many steps are saved: a retry after progress costs none of the run's retries."""
 
-    def on_save_checkpoint(self, trainer, module, checkpoint):
-        if trainer.is_global_zero:
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.is_global_zero and trainer.global_step and trainer.global_step % SAVE_EVERY == 0:  # it is on disk
             Path(os.environ["PIT_RUN_DIR"], "progress").write_text(str(trainer.global_step))
 
 
@@ -43,7 +45,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 args = parser.parse_args()
 folder = Path(os.environ["PIT_CHECKPOINT_DIR"])
-windows = {"obs/robot0_proprio": (1, 0), "action": (0, 1)}
+windows = {"obs/robot0_proprio": (0, 1), "action": (0, 1)}
 batches = pitools.load(os.environ["PIT_DATA_DEMO"], windows=windows, batch_size=64, framework="torch", workers=1)
 trainer = lightning.Trainer(
     max_steps=args.steps,
@@ -52,7 +54,10 @@ trainer = lightning.Trainer(
     num_nodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
     strategy="ddp",
     plugins=[TorchElasticEnvironment()],  # the ranks are there already, and have torchrun's variables
-    callbacks=[ModelCheckpoint(folder, save_last=True, every_n_train_steps=10, save_top_k=1, monitor=None), Progress()],
+    callbacks=[
+        ModelCheckpoint(folder, save_last=True, every_n_train_steps=SAVE_EVERY, save_top_k=1, monitor=None),
+        Progress(),
+    ],
     logger=TensorBoardLogger(os.environ["PIT_RUN_DIR"], name="tensorboard", version=""),
     log_every_n_steps=5,
     enable_progress_bar=False,
