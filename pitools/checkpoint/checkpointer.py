@@ -138,8 +138,8 @@ class Checkpointer:
         """Begin to save the state after `step` steps; `state` may change on return.
 
         loader, custom_metadata: plain values or records, by name; rank 0's are stored. Waits for the previous save.
-        Raises its error; ConfigError for other values, and if the state has other leaves than at the first restore or
-        save.
+        Raises its error, a ConfigError if an earlier program had saved that step; ConfigError for other values, and if
+        the state has other leaves than at the first restore or save.
         """
         last_error = self._join_last_save()
         if step == self._saved:

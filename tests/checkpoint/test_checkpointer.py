@@ -429,6 +429,25 @@ def test_a_state_with_other_leaves_than_at_the_restore_is_not_saved(folder: Path
     assert on_ranks(2, restore_all) == [None, None]
 
 
+def test_a_step_that_an_earlier_program_saved_is_not_saved_again(folder: Path) -> None:
+    """A program that does not restore fails at every rank at such a step; the checkpoint and the others stay."""
+    saved(folder, 1, 2)
+
+    def train_anew(rank: int, options: dict[str, Any]) -> None:
+        with Checkpointer(folder, Files(rank), **options) as checkpointer:
+            checkpointer.save(2, state(9), {"position": 9})
+            checkpointer.wait()
+
+    errors = on_ranks(2, train_anew)
+    assert [isinstance(error, (ConfigError, ClusterError)) for error in errors] == [True, True]
+    assert isinstance(errors[0], ConfigError)
+    assert lookup.complete_steps(folder) == [2, 1]
+    assert not layout.leftovers(folder)
+    latest = restored(folder)
+    assert latest
+    assert (latest.step, latest.loader) == (2, {"position": 2})
+
+
 def test_a_later_restore_compares_every_leaf(folder: Path) -> None:
     """A `like` with fewer leaves than the checkpoint is refused also by a Checkpointer that has restored before."""
     saved(folder, 1)

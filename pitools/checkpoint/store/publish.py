@@ -25,7 +25,7 @@ from pitools.checkpoint.store import layout, lookup, quarantine, unreadable
 from pitools.checkpoint.store.hashing import FileDigest, default_threads, hash_files
 from pitools.checkpoint.store.manifest import MANIFEST_FILE, CheckpointManifest, FileEntry, encode_manifest
 from pitools.core import timestamps
-from pitools.core.errors import DataError
+from pitools.core.errors import ConfigError, DataError
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.store import publish as renaming
@@ -94,9 +94,8 @@ def publish_checkpoint(
 ) -> Path:
     """Seal a folder, and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
 
-    An existing complete checkpoint of that step stays, and this one is removed; a damaged one is moved aside. On
-    failure the unpublished folder is removed. Raises DataError when the shares do not cover every file, NoSpace,
-    ClusterError.
+    A damaged checkpoint of that step is moved aside. On failure the unpublished folder is removed. Raises ConfigError
+    when that step has a complete checkpoint, DataError when the shares do not cover every file, NoSpace, ClusterError.
     """
     final = layout.step_path(folder, step)
     try:
@@ -124,7 +123,9 @@ def publish_checkpoint(
                 quarantine.quarantine_checkpoint(final, (), cause_text="damaged, and saved again")
         unreadable.clear_mark(final)  # of an earlier checkpoint of this step that was removed by hand
         if not renaming.publish_dir(unpublished_dir, final):
-            layout.remove_tree(unpublished_dir)
+            problem = f"step {step} is saved already: its checkpoint stays, and this state was not saved"
+            hint = "restore before training (Checkpointer.restore), or give another checkpoint folder"
+            raise ConfigError(problem, where=str(final), hint=hint)
     except BaseException as error:
         layout.remove_tree(unpublished_dir)
         if isinstance(error, OSError):

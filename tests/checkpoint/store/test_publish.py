@@ -12,7 +12,7 @@ import pytest
 from pitools.checkpoint.store import layout, lookup, publish, verify
 from pitools.checkpoint.store.manifest import load_manifest
 from pitools.core import subprocesses
-from pitools.core.errors import ClusterError, DataError, NoSpace, UsageError
+from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, UsageError
 from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents
 from tests.checkpoint.kill_injection import killed
 
@@ -129,9 +129,9 @@ def test_kill_at_every_step_of_a_save() -> None:
             assert verify.verify_checkpoint(folder / f"step_{step}") == []
             assert load_manifest(folder / f"step_{step}").step == step
         assert (folder / "latest").exists()
-        publish.publish_checkpoint(folder, build(folder, 9, contents(9)), 9, **FIELDS)
-        assert lookup.complete_steps(folder) == [9, 6, 3]
-        assert (folder / "latest").readlink() == Path("step_9")
+        publish.publish_checkpoint(folder, build(folder, 12, contents(12)), 12, **FIELDS)
+        assert lookup.complete_steps(folder) == [12, *steps]
+        assert (folder / "latest").readlink() == Path("step_12")
     assert observed == {(6, 3), (9, 6, 3)}
 
 
@@ -154,9 +154,10 @@ def test_kill_at_every_step_of_a_removal(what: str) -> None:
 
 
 def test_a_step_that_stands_already(folder: Path, save: Save) -> None:
-    """Of two saves of one step the first stays; a damaged one is moved aside for the second."""
+    """A second save of a step is refused, and the first stays; a damaged one is moved aside for the second."""
     save(4, {"x": b"first"})
-    save(4, {"x": b"second"})
+    with pytest.raises(ConfigError):
+        save(4, {"x": b"second"})
     assert (folder / "step_4" / "payload" / "x").read_bytes() == b"first"
     (folder / "step_4" / "payload" / "x").write_bytes(b"torn off")
     save(4, {"x": b"third"})
