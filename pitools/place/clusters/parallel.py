@@ -38,8 +38,8 @@ def site_error(site: str, error: Exception) -> PitError:
 class SitePoller(Generic[T]):
     """Queries sites in parallel, with a thread for each. hint: for the error of a site that does not answer.
 
-    A query that is `straggler_s` slower than the others is left running. Its late answer is returned by the next call
-    of `query`, which does not query that site again.
+    A site that was Unreachable in the last call gets only `straggler_s` more than the others in the next. A query left
+    running is not started again: the next call of `query` returns its late answer. It is lost if the process ends first.
     """
 
     straggler_s = 2.0
@@ -49,6 +49,7 @@ class SitePoller(Generic[T]):
         self._changed = threading.Condition()
         self._answers: dict[str, SiteAnswer[T]] = {}
         self._query_starts: dict[str, float] = {}
+        self._unreachable: set[str] = set()  # by the last call
 
     def query(self, queries: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, SiteAnswer[T]]:
         """Return the answer of each query by site, in their order; Unreachable for a site without an answer.
@@ -65,15 +66,18 @@ class SitePoller(Generic[T]):
             ).start()
         with self._changed:
             # After each answer the next has straggler_s; queries of earlier rounds that still run have none.
-            while unanswered := [name for name in new if name not in self._answers]:
+            while unanswered := {name for name in new if name not in self._answers}:
                 wait_s = deadline + GRACE_S - time.monotonic()
-                wait_s = min(wait_s, self.straggler_s) if len(unanswered) < len(new) else wait_s
+                if len(unanswered) < len(new) and unanswered <= self._unreachable:
+                    wait_s = min(wait_s, self.straggler_s)
                 if wait_s <= 0 or not self._changed.wait(wait_s):
                     break
-            return {
+            answers = {
                 name: self._answers.pop(name) if name in self._answers else self._timeout_answer(name)
                 for name in queries
             }
+        self._unreachable = {name for name, answer in answers.items() if isinstance(answer.value, Unreachable)}
+        return answers
 
     def _run(self, name: str, query: Callable[[float], T], deadline: float) -> None:
         answer: T | PitError
@@ -97,5 +101,4 @@ def query_all(queries: Mapping[str, Callable[[float], T]], timeout_s: float) -> 
     A site without an answer at the deadline is Unreachable.
     """
     poller: SitePoller[T] = SitePoller("try again later, or with a longer --timeout")
-    poller.straggler_s = timeout_s  # there is no next round: every site may use the whole time
     return {name: answer.value for name, answer in poller.query(queries, timeout_s).items()}

@@ -66,8 +66,8 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
 
     asking: SitePoller[str] = SitePoller()
     questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
-    for _ in range(3):
-        output = {name: answer.value for name, answer in asking.query(questions, 60.0).items()}
+    for timeout_s in (0.3, 60.0, 60.0):
+        output = {name: answer.value for name, answer in asking.query(questions, timeout_s).items()}
         assert output["fast"] == "at once"
         assert isinstance(output["slow"], PitError)
         assert isinstance(output["dark"], Unreachable)
@@ -75,6 +75,13 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
     event[0].join(60)
     assert asking.query(questions, 60.0)["slow"].value == "late"
     assert len(event) == 1
+
+
+def test_a_slow_site_answers_in_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that asks once, as a tick of cron, has the answers of all sites that answer before the deadline."""
+    monkeypatch.setattr(SitePoller, "straggler_s", 0.0)
+    output = SitePoller[str]().query({"fast": lambda _: "now", "slow": lambda _: time.sleep(0.3) or "late"}, 60.0)
+    assert [answer.value for answer in output.values()] == ["now", "late"]
 
 
 def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
