@@ -84,11 +84,9 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S, saves: bool = Tr
         is_locked = flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
         if is_locked is False:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            message, hint = (
-                f"{owner} saves checkpoints here",
-                "end the older attempt of this run first: pit launch cancel RUN",
-            )
-            raise TryLater(message, where=str(folder), hint=hint)
+            hint = "to continue the run, end its older attempt: pit launch cancel RUN; "
+            hint += "to evaluate, read step_<n>/payload by torch or orbax"
+            raise TryLater(f"{owner} saves checkpoints here", where=str(folder), hint=hint)
         if saves:
             _write_owner(descriptor)
         _close_in_children()
