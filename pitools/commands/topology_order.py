@@ -56,7 +56,8 @@ def order(
     """Put NODES in rank order: depth first over the switch tree.
 
     NODES is a host list such as n[01-16], or - to read lists or records from stdin; by default the nodes of the
-    current allocation. With --as hostfile, nodes are ordered by name if the fabric cannot be read.
+    current allocation. With --as hostfile, Slurm's fabric is used if the site's cannot be read, and the order of the
+    names if that cannot.
     """
     import os
     import sys
@@ -69,7 +70,7 @@ def order(
     from pitools.topology import rank_layout, rank_order
     from pitools.topology.fabric_model import Fabric, expand_ordered
 
-    site = load_site(site_name) if site_name else None
+    site = load_site(site_name) if site_name and (job or shape != "hostfile") else None
     slurm = client(site) if site and site.scheduler == "slurm" else Client()
     if job:
         running = [each for each in slurm.jobs(ids=[job]) if each.node_list]
@@ -107,7 +108,7 @@ def order(
 
 
 def _load_fabric_or_flat(site_name: str | None, *, is_required: bool) -> Fabric:
-    from pitools.core.errors import PitError
+    from pitools.core.errors import ConfigError, PitError, UsageError
     from pitools.topology.fabric_model import Fabric
 
     try:
@@ -115,6 +116,9 @@ def _load_fabric_or_flat(site_name: str | None, *, is_required: bool) -> Fabric:
     except PitError as error:
         if is_required:
             raise
+        if site_name and isinstance(error, (ConfigError, UsageError)):  # a node may lack the files
+            click.echo(f"pit: the fabric is Slurm's: {error}", err=True)
+            return _load_fabric_or_flat(None, is_required=False)
         # A job that has waited hours for its nodes must not fail for lack of an order.
         click.echo(f"pit: ranks are ordered by node name: {error}", err=True)
         return Fabric(leaves=())

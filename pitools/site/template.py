@@ -105,6 +105,8 @@ def render_template(
         "host_suffix": site.network.host_suffix,
         "tasks_per_node": job.tasks_per_node,
         "gpus_per_node": job.gpus_per_node,
+        # Without a fabric of its own, a site's is Slurm's, which a node can query without the site file.
+        "topology_site": f" --site {site.name}" if site.topology.file or site.topology.dims else "",
         "ntasks": job.nodes * job.tasks_per_node,
         "cpus_per_task": job.cpus_per_task,
         "datasets": datasets,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import UsageError
+from pitools.site import load, template
+from pitools.site.dialect import JobSpec
 from pitools.slurm.records import Switch
 from pitools.topology import rank_layout
 from pitools.topology.fabric_model import Fabric, from_switches
@@ -109,6 +112,23 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         f'name = "wired"\nscheduler = "none"\n[paths]\nruns = "/tmp"\n[topology]\nfile = "{tmp_path}/topology.conf"\n'
     )
     return str(tmp_path)
+
+
+def test_a_job_orders_its_ranks_by_its_site_s_file(
+    pit: Pit, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command in the job's script reads the site's fabric, and Slurm's on nodes that lack the site's file."""
+    monkeypatch.setenv("PIT_SITE_PATH", site)
+    wired = load.load_site("wired")
+    script = template.render_template(wired, "train", JobSpec(name="j", nodes=4), payload="true")
+    (line,) = [line for line in script.splitlines() if "topology order" in line]
+    words = shlex.split(line.partition("-m pitools ")[2].partition(" >")[0])
+    assert pit(*words, stdin="n[1-4]\n", PIT_SITE_PATH=site).stdout.split() == ["n1", "n4", "n2", "n3"]
+    for path in (tmp_path / "topology.conf", tmp_path / "wired.toml"):
+        path.unlink()
+        done = pit(*words, stdin="n[1-4]\n", PIT_SITE_PATH=site, SLURM_CONF=str(tmp_path / "missing"))
+        assert (done.returncode, done.stdout.split()) == (0, ["n1", "n2", "n3", "n4"])
+        assert len(done.stderr.splitlines()) == 2  # the site's fabric, then Slurm's
 
 
 def test_a_line_for_each_torchrun(pit: Pit, site: str) -> None:
