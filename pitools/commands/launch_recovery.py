@@ -120,7 +120,7 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
     """Return why a run without a verdict is not running, as far as known."""
     from pitools.core.errors import PitError
     from pitools.launch.monitor import status, wait
-    from pitools.slurm.states import is_held
+    from pitools.slurm.states import is_final, is_held, may_never_start
 
     try:
         run = status.run_status(run_dir, site)
@@ -128,11 +128,15 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
         return f"the run is unfinished; the state of its job is unknown: {error}"
     if run.cancel_requested:
         return run.reason
+    if is_final(run.state):
+        return f"its job has ended ({run.state}), and nobody has continued the run yet: pit launch resume {run.run_id}"
     if run.state != "PENDING":
         return "the run is unfinished"
     if is_held(run.pending_reason):
         return f"the run is unfinished: {wait.held_error(run).message}; {wait.held_error(run).hint}"
     reason, start = run.pending_reason or "unknown reason", run.expected_start or "unknown"
+    if may_never_start(run.pending_reason):
+        return f"job {run.job_id} is pending: {reason}: no node can take it as it is requested"
     return f"the run is unfinished: job {run.job_id} is pending: {reason}; expected start: {start}"
 
 

@@ -210,7 +210,8 @@ def check_request(request: Request, where: str) -> None:
     require(bool(_NAME.fullmatch(request.name)), f"name = {request.name!r}", "lower case, digits, - and _; at most 48")
     require(not (request.entry and request.command), "entry and command are both given", "leave one of them out")
     require(bool(request.entry or request.command), "give either entry or command", 'entry = "module:function"')
-    require(not request.entry or bool(_ENTRY.fullmatch(request.entry)), f"entry = {request.entry!r}", "module:function")
+    is_entry = bool(_ENTRY.fullmatch(request.entry)) and ".py:" not in request.entry
+    require(not request.entry or is_entry, f"entry = {request.entry!r}", "module:function, without .py")
     launcher = _LAUNCHER.search(_QUOTED.sub("''", request.command))
     hint = "pitools starts the ranks: name the program itself, and set tasks_per_node"
     named = launcher.group(1) if launcher else ""

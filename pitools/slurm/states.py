@@ -39,7 +39,7 @@ _JOB_STATES = frozenset(_COMPACT.values())
 class PendingReason(StrEnum):
     """Why a job is pending: the cases that callers treat differently."""
 
-    BAD_CONSTRAINTS = "bad-constraints"  # no node can satisfy the request
+    BAD_CONSTRAINTS = "bad-constraints"  # no node, or not the partition, can satisfy the request
     BEGIN_TIME = "begin-time"
     HELD = "held"  # until a user or operator releases it
     NONE = "none"  # not set yet
@@ -59,6 +59,7 @@ _PENDING_REASONS = {
     "job requeued in held state": PendingReason.HELD,
     "job requeued in special exit": PendingReason.HELD,
     "launch failed requeued held": PendingReason.HELD,
+    **dict.fromkeys(("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit"), PendingReason.BAD_CONSTRAINTS),
     "Nodes required": PendingReason.RESOURCES,
     "None": PendingReason.NONE,
     "Priority": PendingReason.PRIORITY,
@@ -133,6 +134,11 @@ def pending_reason(text: str) -> PendingReason:
 def is_held(reason: str) -> bool:
     """Return whether a pending job with this reason needs a release to start."""
     return pending_reason(reason) is PendingReason.HELD
+
+
+def may_never_start(reason: str) -> bool:
+    """Return whether a job with this reason pends until its request, or the cluster, is changed."""
+    return pending_reason(reason) is PendingReason.BAD_CONSTRAINTS
 
 
 def is_final(state: str) -> bool:

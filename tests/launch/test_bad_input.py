@@ -79,6 +79,15 @@ def test_an_entry_point_that_does_not_import(
     assert what in error
 
 
+def test_an_entry_that_reads_its_arguments_sees_none_of_ours(refused: Callable[..., str], tmp_path: Path) -> None:
+    """A module whose argparse runs at its import is checked without arguments; one named as a file is refused."""
+    (tmp_path / "arguments.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\nraise SystemError\n"
+    )
+    assert "SystemError" in refused('name = "x"\nentry = "arguments:main"\n', 3)
+    assert "without .py" in refused('name = "x"\nentry = "arguments.py:main"\n', 3)
+
+
 def test_a_dataset_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
     """Exit 5 for a folder without a manifest, 3 for a name left open, and for one of nothing, with its key."""
     (tmp_path / "empty").mkdir()

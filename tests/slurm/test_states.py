@@ -71,6 +71,7 @@ def test_joint_state(parts: list[str], whole: str) -> None:
         ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "resources", False),
         ("Priority", "priority", False),
         ("BadConstraints", "bad-constraints", False),
+        ("PartitionConfig", "bad-constraints", False),
         ("Reservation", "reservation", False),
         ("BeginTime", "begin-time", False),
         ("JobHeldUser", "held", True),

@@ -94,6 +94,8 @@ def explain_cause(cause: Cause, started: str = "") -> Iterator[str]:
     yield f"  reached step {cause.steps - 1}{saved}" if cause.steps else f"  no step in the step log{saved}"
     if cause.nodes:
         yield f"  at fault: {one_line(', '.join(cause.nodes))}"
+    if cause.kind == "hang":
+        yield f"  stacks of its ranks: attempts/{cause.attempt}/stacks/, in the run's folder"
     pieces = cause.evidence[:_MAX_EVIDENCE_LINES]
     notes = [*(_evidence_note(piece, cause) for piece in pieces), ""]
     for piece, note, next_note in zip(pieces, notes, notes[1:], strict=False):

@@ -86,7 +86,7 @@ def diagnose_unstarted(
     if output_end is None:
         return Cause(attempt="", kind="unknown", confidence="guess", reason=reason, state=state, exit_code=code)
     kind = "program" if output_end.kind == "unknown" and code in (126, 127) else output_end.kind
-    hint = "; see paths.python of the site" if output_end.line.startswith(f"{python}: ") else ""
+    hint = _python_hint(output_end.line, python)
     cause = Cause(
         attempt="",
         kind=kind,
@@ -102,6 +102,15 @@ def diagnose_unstarted(
         problem = f"{cause.reason}; other jobs of the run have started attempts"
         return replace(cause, kind="node", nodes=node, reason=problem)
     return replace(cause, nodes=node) if output_end.blames_node else cause
+
+
+def _python_hint(line: str, python: str) -> str:
+    """Return what to change if a line of the job's output says that its interpreter is missing or lacks pitools."""
+    if line.startswith(f"{python}: "):
+        return "; see `python` of the request, and paths.python of the site"
+    if re.search(r"No module named '?(pitools|msgspec)\b", line):
+        return f"; {python} has no pitools: see `python` of the request, and paths.python of the site"
+    return ""
 
 
 def _repeats_previous(run_dir: Path, ref: run_folder.JobRef, cause: Cause) -> bool:

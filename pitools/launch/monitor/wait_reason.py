@@ -9,6 +9,7 @@ from pitools.core.errors import PitError
 from pitools.launch.plan import Plan, load_plan
 from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
+from pitools.slurm.states import may_never_start
 
 
 class WaitReason:
@@ -33,6 +34,7 @@ class WaitReason:
         """Return what identifies the thing waited for, and a line about it; "" where there is nothing to say."""
         if run.state == "PENDING" and run.pending_reason:
             start = f", expected to start {run.expected_start}" if run.expected_start else ""
+            start = ": no node can take it as it is requested" if may_never_start(run.pending_reason) else start
             key = ("pending", run.job_id, run.pending_reason)
             return key, f"job {run.job_id} waits in the queue: {run.pending_reason}{start}"
         attempt = run_folder.last_attempt(self._run_dir)

@@ -28,8 +28,10 @@ from pitools.topology.fabric_model import Fabric
 _IMPORT_TIMEOUT_S = 120.0
 _IMPORT_SCRIPT = """
 import importlib, sys
-sys.path.insert(0, sys.argv[1])
-module, name = sys.argv[2].split(":")
+_, folder, entry = sys.argv
+sys.path.insert(0, folder)
+module, name = entry.split(":")
+sys.argv = [module]
 function = getattr(importlib.import_module(module), name, None)
 sys.exit(0 if callable(function) else f"module {module} has no function {name}")
 """

@@ -65,6 +65,12 @@ def test_what_cannot_begin_is_said_once(runs: Runs, cluster: Cluster, said: str,
     assert "[slurm-100.out]" in lines[1]
 
 
+def test_an_interpreter_without_pitools_is_named(runs: Runs, cluster: Cluster) -> None:
+    """The reason says whose key it is, besides Python's own words."""
+    run_dir = fails(runs, cluster, NO_PITOOLS)
+    assert "`python` of the request" in resume_run(run_dir, SITE).reason
+
+
 def test_a_node_that_cannot_begin_what_others_could(
     runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
