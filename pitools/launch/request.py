@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from pitools.core import hostlist, strict_toml, units
-from pitools.core.errors import ConfigError, PitError, suggest
+from pitools.core.errors import ConfigError, PitError, most_similar, suggest
 from pitools.site import dialect
 from pitools.site.schema import Hook
 from pitools.store.resolve import exists
@@ -273,6 +273,9 @@ def _check_params(request: Request, require: Callable[..., None]) -> None:
     variables = [name.upper() for name in request.params]
     twice = next((name for name in request.params if variables.count(name.upper()) > 1), "")
     require(not twice, f"params.{twice}: two names make the variable PIT_PARAM_{twice.upper()}", "another name")
+    for name in set(re.findall(r"(?<!\$)\{(\w+)\}", request.command)) - request.params.keys():
+        similar = most_similar(name, request.params)  # braces of the shell and of other programs are usual
+        require(not similar, f"command: {{{name}}} is no parameter", f"{{{similar}}}, or add {name} to [params]")
 
 
 def _texts(request: Request) -> list[tuple[str, str]]:

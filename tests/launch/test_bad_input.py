@@ -88,6 +88,14 @@ def test_an_entry_that_reads_its_arguments_sees_none_of_ours(refused: Callable[.
     assert "without .py" in refused('name = "x"\nentry = "arguments.py:main"\n', 3)
 
 
+def test_a_mistyped_parameter_in_a_command(refused: Callable[..., str]) -> None:
+    """{lrr} with a parameter lr is refused, with both ways to mend it; braces that are like no parameter stay."""
+    error = refused('name = "x"\ncommand = "echo {lrr} ${lr} {print}"\n[params]\nlr = 1\n', 3)
+    assert "{lrr}" in error
+    assert "{lr}" in error
+    assert "{print}" not in error
+
+
 def test_a_dataset_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
     """Exit 5 for a folder without a manifest, 3 for a name left open, and for one of nothing, with its key."""
     (tmp_path / "empty").mkdir()
