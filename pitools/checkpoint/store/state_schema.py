@@ -20,8 +20,8 @@ SCHEMA_FILE = "state_schema.json"
 _MAX_BYTES = 64 << 20
 _MAX_NAMED = 4
 _HINT = (
-    "restore into a state with all leaves that are saved (an optimizer creates its own at its first step; of torch's, "
-    "take get_state_dict of torch.distributed.checkpoint.state_dict); for another model give another checkpoint folder"
+    "restore into a state with all leaves that are saved (an optimizer creates its own at its first step; torch's "
+    "get_state_dict creates them: see pitools/checkpoint/README.md); for another model give another checkpoint folder"
 )
 
 
