@@ -106,8 +106,8 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     return f"known: {', '.join(ordered)}" if ordered else ""
 
 
-def most_similar(name: str, choices: Iterable[str]) -> str:
-    """Return the choice that is most similar to `name`; "" if none is similar."""
+def most_similar(name: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the choice that is most similar to `name`; "" if none is similar. cutoff: least likeness, of 0 to 1."""
     import difflib  # costs 5 ms, and is needed only for errors
 
-    return next(iter(difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(name, sorted(choices), n=1, cutoff=cutoff)), "")

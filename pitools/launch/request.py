@@ -274,7 +274,7 @@ def _check_params(request: Request, require: Callable[..., None]) -> None:
     twice = next((name for name in request.params if variables.count(name.upper()) > 1), "")
     require(not twice, f"params.{twice}: two names make the variable PIT_PARAM_{twice.upper()}", "another name")
     for name in set(re.findall(r"(?<!\$)\{(\w+)\}", request.command)) - request.params.keys():
-        similar = most_similar(name, request.params)  # braces of the shell and of other programs are usual
+        similar = most_similar(name, request.params, 0.8)  # braces of the shell and of other programs are usual
         require(not similar, f"command: {{{name}}} is no parameter", f"{{{similar}}}, or add {name} to [params]")
 
 
