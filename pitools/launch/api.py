@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pitools.core import strict_toml
-from pitools.core.errors import ConfigError, DataError, PitError, UsageError
+from pitools.core.errors import ConfigError, PitError
 from pitools.launch import plan as planning
 from pitools.launch import request as requests
 from pitools.launch.monitor import merged_logs, rank_log, status, wait
@@ -23,8 +23,6 @@ from pitools.run import run_folder, steps
 from pitools.run.attempt_records import Cause
 from pitools.run.run_folder import RunRecord
 from pitools.site.load import load_site
-
-_POLL_S = 0.5
 
 
 class Run:
@@ -61,16 +59,10 @@ class Run:
 
         timeout_s: None for no limit. Raises TimeoutError, and ClusterError if Slurm holds the job until it is released.
         """
-        if timeout_s is None:
-            return wait.wait_for_run(self.dir, self.site, lambda _: None, lambda line: print(line, file=sys.stderr))
-        deadline, poller = time.monotonic() + timeout_s, wait.RunPoller(self.dir, self.site)
-        while not (run := poller.poll()).is_over:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"run {self.id}: {run.state.lower()} after {timeout_s:g} s")
-            if run.state not in ("PENDING", "RUNNING"):
-                wait.try_resume(self.dir, self.site, lambda line: print(line, file=sys.stderr))
-            time.sleep(_POLL_S)
-        return run
+        limit_s = math.inf if timeout_s is None else timeout_s
+        return wait.wait_for_run(
+            self.dir, self.site, lambda _: None, lambda line: print(line, file=sys.stderr), limit_s
+        )
 
     def logs(self, rank: int | str = 0) -> str:
         """Return the output of a rank in the last attempt; of several, such as "all" or "0-3", each line with its rank.
@@ -126,7 +118,7 @@ def launch(
         tables[key] = {**tables.get(key, {}), **value} if is_table else value
     loaded = requests.request_of_tables(tables, path)
     loaded = requests.fill_datasets(loaded, dict(data or {}))
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text() if isinstance(request, (str, Path)) else ""
     if keys or params or not text:
         text = f"# Launched from Python: {msgspec.json.encode(loaded).decode()}\n{text}"
     plan = planning.make_plan(loaded, loaded_site, str(path), request_text=text)
@@ -160,7 +152,7 @@ def runs(*, site: str = "local") -> list[Run]:
     for run_dir in run_folder.run_dirs(runs_dir(loaded_site)):
         try:
             run = Run(run_dir, site=site)
-        except (DataError, UsageError, OSError):
+        except (PitError, OSError):
             continue
         if run.site.name == loaded_site.name:
             listed.append(run)

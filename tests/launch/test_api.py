@@ -71,6 +71,25 @@ def test_a_run_from_its_start_to_its_end(here: Path) -> None:
     assert pitools.Run(run.id).record() == run.record()
 
 
+def test_runs_of_a_broken_site_are_left_out(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose site file cannot be read does not hide the others."""
+    (here / "other.toml").write_text('name = "other"\nscheduler = "none"\n[paths]\nruns = "$PIT_RUNS"\n')
+    monkeypatch.setenv("PIT_SITE_PATH", str(here))
+    pitools.launch(name="a", command="true", site="other").wait()
+    kept = pitools.launch(name="b", command="true")
+    kept.wait()
+    (here / "other.toml").write_text("nosuch = 1\n")
+    assert [run.id for run in pitools.runs()] == [kept.id]
+
+
+def test_a_file_beside_keywords_is_not_the_request(here: Path) -> None:
+    """A run of keywords has these in its request.toml, and nothing of a file in the working folder."""
+    (here / "request").write_text('name = "stranger"\ncommand = "false"\n')
+    run = pitools.launch(name="mine", command="true")
+    run.wait()
+    assert "stranger" not in (run.dir / "request.toml").read_text()
+
+
 def test_waiting_has_a_limit_and_a_run_can_be_cancelled(here: Path) -> None:
     """TimeoutError, with the run's state; the run goes on until it is cancelled."""
     run = pitools.launch(name="s", command="sleep 60")

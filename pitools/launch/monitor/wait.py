@@ -64,7 +64,11 @@ class RunPoller:
 
 
 def wait_for_run(
-    run_dir: Path, site: Site, on_steps: Callable[[int], None], report: Callable[[str], None]
+    run_dir: Path,
+    site: Site,
+    on_steps: Callable[[int], None],
+    report: Callable[[str], None],
+    timeout_s: float = math.inf,
 ) -> run_folder.RunRecord:
     """Wait until the run has its verdict, over as many jobs as that takes, or is lost, and return its record.
 
@@ -72,7 +76,7 @@ def wait_for_run(
     for what the run waits for before its first step.
 
     Continues an interrupted run, as `resume` does, and raises its errors except TryLater, which is retried. Raises
-    ClusterError if Slurm holds the job until it is released.
+    ClusterError if Slurm holds the job until it is released, and TimeoutError.
     """
     poller, shown, last_known_at, checked_at = RunPoller(run_dir, site), 0, time.monotonic(), 0.0
     reported: set[str] = set()
@@ -85,6 +89,9 @@ def wait_for_run(
             shown = run.steps
         if run.is_over:
             return run
+        left_s = started_at + timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"run {run.run_id}: {run.state.lower()} after {timeout_s:g} s")
         if line := reason.changed_line(run):
             report(line)
         run_state = (run.job_id, run.attempts, run.cause)
@@ -105,7 +112,8 @@ def wait_for_run(
                 last_known_at = time.monotonic()
             elif site.scheduler == "none" or time.monotonic() - last_known_at > _LOST_TIMEOUT_S:
                 return run
-            time.sleep(_LOST_PAUSE_S if poller.lost and site.scheduler == "slurm" else _RESUME_PAUSE_S)
+            pause_s = _LOST_PAUSE_S if poller.lost and site.scheduler == "slurm" else _RESUME_PAUSE_S
+            time.sleep(min(pause_s, left_s))
         time.sleep(0.5)
 
 

@@ -387,7 +387,7 @@ def test_cancel_before_the_job_is_known(run_dir: Path, monkeypatch: pytest.Monke
 
 
 def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`resume` knows after ten minutes whether the job is over: until then its run is not given up."""
+    """`resume` knows after ten minutes whether the job is over: until then its run is kept, unless time is up."""
     say("UNKNOWN", run_dir, monkeypatch)
     run = replace(status.run_status(run_dir, load_site("alpha"), query_slurm=False), state="UNKNOWN")
     clock_s = [0.0]
@@ -407,6 +407,10 @@ def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.M
     monkeypatch.setattr(wait.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
     assert wait.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None).is_over
     assert len(requested) < 30, "each of them asks slurmctld"
+    clock_s[0] = 0.0
+    with pytest.raises(TimeoutError):
+        wait.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None, 45.0)
+    assert clock_s[0] < 47
 
 
 @pytest.mark.parametrize("by", ["wait", "watch"])
