@@ -74,6 +74,8 @@ def run_sweep(
         result = launch_sweep.launch_points(sweep_dir, planned, at_a_time=options.at_a_time, advance=advance)
     known_text = f", {result.existing} were launched before" if result.existing else ""
     click.echo(f"pit: sweep {sweep_dir.name}: {result.launched} runs launched{known_text}", err=True)
+    if result.existing and (note := _note_on_existing(result.points)):
+        click.echo(f"pit: {note}", err=True)
     click.echo(f"pit: compare them: pit launch sweep show {sweep_dir}", err=True)
     if wait:
         _wait_for_runs(result.points, {site.name: site for site in sites})
@@ -81,6 +83,31 @@ def run_sweep(
     _show_rows(rows, form)
     if wait and any(row.state != "COMPLETED" for row in rows):
         ctx.exit(1)
+
+
+def _note_on_existing(points: Sequence[SweepPoint]) -> str:
+    """Return what may surprise in a sweep that is launched again: other code, and runs that stopped; "" if nothing."""
+    import contextlib
+
+    from pitools.core.errors import DataError
+    from pitools.launch.provenance.code_copy import read_listing
+    from pitools.launch.recovery.apply_decision import read_verdict
+
+    notes = []
+    with contextlib.suppress(DataError, OSError):  # runs without a copy of their code
+        if len({read_listing(Path(point.run_dir)).digest for point in (points[0], points[-1])}) > 1:
+            notes.append(
+                "the code has changed since the sweep began: its runs differ in it; another sweep: --sweep NAME"
+            )
+    stopped = []
+    for point in points:
+        with contextlib.suppress(DataError, OSError):
+            verdict = read_verdict(Path(point.run_dir))
+            stopped += [point] if verdict and verdict.state == "stopped" else []
+    if stopped:
+        run = Path(stopped[0].run_dir).name
+        notes.append(f"{len(stopped)} runs were stopped and are not launched again: pit launch resume {run} --force")
+    return "; ".join(notes)
 
 
 def require_sweep_name(name: str) -> None:

@@ -163,3 +163,16 @@ def test_another_request_is_another_sweep(pit: Pit, request_file: Path) -> None:
     request_file.write_text(request_file.read_text() + "more = 1\n")
     done = pit(*words)
     assert (done.returncode, "--sweep NAME" in done.stderr) == (2, True)
+
+
+def test_a_sweep_that_goes_on_with_other_code_says_so(pit: Pit, request_file: Path) -> None:
+    """New values after an edit: a note about the code and about runs that stopped; none where both are as before."""
+    words = ("launch", "run", str(request_file), "--sweep", "mine", "--wait", "--at-a-time", "2")
+    program = request_file.with_name("loop.py")
+    program.write_text(LOOP + "raise SystemError(lr)\n")
+    assert pit(*words, "--set", "lr=1,2").returncode == 1
+    program.write_text(LOOP)
+    done = pit(*words, "--set", "lr=1,2,3")
+    assert "the code has changed" in done.stderr
+    assert "2 runs were stopped" in done.stderr
+    assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["FAILED", "FAILED", "COMPLETED"]
