@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.loader import Loader
 from pitools.loader.open import open_version
 from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
@@ -44,19 +44,21 @@ def load(
 
     dataset: a version's folder, ROOT/NAME, ROOT/NAME@TAG, or a URL with `cache`. windows: array → (before, after), the
     steps [t - before, t + after) around step t. batch_size: samples of all ranks together. framework, device:
-    NumPy arrays; tensors on a torch device; or JAX arrays on a device or sharding. workers, transform: processes of
-    torch's DataLoader, which call `transform` with each batch. splits, tasks: only episodes of these; patterns for
+    NumPy arrays; tensors on a torch device, by default the CPU; or JAX arrays on a device or sharding, by default this
+    process's first device. workers, transform: processes of torch's DataLoader, which call `transform` with each batch
+    and return CPU tensors. splits, tasks: only episodes of these; patterns for
     tasks. pad: also windows beyond an episode's ends, masked in `batch.valid_mask`. rank, world_size: None for those of
     this process (PIT_RANK, RANK, or one rank).
 
     A batch has `arrays`, `valid_mask` and `extras` by name: see `pitools.loader.loader.Batch`. Without workers, NumPy
     and CPU tensors are valid until the next batch. Raises UsageError, ConfigError, DataError.
     """
+    _require_device(framework, device, workers)
     if workers and framework != "torch":
         raise UsageError("workers without torch", where="load", hint='framework="torch"; others read by threads')
     if transform and not workers:
         raise UsageError("transform without workers", where="load", hint="call it in the loop, or give workers=4")
-    own_rank, ranks = _ranks()
+    own_rank, ranks = _ranks() if rank is None or world_size is None else (rank, world_size)
     make = partial(
         _make_loader,
         str(dataset),
@@ -106,10 +108,29 @@ def _make_loader(
     return Loader(samples, global_batch_size=global_batch_size, rank=rank, world_size=world_size)
 
 
+def _require_device(framework: str, device: Any, workers: int) -> None:
+    """Raise UsageError for an unknown framework, and for a device that it would not use."""
+    if framework not in get_args(Framework):
+        hint = f"one of {', '.join(get_args(Framework))}"
+        raise UsageError(f'framework "{framework}": unknown', where="load", hint=hint)
+    if device is not None and framework == "numpy":
+        raise UsageError("device with NumPy arrays", where="load", hint='framework="torch" or "jax"')
+    if workers and device is not None and str(device) != "cpu":
+        hint = "call tensor.to(device) in the loop, or load without workers"
+        raise UsageError(f"device {device} with workers, which return CPU tensors", where="load", hint=hint)
+
+
 def _ranks() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, of pitools' variables or torch's; (0, 1) without either."""
+    """Return this process's rank and the number of ranks, of pitools' variables or torch's; (0, 1) without either.
+
+    Raises ConfigError for several Slurm tasks without either: each would read the whole batch.
+    """
     for prefix in ("PIT_", ""):
         rank, world_size = os.environ.get(f"{prefix}RANK", ""), os.environ.get(f"{prefix}WORLD_SIZE", "")
         if rank.isdecimal() and world_size.isdecimal():
             return int(rank), int(world_size)
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        hint = "start the ranks by `pit launch run`, or give rank= and world_size="
+        problem = f"SLURM_STEP_NUM_TASKS={os.environ['SLURM_STEP_NUM_TASKS']}, but PIT_WORLD_SIZE is not set"
+        raise ConfigError(problem, where="environment", hint=hint)
     return 0, 1

@@ -32,7 +32,7 @@ def read_rank_env(env: Mapping[str, str] = os.environ) -> RankEnv:
     for name in () if "PIT_WORLD_SIZE" in env else ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         # N tasks that each run as the only rank would train N models, and overwrite each other's checkpoints.
         if _count(env, name, 1) > 1:
-            hint = "start ranks with `pit launch run`, or as `python -m pitools.launch.rank.main jax|torch -- COMMAND`"
+            hint = "start ranks by `pit launch run`, or by the script that `pit script render train` prints"
             raise ConfigError(f"{name}={env[name]}, but PIT_WORLD_SIZE is not set", where="environment", hint=hint)
     rank, world_size = _count(env, "PIT_RANK", 0), _count(env, "PIT_WORLD_SIZE", 1)
     if rank >= world_size:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import pitools
-from pitools.core.errors import PitError
+from pitools.core.errors import ConfigError, PitError
 
 Record = Callable[..., Path]
 OPTIONS: dict[str, Any] = {"windows": {"obs/state": (1, 1), "action": (0, 3)}, "batch_size": 4, "seed": 7}
@@ -79,6 +79,14 @@ def test_ranks_share_a_batch(version: Path, monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(np.concatenate([first, second]), whole)
 
 
+def test_tasks_of_slurm_without_ranks_are_refused(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would read the whole batch; a program may still say that it is the only rank."""
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(ConfigError):
+        pitools.load(version, **OPTIONS)
+    assert next(pitools.load(version, **OPTIONS, rank=0, world_size=1)).arrays["action"].shape[0] == 4
+
+
 def test_episodes_are_filtered(version: Path) -> None:
     """By split; windows beyond an episode's end are masked."""
     batches = pitools.load(version, **OPTIONS, splits=["train"])
@@ -94,6 +102,9 @@ def test_episodes_are_filtered(version: Path) -> None:
     [
         {"workers": 2},
         {"framework": "torch", "transform": print},
+        {"framework": "tensorflow"},
+        {"device": "cpu"},
+        {"framework": "torch", "workers": 2, "device": "cuda"},
         {"windows": {}},
         {"windows": {"actoin": (0, 1)}},
         {"batch_size": 0},

@@ -67,7 +67,11 @@ def _param_arguments(entry: Callable[..., object], params: Mapping[str, Paramete
 
 def prepare_rank(framework: str) -> None:
     """Rendezvous with rank 0, and set this process's environment. Raises SystemExit with an exit code of pitools."""
-    context = environment.load_rank_context(os.environ)
+    try:
+        context = environment.load_rank_context(os.environ)
+    except PitError as error:
+        print(f"pit: {error}; {error.hint}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
     stacks.register_handler(context.attempt_dir, context.rank)
     try:
         data = environment.dataset_dirs(context)

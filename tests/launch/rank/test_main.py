@@ -106,6 +106,14 @@ def test_a_command_saves_at_usr2(
     assert (tmp_path / "saved").read_text() == "SIGUSR2"
 
 
+def test_a_process_that_no_job_started_is_no_rank() -> None:
+    """Without the variables of srun and of pitools' script the program is not started; the exit code is 4."""
+    argv = [sys.executable, "-m", "pitools.launch.rank.main", "torch", "--", "echo", "started"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PIT_"))}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
+
+
 def test_a_warning_does_not_end_the_reader_of_a_pipe(
     rank: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
