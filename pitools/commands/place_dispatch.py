@@ -74,27 +74,22 @@ def tick(ctx: click.Context, form: str) -> None:
     """Query all sites, decide, and submit, once. For cron: while another tick runs, this one ends at once, with exit 0.
 
     A problem is printed by the tick that finds it, not by later ones; `pit place list` shows it as long as it lasts.
-    Exit 75 if no site answered.
+    Exit 0 if a site is up or busy. Else 75 if one did not answer, and 3 or 4 for wrong site files or failed actions.
     """
-    from pitools.core.errors import TryLater
     from pitools.core.output import Output
-    from pitools.place.dispatch import status, store
-    from pitools.place.dispatch import watch as follow
+    from pitools.place.dispatch import status, store, watch
 
     place = store.queue_dir()
-    news = follow.Messages(status.read_site_status(place))
+    news = watch.Messages(status.read_site_status(place))
     ticked = _make_dispatcher(place).tick()
     if ticked is None:
         click.echo("pit: another tick is at work", err=True)
         return
-    changes = follow.ChangedRows()
     with Output(form, status.SITE_COLUMNS) as out:
-        for row in changes.changed(ticked, place):
-            if isinstance(row, status.SiteStatusRow):
-                out(row)
+        for row in ticked.sites.sites:
+            out(row)
     _print_lines(news.new_messages(ticked))
-    if ticked.all_unreachable:
-        ctx.exit(TryLater.exit_code)
+    ctx.exit(ticked.exit_code)
 
 
 @click.command()
@@ -166,7 +161,7 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 def list_command(every: bool, form: str) -> None:
     """List the queue, oldest first: where each job is, or why it waits. Shows the last tick's state; queries no site.
 
-    Sites that did not answer the last tick, and jobs that cannot be read, are printed on stderr.
+    Sites that were not up in the last tick, and jobs that cannot be read, are printed on stderr.
     """
     from pitools.core.output import Output
     from pitools.place.dispatch import status, store
@@ -180,7 +175,7 @@ def list_command(every: bool, form: str) -> None:
     with Output(form, status.JOB_COLUMNS) as out:
         for job in jobs:
             out(status.job_row(job, site_status))
-    _print_lines(f"{row.site}: since {row.since}: {row.reason}" for row in site_status.unreachable.values())
+    _print_lines(f"{row.site}: {row.state} since {row.since}: {row.reason}" for row in site_status.not_up.values())
     if broken:
         raise broken[0]
 
@@ -206,10 +201,10 @@ def declare_lost(ctx: click.Context, site: str, job_ids: tuple[str, ...], form: 
     """Declare that jobs' tickets at SITE, which does not answer, will not run: the jobs are submitted elsewhere.
 
     A ticket is cancelled when the site answers again; that it has not run by then is your responsibility. If the site
-    answers first, its ticket stays the job's, and the exit code is 1.
+    answers first, is busy, or its file is wrong, the ticket stays the job's, and the exit code is 1.
     """
     from pitools.core.errors import UsageError, suggest
-    from pitools.place.dispatch import store
+    from pitools.place.dispatch import status, store
 
     place, marks = store.queue_dir(), []
     for job_id in job_ids:
@@ -220,14 +215,18 @@ def declare_lost(ctx: click.Context, site: str, job_ids: tuple[str, ...], form: 
             raise UsageError(f'job "{job_id}" has no ticket at "{site}"', where="SITE", hint=hint)
         marks.append((job, [f"lost.{number}" for number in numbers]))
     jobs = _mark_and_tick(place, marks, form)
-    answered = [
-        ticket.name
+    row = status.read_site_status(place).not_up.get(site)
+    reason = f"is {row.state}: {row.reason}" if row and row.state in ("busy", "misconfigured") else ""
+    kept = [
+        (job, ticket)
         for job in jobs
         for ticket in job.live
-        if ticket.site == site and ticket.number not in job.declared_lost
+        if ticket.site == site and (reason or ticket.number not in job.declared_lost)
     ]
-    _print_lines(f"{name} is not declared lost: {site} has answered" for name in answered)
-    if answered:
+    for queue_job, ticket in kept:
+        store.remove_lost_mark(queue_job, ticket.number)
+    _print_lines(f"{ticket.name} is not declared lost: {site} {reason or 'has answered'}" for _, ticket in kept)
+    if kept:
         ctx.exit(1)
 
 

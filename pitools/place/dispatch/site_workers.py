@@ -13,11 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pitools.core.errors import PitError, Unreachable
+from pitools.core.errors import PitError, TryLater
 from pitools.place.clusters.parallel import site_error
 from pitools.place.dispatch import store
 
 ACTION_TIMEOUT_S = 60.0
+
+
+class SiteBusy(TryLater):
+    """An action goes on at the site longer than its tick."""
 
 
 class SiteWorkers:
@@ -31,10 +35,10 @@ class SiteWorkers:
         self._is_closed = False
 
     def lock(self, site: str) -> None:
-        """Lock a site for this tick. Raises Unreachable while an action of an earlier tick goes on there."""
+        """Lock a site for this tick. Raises SiteBusy while an action of an earlier tick goes on there."""
         descriptor = store.try_lock(self._queue_dir / f"site.{site}.lock")
         if descriptor is None:
-            raise Unreachable("an action of an earlier tick goes on there", where=site, hint="see: pit place list")
+            raise SiteBusy("an action of an earlier tick goes on there", where=site, hint="see: pit place list")
         self._locks[site] = descriptor
 
     def run(self, sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:
@@ -60,7 +64,7 @@ class SiteWorkers:
         for site, thread in threads.items():
             thread.join(max(0.0, deadline - time.monotonic()))
             message = f"an action takes longer than {ACTION_TIMEOUT_S:g} s"
-            outcome = outcomes.get(site, Unreachable(message, where=site, hint="the site is left out until it ends"))
+            outcome = outcomes.get(site, SiteBusy(message, where=site, hint="the site is left out until it ends"))
             if isinstance(outcome, Exception):
                 faults[site] = site_error(site, outcome)
         for outcome in outcomes.values():

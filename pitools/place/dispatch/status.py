@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from pitools.core.errors import DataError, PitError
+from pitools.core.errors import ConfigError, DataError, PitError, TryLater, UsageError
 from pitools.core.fs import write_atomic
 from pitools.core.record import Record
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.dispatch.site_workers import SiteBusy
 from pitools.place.types import PoolState
 from pitools.run import run_folder
 
@@ -23,9 +24,12 @@ SITE_COLUMNS = ("site", "state", "units", "free", "others_pending", "ours_runnin
 
 
 class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/1"):
-    """A site as of the last tick. state: `up`, or `unreachable` since then. units, free: over its partitions.
+    """A site as of the last tick. since: when its state began. units, free, others_pending: of its largest partition.
 
-    others_pending: units that others' pending jobs request. ours_running, ours_pending: jobs.
+    state: `up`; `unreachable` (its query failed); `busy` (an action of an earlier tick goes on there); `misconfigured`
+    (its site file is wrong); or `failing` (it answers, but an action failed). answering_since: since when it has
+    answered in every tick; "" if it does not. others_pending: units that others' pending jobs request. ours_running,
+    ours_pending: jobs.
     """
 
     site: str
@@ -36,6 +40,7 @@ class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/
     others_pending: int = 0
     ours_running: int = 0
     ours_pending: int = 0
+    answering_since: str = ""
     reason: str = ""
 
 
@@ -54,6 +59,11 @@ class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status
     def unreachable(self) -> dict[str, SiteStatusRow]:
         """The sites that do not answer."""
         return {row.site: row for row in self.sites if row.state == "unreachable"}
+
+    @property
+    def not_up(self) -> dict[str, SiteStatusRow]:
+        """The sites in any other state than `up`."""
+        return {row.site: row for row in self.sites if row.state != "up"}
 
 
 class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
@@ -78,13 +88,13 @@ class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
 class TickResult(NamedTuple):
     """The result of a tick: the jobs that are not archived, the sites, and errors by site.
 
-    all_unreachable: sites were queried and all of them failed.
+    exit_code: 0 unless every site failed; then 75 if one did not answer, else the highest code of their errors.
     """
 
     jobs: list[QueueJobRow]
     sites: DispatchStatus
     faults: dict[str, PitError]
-    all_unreachable: bool = False
+    exit_code: int = 0
 
 
 def read_site_status(queue_dir: Path) -> DispatchStatus:
@@ -120,14 +130,11 @@ def write_status(
             if old:
                 rows.append(msgspec.structs.replace(old, ours_running=running[name], ours_pending=pending[name]))
             continue
-        state = "unreachable" if name in faults else "up"
-        since = (
-            old.since
-            if old and old.state == state and not (state == "unreachable" and name in answered)
-            else queried_at
-        )
+        state = site_state(faults.get(name), name in answered)
+        since = old.since if old and old.state == state else queried_at
+        answering_since = ((old.answering_since if old else "") or queried_at) if name in answered else ""
         own_pools = [pool for pool in pools.values() if pool.pool.partition("/")[0] == name]
-        row = SiteStatusRow(site=name, state=state, since=since)
+        row = SiteStatusRow(site=name, state=state, since=since, answering_since=answering_since)
         # Partitions of one site mostly share its nodes: the largest counts. Otherwise its last known state.
         if own_pools:
             largest = max(own_pools, key=lambda pool: pool.units)
@@ -135,7 +142,7 @@ def write_status(
                 row, units=largest.units, free=largest.free, others_pending=largest.others_pending
             )
         elif old:
-            row = msgspec.structs.replace(old, state=state, since=since)
+            row = msgspec.structs.replace(old, state=state, since=since, answering_since=answering_since)
         reason = ""
         if error := faults.get(name):
             reason = error.message if error.where == name else str(error)
@@ -144,8 +151,27 @@ def write_status(
         ticked_at=queried_at, sites=tuple(rows), broken=tuple(str(error) for error in queue.errors), unfit=dict(unfit)
     )
     write_atomic(queue_dir / "sites.json", msgspec.json.encode(status) + b"\n", mode=0o600, durable=False)
-    all_unreachable = bool(faults) and faults.keys() >= set(answered)
-    return TickResult([job_row(job, status) for job in queue.jobs.values()], status, dict(faults), all_unreachable)
+    jobs = [job_row(job, status) for job in queue.jobs.values()]
+    return TickResult(jobs, status, dict(faults), _exit_code(faults, answered))
+
+
+def site_state(error: PitError | None, has_answered: bool) -> str:
+    """Return the state of a site, as in SiteStatusRow. has_answered: to the query."""
+    if error is None:
+        return "up"
+    if isinstance(error, SiteBusy):
+        return "busy"
+    if has_answered:
+        return "failing"
+    return "misconfigured" if isinstance(error, ConfigError | UsageError) else "unreachable"  # UsageError: no file
+
+
+def _exit_code(faults: Mapping[str, PitError], answered: Collection[str]) -> int:
+    failed = {name: error for name, error in faults.items() if not isinstance(error, SiteBusy)}
+    if set(answered) - failed.keys():
+        return 0
+    codes = {ConfigError.exit_code if isinstance(error, UsageError) else error.exit_code for error in failed.values()}
+    return TryLater.exit_code if TryLater.exit_code in codes else max(codes, default=0)
 
 
 def _own_counts(queue: QueueState) -> tuple[Counter[str], Counter[str]]:
@@ -178,7 +204,7 @@ def job_row(job: QueueJob, status: DispatchStatus) -> QueueJobRow:
 
 
 def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicket], status: DispatchStatus) -> str:
-    unreachable = status.unreachable
+    unreachable, not_up = status.unreachable, status.not_up
     if job.end_entry:
         text = job.end_entry.reason or ("" if job.state == "done" else job.end_entry.state.lower())
         if job.state == "failed" and ticket:
@@ -195,12 +221,15 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
         return "being withdrawn"
     if ticket and ticket.held_reason:
         return f"held at {ticket.site} ({ticket.held_reason}); to start it: scontrol release {ticket.slurm_id}"
+    if ticket and ticket.site in not_up and not_up[ticket.site].state == "misconfigured":
+        return f"{ticket.site} is misconfigured: {not_up[ticket.site].reason}"
     if ticket:
         return ticket.reason
     if status.ticked_at < job.request.submitted:
         return "no tick has run since it was queued; run: pit place tick, or pit place watch"
-    if unreachable.keys() >= set(job.request.sites):
-        return f"all its sites are unreachable: {unreachable[job.request.sites[0]].reason}"
+    if not_up.keys() >= set(job.request.sites):
+        row = not_up[job.request.sites[0]]
+        return f"none of its sites is up: {row.site} is {row.state}: {row.reason}"
     if job.job_id in status.unfit:
         return status.unfit[job.job_id]
     if job.tickets and (job.tickets[-1].end_state or job.tickets[-1].is_deferred):

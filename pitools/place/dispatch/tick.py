@@ -71,12 +71,15 @@ class Dispatcher:
             )
             for name, reply in replies.items()
         }
-        # Only sites that did not answer the query are unreachable, not those where an action fails from here on.
+        # Only sites whose query failed: another tick's action, or an error in the site file, says nothing of tickets.
         unreachable_since = {
-            name: row.since if (row := rows.get(name)) and row.state == "unreachable" else queried_at for name in faults
+            name: row.since if (row := rows.get(name)) and row.state == "unreachable" else queried_at
+            for name, error in faults.items()
+            if status.site_state(error, False) == "unreachable"
         }
         self._collect_and_remove(state, sites, actions, faults)
-        self._revoke(state, sites, actions, unreachable_since, faults)
+        usable = sites.keys() - faults.keys()
+        self._revoke(state, sites, actions, unreachable_since, usable, faults)
         view = self._planner.build_view(
             state, sites, {name: look for name, look in replies.items() if name not in faults}
         )
@@ -142,6 +145,7 @@ class Dispatcher:
         sites: Mapping[str, Site],
         actions: Mapping[str, SiteActions],
         unreachable_since: Mapping[str, str],
+        usable: Collection[str],
         faults: dict[str, PitError],
     ) -> None:
         """Revoke and cancel the tickets that the replies, cancelled jobs and unreachable sites call for."""
@@ -150,7 +154,7 @@ class Dispatcher:
         to_cancel = {name: dict(one.cancel) for name, one in actions.items()}
         pending = {(job.job_id, ticket.number) for pairs in to_revoke.values() for job, ticket in pairs}
         for job in state.jobs.values():
-            for ticket in [*_unwanted_tickets(job), *_stranded_tickets(job, unreachable_since)]:
+            for ticket in [*_unwanted_tickets(job), *_stranded_tickets(job, unreachable_since, usable)]:
                 if (job.job_id, ticket.number) not in pending and ticket.site in sites:
                     to_revoke.setdefault(ticket.site, []).append((job, ticket))
             if job.is_cancelled:
@@ -201,13 +205,15 @@ def _unwanted_tickets(job: QueueJob) -> list[QueueTicket]:
     return [ticket for ticket in job.live if job.is_cancelled and not ticket.is_running]
 
 
-def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> list[QueueTicket]:
-    """Return the tickets queued where Slurm is unreachable for FAILOVER_S, of a job that may go elsewhere.
+def _stranded_tickets(
+    job: QueueJob, unreachable_since: Mapping[str, str], usable: Collection[str]
+) -> list[QueueTicket]:
+    """Return the tickets queued where Slurm is unreachable for FAILOVER_S, of a job that may go to a usable site.
 
     Where only Slurm is unreachable they can be revoked; else they stay in doubt. unreachable_since: site → time.
     """
     limit = timestamps.to_rfc3339(datetime.fromisoformat(timestamps.now_rfc3339()) - timedelta(seconds=FAILOVER_S))
-    if job.is_over or not set(job.request.sites) - unreachable_since.keys():
+    if job.is_over or not set(job.request.sites).intersection(usable):
         return []
     # A site that took a ticket was reachable then, even if that tick did not write its status.
     return [
@@ -218,8 +224,8 @@ def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> li
 
 
 def _answering_since(row: status.SiteStatusRow | None, query_time: str) -> str:
-    """Return since when a site, which has answered a query of this time, is up. row: of the previous tick."""
-    return row.since if row and row.state == "up" else query_time
+    """Return since when a site, which has answered a query of this time, answers. row: of the previous tick."""
+    return (row.answering_since if row else "") or query_time
 
 
 def _apply_lost_marks(state: QueueState, unreachable: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -68,25 +69,24 @@ class ChangedRows:
 
 
 class Messages:
-    """Collects messages for the user, each once: new errors of sites, their recovery, and reasons why jobs wait.
+    """Collects messages for the user, each once: new problems of sites, their end, and reasons why jobs wait.
 
     previous: a status whose errors were already reported. own_jobs: the jobs whose reasons are reported.
     """
 
     def __init__(self, previous: status.DispatchStatus | None = None, own_jobs: Collection[str] = ()) -> None:
-        self._unreachable = set(previous.unreachable) if previous else set[str]()
+        self._problems = _problems(previous) if previous else dict[str, str]()
         self._broken = set(previous.broken) if previous else set[str]()
         self._own_jobs, self._reasons = frozenset(own_jobs), set[str]()
 
     def new_messages(self, ticked: status.TickResult) -> list[str]:
         """Return the messages that are new since the last call."""
         sites = ticked.sites
-        messages = [f"{site}: {row.reason}" for site, row in sites.unreachable.items() if site not in self._unreachable]
-        messages += [
-            f"{row.site}: it answers again"
-            for row in sites.sites
-            if row.state == "up" and row.site in self._unreachable
+        problems = _problems(sites)
+        messages = [
+            f"{site}: {row.reason}" for site, row in sites.not_up.items() if problems[site] != self._problems.get(site)
         ]
+        messages += [f"{row.site}: up again" for row in sites.sites if row.state == "up" and row.site in self._problems]
         messages += [text for text in sites.broken if text not in self._broken]
         stuck: dict[str, list[str]] = {}
         for row in ticked.jobs:
@@ -95,8 +95,16 @@ class Messages:
         for reason, job_ids in stuck.items():
             if reason not in self._reasons:
                 messages.append(f"{job_ids[0] if len(job_ids) == 1 else f'{len(job_ids)} jobs'}: {reason}")
-        self._unreachable, self._broken, self._reasons = set(sites.unreachable), set(sites.broken), set(stuck)
+        self._problems, self._broken, self._reasons = problems, set(sites.broken), set(stuck)
         return messages
+
+
+def _problems(sites: status.DispatchStatus) -> dict[str, str]:
+    """Return site → what makes its problem another one: not the reason why it does not answer, nor a count or time."""
+    return {
+        site: row.state if row.state in ("unreachable", "busy") else re.sub(r"[\d.]+", "", f"{row.state} {row.reason}")
+        for site, row in sites.not_up.items()
+    }
 
 
 class QueueChangeRow(Record, frozen=True, kw_only=True, tag="pit.queue-change-row/1"):

@@ -148,6 +148,10 @@ def test_what_is_wrong_of_one_job_declares_none_lost(machine: Machine) -> None:
     for wrong in ("nosuch", job_ids[1]):
         assert machine.pit("declare-lost", "dark", job_ids[0], wrong)[0] == 2
         assert not list(folder.glob("lost.*"))
+    machine.site("dark", nodes="noodles = ")
+    assert machine.pit("declare-lost", "dark", job_ids[0])[0] == 1
+    assert not list(folder.glob("lost.*"))
+    machine.site("dark")
     code, out, _ = machine.pit("declare-lost", "dark", job_ids[0])
     assert (code, json.loads(out)["state"]) == (0, "queued")
 

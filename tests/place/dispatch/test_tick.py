@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pitools.core.errors import ClusterError, NoSpace, PitError, TryLater, Unreachable
+from pitools.core.errors import ClusterError, ConfigError, NoSpace, PitError, TryLater, Unreachable, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
@@ -249,7 +250,8 @@ def test_a_hanging_action_costs_its_site_alone(
         ticked = fleet.tick()
         assert ticked
         assert hangs.is_set()
-        assert isinstance(ticked.faults["alpha"], Unreachable)
+        assert isinstance(ticked.faults["alpha"], site_workers.SiteBusy)
+        assert {row.site: row.state for row in ticked.sites.sites}["alpha"] == "busy"
         place = "beta"
         job_ids += add(fleet, 1)
         ticked = fleet.tick()
@@ -449,11 +451,77 @@ def test_what_nobody_thought_of_is_the_fault_of_its_site(
         patch.setattr(fleet.clusters["alpha"], "submit_ticket", lambda *_, **__: {}["nothing"])
         ticked = fleet.tick()
     assert ticked is not None
-    why = {row.site: row.reason for row in ticked.sites.sites}
-    assert "KeyError: 'nothing' (test_tick.py:" in why["alpha"]
+    assert {row.site: (row.state, bool(row.reason)) for row in ticked.sites.sites}["alpha"] == ("failing", True)
     assert [name for name, _ in fleet.clusters["beta"].jobs.values()] == [f"{max(job_ids)}.1"]
     for _ in range(20):
         fleet.tick()
         for cluster in fleet.clusters.values():
             cluster.step()
     assert fleet.ran == Counter(job_ids)
+
+
+def test_a_site_that_only_fails_is_still_heard(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action fails in every tick: the site counts as answering all the while, and the code is that of the error."""
+    fleet = _fleet_for(world, "alpha")
+    add(fleet, 1)
+    monkeypatch.setattr(fleet.clusters["alpha"], "submit_ticket", lambda *_, **__: {}["nothing"])
+    since = set()
+    for _ in range(3):
+        ticked = fleet.tick()
+        assert ticked
+        rows = {row.site: row for row in ticked.sites.sites}
+        since.add((rows["alpha"].state, rows["alpha"].since, rows["alpha"].answering_since))
+    assert len(since) == 1
+    assert (since.pop()[0], ticked.exit_code) == ("failing", 0)  # beta is up
+    alone = {"alpha": ClusterError("refused")}
+    assert _exit_code(fleet, alone, {"alpha"}) == 4
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ({"alpha": ConfigError("key")}, 3),
+        ({"alpha": UsageError("no site")}, 3),
+        ({"alpha": ConfigError("key"), "beta": Unreachable("silent")}, 75),
+        ({"alpha": site_workers.SiteBusy("upload")}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_code_says_why_no_site_served(world: Callable[..., World], errors: dict[str, PitError], code: int) -> None:
+    """75 is for silence alone: a wrong file is 3, and an upload that goes on is no failure."""
+    assert _exit_code(world(0, 0.0), errors, set()) == code
+
+
+def _exit_code(fleet: World, errors: dict[str, PitError], answered: set[str]) -> int:
+    queue = reconcile.QueueState(fleet.place)
+    return status.write_status(fleet.place, queue, "now", {}, errors, answered, {}).exit_code
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_site_that_is_not_asked_loses_no_ticket(
+    world: Callable[..., World], wait: Wait, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    """Its lock is held by an action, or its file is wrong: its running job is not given up, and is shown as running."""
+    fleet = _fleet_for(world, "alpha", "beta")
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    (ticket,) = fleet.clusters["alpha"].jobs.values()
+    fleet.clusters["alpha"].words[ticket[0]], ticket[1] = grant.grant_token("1"), "RUNNING"
+    fleet.tick()
+    load = tick.load_site
+    held = store.try_lock(fleet.place / "site.alpha.lock") if is_busy else None
+    if not is_busy:
+        monkeypatch.setattr(tick, "load_site", lambda name: load(name) if name != "alpha" else load_wrong(name))
+    store.write_mark(store.find_job(fleet.place, job_id), "lost.1")
+    wait(tick.FAILOVER_S)
+    ticked = fleet.tick()
+    assert ticked
+    assert [row.state for row in ticked.sites.sites if row.site == "alpha"] == ["busy" if is_busy else "misconfigured"]
+    assert [row.state for row in ticked.jobs] == ["running"]
+    assert fleet.clusters["beta"].jobs == {}
+    if held is not None:
+        os.close(held)
+
+
+def load_wrong(name: str) -> Site:
+    raise ConfigError("unknown key", where=f"{name}.toml")
