@@ -89,6 +89,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
     import textwrap
 
     from pitools.core.output import Output
+    from pitools.launch import hooks
     from pitools.launch.diagnosis import explain
     from pitools.launch.diagnosis.bounded_read import one_line
     from pitools.launch.recovery import apply_decision
@@ -114,6 +115,8 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         if move_error := interrupted_move(run_dir):
             text = f"{move_error.message}; to complete it: {move_error.hint}"
     click.echo(f"pit: {text}", err=True)
+    if hook_error := hooks.last_error(run_dir):
+        click.echo(f"pit: a hook failed: {one_line(hook_error, _MAX_REASON_CHARS)}", err=True)
 
 
 def _why_not_running(run_dir: Path, site: Site) -> str:

@@ -173,12 +173,17 @@ def _make_plan(
 
 
 def warn_of_unusable(plan: Plan) -> None:
-    """Print a note for each dataset version of a plan that should not be used any more, but was named explicitly."""
+    """Print a note for each dataset version of a plan that should not be used any more, and for each missing hook."""
+    import shutil
+
     from pitools.store.resolve import warning_for
 
     for data in plan.data:
         if text := warning_for(Path(data.source)):
             click.echo(f"pit: note: dataset {data.name}: {text}", err=True)
+    for hook in plan.hooks:
+        if "/" not in hook.command[0] and not shutil.which(hook.command[0]):
+            click.echo(f"pit: note: hook {hook.command[0]}: not on this machine's PATH", err=True)
 
 
 def _plan_from_stdin() -> Plan:

@@ -55,12 +55,20 @@ class Notice(Record, frozen=True, kw_only=True, tag="pit.notice/1"):
 class HookPosition(Record, frozen=True, kw_only=True, tag="pit.hooks/1"):
     """How far events are delivered. offset: bytes of events.jsonl that all hooks are done with.
 
-    hook: index of the next hook for the event at the offset. tries: its failed tries.
+    hook: index of the next hook for the event at the offset. tries: its failed tries. last_error: of the last hook that
+    failed, or "".
     """
 
     offset: int = 0
     hook: int = 0
     tries: int = 0
+    last_error: str = ""
+
+
+def last_error(run_dir: Path) -> str:
+    """Return how the last hook of a run failed, or ""."""
+    position = run_folder.read_or_none(run_dir / _POSITION, HookPosition)
+    return position.last_error if position else ""
 
 
 def mark_pending(run_dir: Path) -> None:
@@ -120,13 +128,14 @@ def _deliver_locked(run_dir: Path, plan: Plan) -> None:
                 offset=position.offset,
                 hook=position.hook + (not error or position.tries + 1 >= _TRIES),
                 tries=position.tries + 1 if error and position.tries + 1 < _TRIES else 0,
+                last_error=f"{hook.command[0]}, of {notice.event}: {error}" if error else position.last_error,
             )
             run_folder.write_record(run_dir / _POSITION, position)
             if error:
                 print(f"pit: {run_dir.name}: hook {hook.command[0]}: {error}", file=sys.stderr)
                 if position.tries:
                     return  # again by the next delivery
-        position = HookPosition(offset=position.offset + length)
+        position = HookPosition(offset=position.offset + length, last_error=position.last_error)
         run_folder.write_record(run_dir / _POSITION, position)
     if (run_dir / "verdict.json").exists():
         (run_dir / _PENDING).unlink(missing_ok=True)

@@ -340,7 +340,12 @@ def set_values(tables: dict[str, Any], values: Mapping[str, str], where: str) ->
         head, _, rest = name.partition(".")
         if head not in Request.__struct_fields__ or head == "params":
             names = [*Request.__struct_fields__, *(params if isinstance(params, dict) else ())]
-            hint = suggest(name, names) or f"add it under [params] of the request: {name} = …"
+            tables_with_it = [table for table, keys in tables.items() if isinstance(keys, dict) and name in keys]
+            hint = (
+                f"{tables_with_it[0]}.{name}=…"
+                if tables_with_it
+                else suggest(name, names) or f"add it under [params] of the request: {name} = …"
+            )
             raise ConfigError(f'no key or parameter "{name}"', where=where, hint=hint, key=name)
         parent, last = (tables.setdefault(head, {}), rest) if rest else (tables, head)
         if not isinstance(parent, dict):

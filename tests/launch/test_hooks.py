@@ -121,6 +121,7 @@ def test_a_hook_that_hangs_or_fails_holds_up_nothing(
         assert received(tmp_path / "out") == []
     hooks.deliver(run_dir)
     assert [record["event"] for record in received(tmp_path / "out")] == ["retry"]
+    assert hooks.last_error(run_dir).startswith(command[0])
 
 
 TRAIN = """

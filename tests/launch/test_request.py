@@ -120,3 +120,10 @@ def test_launcher_behind_a_prefix_is_refused(tmp_path: Path, command: str) -> No
 def test_launcher_name_as_an_argument_is_allowed(tmp_path: Path, command: str) -> None:
     """A launcher's name as an argument, in quotes or as a file name is no launcher."""
     requests.load_request(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))
+
+
+def test_a_key_of_a_table_is_named_with_it(tmp_path: Path) -> None:
+    """`--set steps=60`, where steps is an argument of the entry: the error names args.steps."""
+    with pytest.raises(ConfigError) as raised:
+        requests.set_values({"args": {"steps": 10}}, {"steps": "60"}, "request.toml")
+    assert "args.steps" in raised.value.hint
