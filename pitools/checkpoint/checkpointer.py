@@ -29,7 +29,7 @@ from pitools.checkpoint.adapters.base import FrameworkAdapter as FrameworkAdapte
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
 from pitools.checkpoint.coordination.exchange import SaveExchange, all_or_none, handshake
 from pitools.checkpoint.store import layout, locks, owner, publish, retention, rng_state, state_schema
-from pitools.core.errors import ConfigError, PitError, Unreachable
+from pitools.core.errors import ConfigError, PitError, Unreachable, UsageError
 from pitools.core.fs import from_os_error
 from pitools.run.steps import SAVE_TIMEOUT_S
 
@@ -233,10 +233,13 @@ class Checkpointer:
     def _release(self) -> None:
         if self._pruning:
             self._pruning.join(_LEAVE_TIMEOUT_S)  # the next attempt removes the rest
-        self._locks.close()
+        if not (self._thread and self._thread.is_alive()):  # else the process's end releases the lock
+            self._locks.close()
 
     def _open_once(self, schema: dict[str, str]) -> None:
         """Claim the folder for this run and remove what killed saves left, once, at rank 0."""
+        if self._is_closed:  # without the lock another Checkpointer would take the save for a killed one's leftover
+            raise UsageError("Checkpointer: closed", where=str(self.folder), hint="save and restore within its `with`")
         if self._schema is not None:
             return
         self._opens += 1

@@ -20,7 +20,16 @@ from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.coordination.barrier import Barrier, RemoteRankError
 from pitools.checkpoint.store import layout, locks, lookup, quarantine, verify
 from pitools.checkpoint.store.problem import CheckpointProblem
-from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, Unreachable
+from pitools.core.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    NoSpace,
+    PitError,
+    TryLater,
+    Unreachable,
+    UsageError,
+)
 from tests.checkpoint.test_checkpointer import DAMAGES, Files, Store, on_ranks, restored, saved, state
 
 AS_ROOT = pytest.mark.usefixtures("as_root")
@@ -82,6 +91,39 @@ def test_a_loop_learns_of_a_failed_save_before_the_next(folder: Path) -> None:
 
     assert on_ranks(2, work) == [None] * 2
     assert lookup.complete_steps(folder) == []
+
+
+def test_a_closed_checkpointer_saves_nothing(folder: Path) -> None:
+    """It no longer has the folder's lock: the next one would remove what it is saving."""
+    with Checkpointer(folder, Files()) as closed:
+        closed.save(1, state(1))
+    with pytest.raises(UsageError):
+        closed.save(2, state(2))
+    with pytest.raises(UsageError):
+        closed.restore(state(0))
+    assert lookup.complete_steps(folder) == [1]
+
+
+def test_the_folder_stays_locked_while_an_abandoned_save_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that fails does not wait for a slow save; nobody else may save until that has ended."""
+    monkeypatch.setattr(checkpointer, "_LEAVE_TIMEOUT_S", 0.1)
+    may_write = threading.Event()
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        def slow(name: str) -> None:
+            if name == "w":
+                may_write.wait(20)
+
+        with Checkpointer(folder, Files(rank, slow), **options) as guard:
+            guard.save(1, state(1))
+            raise RuntimeError("the loss diverged")
+
+    try:
+        assert [type(error) for error in on_ranks(2, work)] == [RuntimeError, RuntimeError]
+        with pytest.raises(TryLater), locks.writer_lock(folder, timeout_s=0.0):
+            pass
+    finally:
+        may_write.set()
 
 
 def test_polling_does_not_wait_for_other_ranks(folder: Path) -> None:
