@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from pitools.checkpoint.store import layout, locks, lookup, quarantine
+from pitools.checkpoint.store import layout, locks, lookup, quarantine, unreadable
 from pitools.checkpoint.store.manifest import load_manifest
 from pitools.checkpoint.store.problem import CheckpointProblem
 from pitools.checkpoint.store.verify import verify_checkpoint
@@ -41,7 +41,8 @@ def check_folder(
 ) -> Iterator[CheckpointProblem | FolderCheck]:
     """Yield the problems of each checkpoint, newest first (a bar for each large one, on a terminal), then the totals.
 
-    move_aside: move damaged and unreadable ones to the quarantine. Raises NoSpace, ClusterError.
+    A checkpoint without damage loses its mark `.unreadable`. move_aside: move damaged and unreadable ones to the
+    quarantine. Raises NoSpace, ClusterError.
     """
     started, n_bytes, checked, findings, moved = time.monotonic(), 0, 0, 0, 0
     good: int | None = None
@@ -56,8 +57,11 @@ def check_folder(
         yield from problems
         n_bytes, checked, findings = n_bytes + size, checked + 1, findings + len(problems)
         is_damaged = any(problem.is_damage for problem in problems)
-        if good is None and all(problem.problem == "extra" for problem in problems):
-            good = step
+        if all(problem.problem == "extra" for problem in problems):
+            good = step if good is None else good
+            if unreadable.is_marked_unreadable(path):  # it was read now: it counts as progress again
+                unreadable.clear_mark(path)
+                lookup.update_latest_link(folder)
         if is_damaged and move_aside:
             moved += quarantine.quarantine_checkpoint(path, problems) is not None
     yield FolderCheck(

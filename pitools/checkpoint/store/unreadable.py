@@ -1,7 +1,7 @@
 """Mark checkpoints that exist but could not be read, so that a run resumed from an older one.
 
-They stay in place, for a server that comes back; `.unreadable.step_<n>` beside each has the reason. Until it is read
-successfully it does not count as progress: `latest` skips it, and retention does not remove it.
+They stay in place, for a server that comes back; `.unreadable.step_<n>` beside each has the reason. Until a restore
+or `check` reads it whole, it does not count as progress: `latest` skips it, and retention does not remove it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pitools.checkpoint.store import check_folder, layout, retention, verify
+from pitools.checkpoint.store import check_folder, layout, lookup, retention, unreadable, verify
 from pitools.checkpoint.store.check_folder import FolderCheck
 from pitools.checkpoint.store.problem import CheckpointProblem
 from tests.checkpoint.conftest import Save
@@ -27,6 +27,20 @@ def test_a_run_that_prunes_is_no_finding(folder: Path, save: Save, monkeypatch: 
     assert isinstance(summary, FolderCheck)
     assert (summary.checkpoints, summary.findings, summary.newest_good_step) == (1, 0, 3)
     assert layout.listed_steps(folder) == [3]
+
+
+def test_a_checkpoint_that_reads_again_loses_its_mark(folder: Path, save: Save) -> None:
+    """It counts as progress again, and `latest` names it; a damaged one keeps its mark."""
+    for step in (1, 2, 3):
+        path = save(step)
+        unreadable.mark_unreadable(path, "stale handle")
+    (path / "payload" / "x").write_bytes(b"more")
+    (path / "payload" / "empty").unlink()
+    assert lookup.complete_steps(folder) == []
+    list(check_folder.check_folder(folder, [1, 2, 3]))
+    assert lookup.complete_steps(folder) == [2, 1]
+    assert (folder / "latest").readlink() == Path("step_2")
+    assert unreadable.is_marked_unreadable(path)
 
 
 @pytest.mark.parametrize("times", [1, 2])
