@@ -57,7 +57,8 @@ def site_names() -> list[str]:
     names: set[str] = set()
     for folder in search_path():
         if folder.is_dir():
-            names.update(path.stem for path in folder.glob("*.toml"))
+            # Editors put locks such as `.#alpha.toml` beside a file.
+            names.update(path.stem for path in folder.glob("*.toml") if not path.name.startswith("."))
     return sorted(names)
 
 
@@ -181,6 +182,9 @@ def _check(site: Site, name: str, where: str) -> None:
         raise ConfigError(
             f'connection.host = "{site.connection.host}" is not a host', where=where, hint='host = "login.example"'
         )
+    if site.connection.kind == "local" and site.connection.host:
+        problem = f'connection.host = "{site.connection.host}" with kind = "local" (expected kind = "ssh", or no host)'
+        raise ConfigError(problem, where=where, hint='kind = "ssh"')
     first, last = site.network.ports
     if not (first >= 1024 and last <= 65535):
         raise ConfigError(f"network.ports = [{first}, {last}]: not ports", where=where, hint="from 1024 to 65535")

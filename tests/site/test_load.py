@@ -38,6 +38,13 @@ def test_a_later_layer_changes_only_its_keys(
     assert origin["network.host_suffix"] == "default"
 
 
+def test_an_editors_lock_is_no_site(write_site: Callable[[str, str], Path]) -> None:
+    """A hidden file beside a site file, as Emacs makes it, is left alone."""
+    path = write_site("x", 'name = "x"\n')
+    path.with_name(".#x.toml").symlink_to("ada@host.1")
+    assert [name for name in load.site_names() if "x" in name.split("-")[0]] == ["x"]
+
+
 def test_an_unknown_site_names_the_nearest() -> None:
     """A misspelt site is a usage error."""
     with pytest.raises(UsageError) as caught:
@@ -61,6 +68,7 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
         ('[defaults]\ntier = "hihg"\n[tiers]\nhigh = "h"\n', "defaults.tier", "high"),
         ('name = "y"\n', "differs from the file's name", 'name = "x"'),
         ('[connection]\nkind = "ssh"\nhost = "-oProxyCommand=id"\n', "connection.host", ""),
+        ('[connection]\nhost = "login.far"\n', "connection.host", 'kind = "ssh"'),
         ('[connection]\nkind = "shh"\n', "connection.kind", ""),
         ("[network]\nports = [2000, 2001]\n", "too small a range", ""),
         ("[network]\nports = [60000, 65536]\n", "network.ports", "65535"),

@@ -253,7 +253,7 @@ def _record_progress(
         job = state.append_entry(job, EntryKind.HELD, ticket.number, state=held_reason)
     if ticket.state == "intended":
         job = state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=observed.job_id)
-    if (ticket.state != "started" or ticket.unknown_since) and (
+    if (ticket.state != "started" or ticket.unknown_since or not ticket.slurm_id) and (
         observed.state != "PENDING" or grant.is_granted(observed.grant)
     ):
         state.append_entry(

@@ -58,7 +58,9 @@ def measured_throughput(request: Request, site: Site) -> dict[str, Throughput]:
     """
     try:
         root = Path(expand_placeholders(site.paths.runs)).absolute()
-        names = sorted(name for name in os.listdir(root) if re.fullmatch(rf"{request.name}-\d{{8}}-\d{{6}}-\w+", name))
+        names = sorted(
+            name for name in os.listdir(root) if re.fullmatch(rf"{request.name}-\d{{8}}-\d{{6}}-\w+(\.\d+)?", name)
+        )
     except (OSError, PitError):
         return {}
     rates: dict[str, list[Throughput]] = {}

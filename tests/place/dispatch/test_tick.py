@@ -347,8 +347,11 @@ def test_a_site_that_takes_no_ticket_now_is_left_out(
     assert [name for name, _ in alpha.jobs.values()] == [f"{job_ids[-1]}.1"]
 
 
-def test_a_refused_ticket_that_runs_is_the_jobs(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm says that it refused, and has started it: its grant cannot be revoked, and the job runs once."""
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_refused_ticket_that_runs_is_the_jobs(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """Slurm says that it refused, and has started it: it runs once, or is ended as soon as its id is known."""
     fleet = _fleet_for(world, "alpha")
     (job_id,) = add(fleet, 1)
     alpha = fleet.clusters["alpha"]
@@ -362,6 +365,12 @@ def test_a_refused_ticket_that_runs_is_the_jobs(world: Callable[..., World], mon
     monkeypatch.setattr(alpha, "submit_ticket", start_and_refuse)
     fleet.tick()
     assert store.find_job(fleet.place, job_id).state == "running"
+    if is_cancelled:
+        store.write_mark(store.find_job(fleet.place, job_id), "cancel")
+        for _ in range(3):
+            fleet.tick()
+        assert alpha.jobs["1"][1] == "CANCELLED"
+        return
     for _ in range(20):
         fleet.tick()
         alpha.step()

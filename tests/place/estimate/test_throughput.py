@@ -18,8 +18,10 @@ def asks(**values: Any) -> Request:
     return Request(**{"name": "r", "command": "true", "nodes": 2, "gpus_per_node": 8, **values})
 
 
-def write_run(root: Path, number: int, *, steps: int = 50, wall_s: float = 0.5, done: bool = True, **plan: Any) -> Path:
-    run = root / f"r-20260101-00000{number}-abc{number}"
+def write_run(
+    root: Path, number: int, *, steps: int = 50, wall_s: float = 0.5, done: bool = True, suffix: str = "", **plan: Any
+) -> Path:
+    run = root / f"r-20260101-00000{number}-abc{number}{suffix}"
     folder = run / "attempts" / "0"
     folder.mkdir(parents=True)
     reference = {
@@ -38,6 +40,13 @@ def write_run(root: Path, number: int, *, steps: int = 50, wall_s: float = 0.5, 
     if done:
         (folder / "exit.json").write_text('{"schema":"pit.attempt-exit/1","job_id":"1","exit_code":0,"ended":""}')
     return run
+
+
+def test_tickets_of_the_queue_count_as_runs(made: Any, tmp_path: Path) -> None:
+    """Their folders are called <job-id>.<number>."""
+    write_run(tmp_path, 1, suffix=".1")
+    rates = throughput.measured_throughput(asks(entry="a:b", command=""), made.site(paths=Paths(runs=str(tmp_path))))
+    assert rates["gpu"].samples_per_node_s == 64.0
 
 
 def test_step_logs_tell_the_rate_and_the_work(made: Any, tmp_path: Path) -> None:
