@@ -426,6 +426,35 @@ def test_a_configuration_that_others_write_is_refused(node: Node):
     assert node.leased("a" * 32) == [False]
 
 
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("mode", "folder_mode", "uid", "runs"),
+    [
+        (0o644, 0o755, 0, True),
+        (0o664, 0o755, 0, True),
+        (0o666, 0o755, 0, False),
+        (0o644, 0o777, 0, False),
+        (0o644, 0o1777, 0, True),
+        (0o600, 0o755, NOBODY, False),
+    ],
+)
+def test_no_program_of_an_untrusted_configuration_is_run(node: Node, mode: int, folder_mode: int, uid: int, runs: bool):
+    """The interpreter that the file names is root's choice, also where the file is a link to another folder."""
+    folder, ran = node.config.parent / "etc", node.config.parent / "ran"
+    folder.mkdir()
+    program = node.config.parent / "program"
+    program.write_text(f"#!/bin/sh\n: > {ran}\n")
+    program.chmod(0o755)
+    node.configure(f'python = "{program}"')
+    config = node.config.rename(folder / "prolog.toml")
+    node.config.symlink_to(config)
+    config.chmod(mode)
+    os.chown(config, uid, -1)
+    folder.chmod(folder_mode)
+    done = node.call(PIT_PYTHON="")
+    assert (done.returncode, done.stderr == "", ran.exists()) == (0, runs, runs)
+
+
 def test_a_second_prolog_replaces_the_first_and_sweeps_the_dead(node: Node):
     """A requeued job has one holder; the files of holders that were killed go, those of other jobs stay."""
     node.put("a" * 32)
