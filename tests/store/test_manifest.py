@@ -109,11 +109,14 @@ def test_paths_are_judged_as_pathlib_would(paths: list[str]) -> None:
         return not odd and str(pure) == path
 
     data = manifests.encode_manifest(one(files=tuple(FileEntry(path=path, bytes=1, digest="d") for path in paths)))
-    if all(is_inside(path) for path in paths):
-        manifests.decode_manifest(data, "x")
-    else:
+    if not all(is_inside(path) for path in paths):
         with pytest.raises(DataError, match="outside"):
             manifests.decode_manifest(data, "x")
+    elif any(PurePosixPath(path) in PurePosixPath(other).parents for path in paths for other in paths):
+        with pytest.raises(DataError, match="folder"):
+            manifests.decode_manifest(data, "x")
+    else:
+        manifests.decode_manifest(data, "x")
 
 
 @pytest.mark.parametrize("bad", [{"path": "a"}, {"path": "b", "bytes": -1}])
