@@ -157,7 +157,7 @@ class RestoreSearch:
         )
         if damage and witness_damage:
             quarantined = quarantine.quarantine_checkpoint(path, damage)
-            _print(f"{path} is damaged ({damage[0].text()}): moved to {quarantined}")
+            _print(f"{path} is damaged ({damage[0].text()}): moved to {quarantined or 'quarantine by another process'}")
             return "damaged"
         if tries < len(_PAUSES_S) and not self._unreadable:  # one minute for all candidates
             time.sleep(_PAUSES_S[tries])

@@ -44,7 +44,11 @@ def list_command(run: str, site_name: str, form: str) -> None:
 @group.command()
 @run_argument()
 @click.option("--step", type=click.IntRange(0), help="Only the checkpoint of this step.")
-@click.option("--quarantine", is_flag=True, help="Move damaged checkpoints to quarantine/, with the reason.")
+@click.option(
+    "--quarantine",
+    is_flag=True,
+    help="Move to quarantine/, with the reason, checkpoints that are damaged, or still unreadable after 3 s.",
+)
 @click.option(
     "--threads", type=click.IntRange(1, 64), help="Files read in parallel (default: one per core, at most 8)."
 )
@@ -59,6 +63,8 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
     from pitools.checkpoint.store.check_folder import FolderCheck, check_folder
 
     folder, named_step = _checkpoint_dir(run, site_name)
+    if named_step is not None and step not in (None, named_step):
+        raise UsageError(f"--step {step} of the checkpoint of step {named_step}", where=run, hint="give one of both")
     steps = layout.listed_steps(folder)
     selected_step = step if named_step is None else named_step
     if selected_step is not None and selected_step not in steps:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pitools.checkpoint.store import lookup, owner
+from pitools.checkpoint.store.listing import list_checkpoints
 from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents, protected
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -35,16 +36,23 @@ def run(folder: Path, save: Save) -> Path:
 def test_list(pit: Pit, run: Path) -> None:
     """A run is given by its folder, its checkpoints' folder, or its id; the states are told from each other."""
     output = records(pit("checkpoint", "list", str(run)))
-    assert [(line["step"], line["state"], line["newest"]) for line in output] == [
-        (30, "whole", True),
-        (20, "whole", False),
-        (10, "whole", False),
+    assert [(line["step"], line["state"], line["resumable"]) for line in output] == [
+        (30, "complete", True),
+        (20, "complete", False),
+        (10, "complete", False),
         (None, "unfinished", False),
     ]
     assert records(pit("checkpoint", "list", str(run / "checkpoints"))) == output
     table = pit("checkpoint", "list", str(run), "--format", "table").stdout.splitlines()
     assert table[0].split()[:3] == ["STEP", "STATE", "FORMAT"]
-    assert table[1].split()[:2] == ["30", "whole"]
+    assert table[1].split()[:2] == ["30", "complete"]
+
+
+def test_no_older_checkpoint_is_resumable_below_a_foreign_one(run: Path, save: Save) -> None:
+    """A restore refuses the newest, of another run, and continues from none below it."""
+    save(50, run="another-run")
+    listed = [(line.step, line.state, line.resumable) for line in list_checkpoints(run / "checkpoints")]
+    assert listed[:2] == [(50, "foreign", False), (30, "complete", False)]
 
 
 def test_check_and_quarantine(pit: Pit, run: Path) -> None:
@@ -59,8 +67,8 @@ def test_check_and_quarantine(pit: Pit, run: Path) -> None:
     assert pit("checkpoint", "check", str(run)).returncode == 0
     output = records(pit("checkpoint", "list", str(run)))
     assert [(line["step"], line["state"]) for line in output] == [
-        (20, "whole"),
-        (10, "whole"),
+        (20, "complete"),
+        (10, "complete"),
         (None, "quarantined"),
         (None, "unfinished"),
     ]
@@ -116,6 +124,7 @@ def test_prune_says_no_where_one_cannot_go(pit: Pit, run: Path) -> None:
         (["list", "home"], "neither a run nor a folder of checkpoints"),
         (["list", "no-such-run"], 'no run "no-such-run"'),
         (["check", "{run}", "--step", "7"], "no checkpoint of step 7"),
+        (["check", "{run}/checkpoints/step_10", "--step", "20"], "--step 20"),
         (["prune", "{run}/checkpoints/step_10"], "give the run"),
         (["prune", "{run}", "--keep-last", "0"], "--keep-last"),
     ],

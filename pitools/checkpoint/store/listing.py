@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from pitools.checkpoint.store import layout, lookup, owner, quarantine, unreadable
-from pitools.checkpoint.store.manifest import load_manifest
+from pitools.checkpoint.store.manifest import is_read_error, load_manifest
 from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.run.run_folder import read_record
 
-State = Literal["whole", "damaged", "foreign", "unreadable", "quarantined", "unfinished"]
+State = Literal["complete", "damaged", "foreign", "unreadable", "quarantined", "unfinished"]
 
 
 class CheckpointListing(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
-    """One checkpoint. step: null for a leftover. newest: the one that a run would resume from."""
+    """One checkpoint. step: null for a leftover. state: by names, sizes and the manifest. resumable: the one that a run
+    would resume from if its bytes are good.
+    """
 
     step: int | None
     state: State
@@ -26,17 +30,18 @@ class CheckpointListing(Record, frozen=True, kw_only=True, tag="pit.checkpoint-l
     world_size: int | None = None
     files: int | None = None
     bytes: int | None = None
-    newest: bool = False
+    resumable: bool = False
     reason: str = ""
 
 
 def list_checkpoints(folder: Path) -> Iterator[CheckpointListing]:
     """Yield the checkpoints, newest first, then quarantine, then leftovers of killed saves. Raises ClusterError."""
-    folder_owner, newest = owner.read_owner(folder), True
+    folder_owner, is_open = owner.read_owner(folder), True
     for step in layout.listed_steps(folder):
-        record = _describe(layout.step_path(folder, step), step, folder_owner, newest=newest)
-        newest = newest and not record.newest
-        yield record
+        record = _describe(layout.step_path(folder, step), step, folder_owner)
+        yield msgspec.structs.replace(record, resumable=is_open and record.state == "complete")
+        # Damaged and unreadable ones are skipped by a restore; it refuses a foreign one.
+        is_open = is_open and record.state not in ("complete", "foreign")
     for path in sorted((folder / layout.QUARANTINE).glob("step_*")):
         yield CheckpointListing(step=None, state="quarantined", path=str(path), reason=_reason(path))
     for path in (path for path in layout.leftovers(folder) if not path.is_symlink()):
@@ -45,15 +50,14 @@ def list_checkpoints(folder: Path) -> Iterator[CheckpointListing]:
         )
 
 
-def _describe(path: Path, step: int, folder_owner: owner.FolderOwner | None, *, newest: bool) -> CheckpointListing:
+def _describe(path: Path, step: int, folder_owner: owner.FolderOwner | None) -> CheckpointListing:
     try:
         manifest = load_manifest(path)
     except DataError as error:
         missed = unreadable.unreadable_reason(path)
-        return CheckpointListing(
-            step=step, state="unreadable" if missed else "damaged", path=str(path), reason=missed or error.message
-        )
-    state: State = "whole"
+        state: State = "unreadable" if missed or is_read_error(error) else "damaged"
+        return CheckpointListing(step=step, state=state, path=str(path), reason=missed or error.message)
+    state = "complete"
     reason = ""
     if unreadable.is_marked_unreadable(path):
         state, reason = "unreadable", unreadable.unreadable_reason(path)
@@ -70,7 +74,6 @@ def _describe(path: Path, step: int, folder_owner: owner.FolderOwner | None, *, 
         world_size=manifest.world_size,
         files=len(manifest.files),
         bytes=manifest.total_bytes,
-        newest=newest and state == "whole",
         reason=reason,
     )
 

@@ -6,6 +6,7 @@ loader's position is detected as well as one in the tensors. Digests detect dama
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ from pitools.core.record import Record, decode_json
 from pitools.store.digest import ALGORITHM, digest_bytes
 from pitools.store.manifest import FileEntry as FileEntry
 
+# A special file at the path, which a retry would not change: a link, a socket, a device, or no file.
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 MANIFEST_FILE = "manifest.json"
 # The memory limit of a reader; a writer obeys it too, so that no manifest is written that cannot be read.
 MAX_BYTES = 64 << 20
@@ -109,6 +112,12 @@ def load_manifest(step_dir: Path) -> CheckpointManifest:
     if len(data) > MAX_BYTES:
         raise DataError(f"manifest: more than {MAX_BYTES} bytes", where=str(path), hint=_HINT)
     return decode_manifest(data, str(path))
+
+
+def is_read_error(error: DataError) -> bool:
+    """Return whether `load_manifest` failed by a read, which may succeed later, and not by what it read."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in NO_FILE
 
 
 def _encode_floats(value: Any) -> Any:

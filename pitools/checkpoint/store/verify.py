@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator
@@ -10,13 +9,18 @@ from pathlib import Path
 
 from pitools.checkpoint.store import layout, owner
 from pitools.checkpoint.store.hashing import FileDigest, default_threads, hash_files
-from pitools.checkpoint.store.manifest import MANIFEST_FILE, CheckpointManifest, FileEntry, load_manifest
+from pitools.checkpoint.store.manifest import (
+    MANIFEST_FILE,
+    NO_FILE,
+    CheckpointManifest,
+    FileEntry,
+    is_read_error,
+    load_manifest,
+)
 from pitools.checkpoint.store.problem import CheckpointProblem, ProblemKind
 from pitools.core.errors import ConfigError, DataError
 from pitools.core.progress import Advance
 
-# A special file at the path, which a retry would not change: a link, a socket, a device, or no file.
-_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 # Each rank reads what it wrote unless some rank would read more than this factor of the mean share plus these bytes;
 # then the files are divided by size.
 _MAX_IMBALANCE, _SLACK_BYTES = 1.25, 16 << 20
@@ -52,8 +56,7 @@ def verify_checkpoint(
     except OSError as error:
         return [_problem(step_dir, "", "unreadable", "a checkpoint", str(error.strerror))]
     except DataError as error:
-        is_read_error = isinstance(cause := error.__cause__, OSError) and cause.errno not in _NO_FILE
-        kind: ProblemKind = "unreadable" if is_read_error else "manifest"
+        kind: ProblemKind = "unreadable" if is_read_error(error) else "manifest"
         return [_problem(step_dir, MANIFEST_FILE, kind, "the checkpoint's manifest", error.message)]
     problems = [*_identity(step_dir, manifest)]
     if rank == 0:
@@ -126,7 +129,7 @@ def _contents(step_dir: Path, files: list[FileEntry], threads: int, advance: Adv
 def _compare(step_dir: Path, entry: FileEntry, digest: FileDigest) -> CheckpointProblem | None:
     if isinstance(digest.error, (FileNotFoundError, NotADirectoryError)):
         return _problem(step_dir, entry.path, "missing", "a file", "nothing")
-    if digest.error and digest.error.errno in _NO_FILE:
+    if digest.error and digest.error.errno in NO_FILE:
         return _problem(step_dir, entry.path, "missing", "a file", str(digest.error.strerror))
     if digest.error:
         return _problem(step_dir, entry.path, "unreadable", "a file", str(digest.error.strerror))

@@ -50,6 +50,13 @@ def test_a_server_that_comes_back_costs_nothing(folder: Path, away: Away, name: 
     assert not (folder / "quarantine").exists()
 
 
+def test_a_manifest_that_cannot_be_read_is_not_listed_as_damaged(folder: Path, away: Away) -> None:
+    """As `check` has it: its server may be away."""
+    saved(folder, 1, 2)
+    away("manifest.json", "step_2", number=errno.EIO)
+    assert [line.state for line in list_checkpoints(folder)] == ["unreadable", "complete"]
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
 @pytest.mark.parametrize("name", ["manifest.json", "0.w"])
 def test_an_older_one_that_reads_is_taken(
@@ -73,7 +80,7 @@ def test_an_older_one_that_reads_is_taken(
     assert lookup.latest_step(folder) == 10
     assert (folder / "latest").readlink() == Path("step_10")
     newest, older = list_checkpoints(folder)
-    assert (newest.step, newest.state, newest.newest, older.newest) == (40, "unreadable", False, True)
+    assert (newest.step, newest.state, newest.resumable, older.resumable) == (40, "unreadable", False, True)
     assert "cannot be read" in newest.reason
 
 
