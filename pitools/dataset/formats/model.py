@@ -161,8 +161,8 @@ class RejectedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder: its episodes in order, its splits as episode names, and its attributes.
 
-    rejected: episodes that cannot be ingested. files: all files that the scan and the ingest read. notes: remarks for
-    the user, none of them an error.
+    rejected: episodes that cannot be ingested. files: all files that the scan and the ingest read; `fingerprints`:
+    theirs, taken before the scan. notes: remarks for the user, none of them an error.
     """
 
     path: Path
@@ -172,6 +172,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Any] = {}
     rejected: tuple[RejectedEpisode, ...] = ()
     files: tuple[Path, ...] = ()
+    fingerprints: tuple[tuple[int, int, int], ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -93,6 +93,8 @@ def ingest(
     """
     check_name(name)
     require_local_path(root, "root")
+    if report:
+        scan.require_separate_report(report, files)
     parent = ParentVersion(append, name) if append else None
     if parent and codec and codec != parent.codec:
         raise UsageError(f"codec: expected {parent.codec}, the parent's, got {codec}", hint=f"--codec {parent.codec}")

@@ -40,7 +40,7 @@ Job = ShardJob | HashJob
 
 
 class RecordingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A source file. fingerprint: (inode, bytes, mtime in ns) at the scan."""
+    """A source file. fingerprint: (inode, bytes, mtime in ns) before the scan."""
 
     path: Path
     fingerprint: tuple[int, int, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,6 +106,14 @@ def episode_records(scan: ScanResult, unreadable: Sequence[RejectedEpisode] = ()
         )
 
 
+def require_separate_report(report: Path, paths: Sequence[Path]) -> None:
+    """Raise UsageError for a report that would replace a recording, or a file in one."""
+    for path in paths:
+        if report.resolve().is_relative_to(path.resolve()):
+            hint = "--report FILE: a file outside the recordings"
+            raise UsageError(f"report: is in the recording {path}", where=str(report), hint=hint)
+
+
 def write_report(scan: ScanResult, path: Path, unreadable: Sequence[RejectedEpisode] = ()) -> None:
     """Write the records as JSON Lines, as `episode_records`. Raises NoSpace or ClusterError."""
     records = episode_records(scan, unreadable)
@@ -169,6 +178,16 @@ def fingerprint(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _fingerprints(path: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the fingerprints of a recording's files, or of those below its folder, without unreadable ones."""
+    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names] or [path]
+    found = {}
+    for file in files:
+        with contextlib.suppress(DataError):  # a file that is needed is named by the scan
+            found[file] = fingerprint(file)
+    return found
+
+
 def warn_duplicates(source: Iterable[Mapping[str, Any]]) -> None:
     """Warn about byte-identical recordings; they are ingested all the same."""
     first_files: dict[str, str] = {}
@@ -204,9 +223,13 @@ class _Scanner:
     def __call__(self, job: tuple[int, Path]) -> tuple[int, Recording | RejectedEpisode]:
         number, path = job
         try:
+            before = _fingerprints(path)
             keep = bool(self._transform and self._transform.keep_next_obs)
             recording = detect.scan_recording(path, self._layout, self._skip, keep_next_obs=keep)
             recording = transform_file.apply_transform(self._transform, recording) if self._transform else recording
+            files = recording.files or (path,)
+            seen = tuple(before.get(file) or fingerprint(file) for file in files)
+            recording = msgspec.structs.replace(recording, files=files, fingerprints=seen)
             return number, attributes.with_json_attributes(reject_bad_names(recording))
         except DataError as error:
             item = rejection("", path, error)
@@ -253,7 +276,7 @@ def _sources(recordings: Sequence[Recording]) -> tuple[tuple[RecordingFile, ...]
     sources: list[RecordingFile] = []
     places = []
     for recording in recordings:
-        files = recording.files or (recording.path,)
-        places.append(tuple(range(len(sources), len(sources) + len(files))))
-        sources += (RecordingFile(path=path, fingerprint=fingerprint(path)) for path in files)
+        files = zip(recording.files, recording.fingerprints, strict=True)
+        places.append(tuple(range(len(sources), len(sources) + len(recording.files))))
+        sources += (RecordingFile(path=path, fingerprint=seen) for path, seen in files)
     return tuple(sources), tuple(places)

@@ -10,9 +10,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import zarr
 
 from pitools.core.errors import DataError, Unreachable, UsageError
-from pitools.dataset.formats import readers
+from pitools.dataset.formats import detect, readers
 from pitools.dataset.formats.model import ChangedDuringRead
 from pitools.dataset.ingest import unreadable_episodes
 from pitools.dataset.ingest.ingest import ingest
@@ -350,3 +351,34 @@ def test_failure_spares_the_rest(robomimic, tmp_path, below) -> None:
         with pytest.raises(DataError):
             ingest([path], root=root, name=name)
     assert below(root) == before
+
+
+@pytest.mark.parametrize("report", ["r.hdf5", "link.jsonl"])
+def test_report_over_a_recording(robomimic, tmp_path, report) -> None:
+    """A report that is a recording, be it by a link, is refused, and the recording stays."""
+    source = robomimic(3, name="r.hdf5")
+    (tmp_path / "link.jsonl").symlink_to(source)
+    content = source.read_bytes()
+    with pytest.raises(UsageError):
+        ingest([source], root=tmp_path / "root", name="x", report=tmp_path / report)
+    assert source.read_bytes() == content
+
+
+def test_store_that_grows_behind_its_scan(tmp_path, monkeypatch) -> None:
+    """A store that gets an episode after it was scanned is refused; afterwards it is ingested with all episodes."""
+    group = zarr.create_group(tmp_path / "z.zarr")
+    group.create_array("action", shape=(9, 7), chunks=(100, 7), dtype="f4")[:] = 1
+    group.create_array("episode_ends", data=np.array([4, 9]), chunks=(100,))
+    scan_recording = detect.scan_recording
+
+    def scan_then_grow(*args, **options):
+        recording = scan_recording(*args, **options)
+        for name, rows in (("action", np.ones((3, 7), "f4")), ("episode_ends", np.array([12]))):
+            group[name].append(rows)
+        return recording
+
+    with monkeypatch.context() as patched:
+        patched.setattr(detect, "scan_recording", scan_then_grow)
+        with pytest.raises(ChangedDuringRead):
+            ingest([tmp_path / "z.zarr"], root=tmp_path / "root", name="x")
+    assert ingest([tmp_path / "z.zarr"], root=tmp_path / "root", name="x").episodes == 3
