@@ -58,5 +58,6 @@ def prune(ctx: click.Context, conditions: str, keep_last: int, remove: bool, sit
             freed += record.freed_bytes
             errors += [record] if record.state == "failed" else []
     verb = "freed" if remove else "would be freed; --remove does it"
-    click.echo(f"pit: {len(wanted)} runs match: {format_size(freed)} {verb}", err=True)
+    if wanted or not remove:  # cron mails what is printed
+        click.echo(f"pit: {len(wanted)} runs match: {format_size(freed)} {verb}", err=True)
     ctx.exit(1 if errors else 0)

@@ -56,9 +56,10 @@ def run_sweep(
     name = options.sweep or f"{loaded.name}-{digest[:6]}"
     require_sweep_name(name)
     sweep_dir = sweep_folder.sweeps_dir(runs_dir(sites[0])) / name
-    recorded = sweep_folder.points_by_id(sweep_folder.read_points(sweep_dir))
+    points_on_disk = sweep_folder.read_points(sweep_dir)
+    recorded = sweep_folder.points_by_id(points_on_disk)
     template = options.name or sweep_points.default_template(points)
-    planned, index = [], len(recorded)
+    planned, index = [], sweep_folder.next_index(points_on_disk)
     for point in points:
         known = recorded.get(sweep_points.point_id(point))
         number = known.index if known else index
@@ -241,11 +242,13 @@ def plot(ctx: click.Context, sweep: str, site_name: str, target: Path, kind: str
 @click.option("--keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.5, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Decide only.")
 @format_option
-def halve(sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, form: str) -> None:
+@click.pass_context
+def halve(ctx: click.Context, sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, form: str) -> None:
     """Cancel the runs of SWEEP whose loss at a rung is not among the best share. Safe to repeat, as from cron.
 
     The loss at a rung is the mean of the last tenth of the steps before it. A run that was cancelled stays so.
     """
+    from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.launch.monitor import status
     from pitools.launch.sweep import halving, sweep_folder
@@ -256,13 +259,19 @@ def halve(sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, fo
     logs = [(point.name, Path(point.run_dir).name, read_run_steps(Path(point.run_dir))) for point in points]
     states = {row.run_id: row for row in _rows(points)}
     by_id = {Path(point.run_dir).name: point for point in points}
+    errors: list[PitError] = []
     with Output(form) as out:
         for decision in halving.decide(logs, parse_rungs(rungs), keep):
             point = by_id[decision.run_id]
             if states[decision.run_id].state in ("PENDING", "RUNNING", "UNKNOWN"):
                 if decision.action == "stop" and not dry_run:
-                    status.cancel_run(Path(point.run_dir), load_site(point.site))
+                    try:
+                        status.cancel_run(Path(point.run_dir), load_site(point.site))
+                    except PitError as error:  # the others of the rung are cancelled all the same
+                        _report_to(errors)(Path(point.run_dir), error)
+                        continue
                 out(decision)
+    _exit_if_any(ctx, errors)
 
 
 def parse_rungs(text: str) -> list[int]:

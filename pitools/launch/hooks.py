@@ -76,6 +76,12 @@ def mark_pending(run_dir: Path) -> None:
     (run_dir / _PENDING).touch(0o644)
 
 
+def mark_again(run_dir: Path) -> None:
+    """Have the events of a run that goes on after its verdict delivered, if it has hooks. Raises OSError."""
+    if (run_dir / _POSITION).exists():
+        mark_pending(run_dir)
+
+
 def is_pending(run_dir: Path) -> bool:
     """Whether events of a run may have to be delivered."""
     return (run_dir / _PENDING).exists()

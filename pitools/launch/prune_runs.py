@@ -33,10 +33,11 @@ _CHECKPOINTS = "checkpoints"
 # What pitools and Slurm write into a run's folder; anything else is its program's.
 _OWN_FILES = re.compile(
     r"(request\.toml|plan\.json|script\.sbatch|job\.json|events\.jsonl|cancel\.json|verdict\.json|move\.json"
-    r"|provenance\.json|site\.json|supervisor\.out|environment\.txt|dirty\.patch|code\.json|code|jobs|unstarted|verdicts|progress|submitit|attempts"
-    r"|checkpoints|slurm-.*\.out|\..*)"
+    r"|provenance\.json|site\.json|supervisor(\.\d+)?\.out|hooks\.(json|out)|environment\.txt|dirty\.patch|code\.json"
+    r"|code|jobs|unstarted|verdicts|progress|submitit|attempts|checkpoints|slurm-.*\.out|\..*)"
 )
 _BYTECODE = "__pycache__"
+_REMOVING = ".pruned."  # of a folder that is being removed, or was when its process was killed
 
 
 class PrunedRun(Record, frozen=True, kw_only=True, tag="pit.pruned-run/1"):
@@ -65,6 +66,9 @@ def prune_runs(runs: Sequence[RunRecord], *, keep_last: int = 1, dry_run: bool =
     roots = dict.fromkeys(Path(run.run_dir).parent for run in runs)
     named = {run_id: other for root in roots for run_id, other in _named_runs(root).items()}
     members = {run_id for root in roots for run_id in _sweep_members(root)}
+    for leftover in () if dry_run else [path for root in roots for path in root.glob(f"{_REMOVING}*")]:
+        with contextlib.suppress(OSError):  # another user's
+            shutil.rmtree(leftover)
     for run in runs:
         run_dir = Path(run.run_dir)
         record = PrunedRun(run_id=run.run_id, name=run.name, run_state=run.state, state="kept")
@@ -105,7 +109,7 @@ def _prune(record: PrunedRun, run_dir: Path, is_sweep_member: bool, keep_last: i
     freed = _disk_bytes(run_dir)
     if dry_run:
         return replace(record, state="would be removed", freed_bytes=freed)
-    renamed = run_dir.with_name(f".pruned.{run_dir.name}.{secrets.token_hex(4)}")
+    renamed = run_dir.with_name(f"{_REMOVING}{run_dir.name}.{secrets.token_hex(4)}")
     os.rename(run_dir, renamed)
     fsync_dir(renamed.parent)
     shutil.rmtree(renamed)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pitools.launch import hooks
 from pitools.launch.plan import Plan
+from pitools.launch.recovery import apply_decision
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site import dialect
@@ -122,6 +123,18 @@ def test_a_hook_that_hangs_or_fails_holds_up_nothing(
     hooks.deliver(run_dir)
     assert [record["event"] for record in received(tmp_path / "out")] == ["retry"]
     assert hooks.last_error(run_dir).startswith(command[0])
+
+
+def test_a_run_that_goes_on_after_its_verdict_has_its_hooks(tmp_path: Path) -> None:
+    """The verdict is withdrawn by a resume: the next verdict is delivered too."""
+    out = tmp_path / "out"
+    run_dir = make_run(tmp_path, Hook(command=("sh", "-c", COLLECT, "sh", str(out))))
+    for number in range(2):
+        apply_decision.write_verdict(run_dir, "program", "it failed", 1)
+        hooks.deliver(run_dir)
+        assert len(received(out)) == number + 1
+        assert not hooks.is_pending(run_dir)
+        apply_decision.reopen(run_dir)
 
 
 TRAIN = """
@@ -232,6 +245,10 @@ def test_the_recipe_for_a_webhook(webhook: tuple[str, list[bytes]], repo: Path, 
     failed = subprocess.run(command, input=record, text=True, capture_output=True, check=False)
     assert failed.returncode == 1
     assert "secret" not in failed.stderr
+    for wrong in ("127.0.0.1/secret", "http://127.0.0.1:1/a secret"):
+        secret.write_text(wrong)
+        failed = subprocess.run(command, input=record, text=True, capture_output=True, check=False)
+        assert (failed.returncode, "secret" in failed.stderr.replace(str(secret), "")) == (1, False)
     secret.chmod(0o644)
     assert subprocess.run(command, input=record, text=True, capture_output=True, check=False).returncode == 1
 

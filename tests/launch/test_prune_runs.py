@@ -64,6 +64,8 @@ def make_run(root: Path, number: int, contents: dict[str, object]) -> RunRecord:
     if output := str(contents["output"]):
         (run_dir / output).parent.mkdir(exist_ok=True)
         (run_dir / output).write_text("1")
+    for name in ("hooks.json", "supervisor.1.out", ".hooks"):
+        (run_dir / name).touch()
     if contents["is_over"]:
         apply_decision.write_verdict(run_dir, "program", "it failed", 1, moved_to="x" if contents["is_moving"] else "")
     if contents["is_in_sweep"]:
@@ -125,6 +127,16 @@ def test_a_run_that_is_reopened_meanwhile_stays(tmp_path: Path) -> None:
     (result,) = prune_runs([run], dry_run=False)
     assert result.state == "kept"
     assert (Path(run.run_dir) / "plan.json").exists()
+
+
+def test_what_a_killed_prune_left_is_removed(tmp_path: Path) -> None:
+    """The folder of a run whose removal was interrupted goes with the next prune, not with a dry run."""
+    (left := tmp_path / ".pruned.r-1.abcd").mkdir()
+    run = make_run(tmp_path, 0, ENDED)
+    list(prune_runs([run]))
+    assert left.exists()
+    list(prune_runs([run], dry_run=False))
+    assert not left.exists()
 
 
 def test_a_run_that_cannot_be_removed_hides_no_other(tmp_path: Path) -> None:

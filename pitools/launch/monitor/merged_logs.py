@@ -14,7 +14,7 @@ from pitools.core import timestamps, units
 from pitools.core.errors import PitError, UsageError
 from pitools.launch.diagnosis import log_timestamps
 from pitools.launch.monitor import wait
-from pitools.launch.monitor.rank_log import iter_chunks
+from pitools.launch.monitor.rank_log import iter_chunks, job_outputs
 from pitools.launch.plan import load_plan
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart
@@ -72,10 +72,8 @@ def log_files(run_dir: Path, ranks: Collection[int], kind: LogKind) -> dict[str,
         files |= {str(rank): attempt / "logs" / f"{rank}.out" for rank in ranks}
     if attempt and kind in ("stage", "all"):
         files |= {path.stem: path for path in sorted((attempt / "logs").glob("stage.*.out"))}
-    if kind in ("job", "all"):
-        outputs = [*run_folder.job_output_files(run_dir), *sorted(run_dir.glob("supervisor*.out"))]
-        if outputs:
-            files["job"] = outputs[-1]
+    if kind in ("job", "all") and (outputs := job_outputs(run_dir)):
+        files["job"] = outputs[-1]
     return {source: path for source, path in files.items() if path.is_file()}
 
 

@@ -24,10 +24,14 @@ def log_path(run_dir: Path, rank: int) -> Path | None:
         return log
     if attempt and (attempt / "exit.json").exists() and (staging_log := _failed_staging(attempt / "logs")):
         return staging_log
+    return next(reversed(job_outputs(run_dir)), None)
+
+
+def job_outputs(run_dir: Path) -> list[Path]:
+    """Return the output files of a run's jobs, or of its supervisors, oldest first."""
     # supervisor.out, supervisor.1.out, …, supervisor.10.out
     supervisors = sorted(run_dir.glob("supervisor*.out"), key=lambda path: (len(path.name), path.name))
-    job_logs = [*run_folder.job_output_files(run_dir), *supervisors]
-    return job_logs[-1] if job_logs else None
+    return [*run_folder.job_output_files(run_dir), *supervisors]
 
 
 def _failed_staging(logs: Path) -> Path | None:

@@ -20,6 +20,7 @@ from pitools.core import timestamps
 from pitools.core.errors import DataError, PitError, TryLater
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock
+from pitools.launch import hooks
 from pitools.launch.diagnosis import diagnose, unstarted_jobs
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy, slurm_query
@@ -282,6 +283,7 @@ def reopen(run_dir: Path) -> Verdict | None:
         archive_dir = run_dir / "verdicts"
         archive_dir.mkdir(mode=0o755, exist_ok=True)
         os.rename(run_dir / "verdict.json", archive_dir / f"{len(list(archive_dir.iterdir()))}.json")
+        hooks.mark_again(run_dir)
     run_folder.append_event(run_dir, "reopened", was=verdict.reason if verdict else "")
     return verdict
 

@@ -31,7 +31,7 @@ from pitools.slurm.states import UNKNOWN, is_final
 
 MAX_TICK_S = 300.0
 # A younger submission, or run folder, is left to the process that made it.
-_SUBMISSION_GRACE_S, _PREPARATION_GRACE_S = 60.0, 600.0
+_SUBMISSION_GRACE_S, _PREPARATION_GRACE_S, _ARRAY_GRACE_S = 60.0, 600.0, 3600.0
 
 _ABANDONED_AFTER_S = 7 * 86400.0
 
@@ -244,4 +244,6 @@ def is_abandoned(run_dir: Path) -> bool:
         if script.exists():
             return (run_dir / "jobs").is_dir() and time.time() - script.stat().st_mtime > _SUBMISSION_GRACE_S
         return time.time() - run_dir.stat().st_ctime > _PREPARATION_GRACE_S  # the folder was renamed into place
-    return (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds() > _SUBMISSION_GRACE_S
+    # The runs of an array are made before it is submitted: a large one takes minutes.
+    grace_s = _ARRAY_GRACE_S if intent.task else _SUBMISSION_GRACE_S
+    return (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds() > grace_s

@@ -66,7 +66,7 @@ def launch_points(
         for array_dir in sorted((sweep_dir / "arrays").glob("*/runs")):
             _complete_array(array_dir.parent, {point.run_dir: point for point in recorded}, planned)
         by_id = sweep_folder.points_by_id(recorded)
-        points = _number_points(planned, by_id, len(recorded))
+        points = _number_points(planned, by_id, sweep_folder.next_index(recorded))
         sweep_folder.require_unique_names([*recorded, *(point for point in points if point not in recorded)])
         existing = [point for point in points if _has_job(Path(point.run_dir))]
         advance(len(existing))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pitools.core import timestamps
@@ -133,6 +133,11 @@ def remove_point(sweep_dir: Path, point: SweepPoint) -> None:
     with contextlib.suppress(OSError):
         (sweep_dir / point.name).unlink(missing_ok=True)
     (sweep_dir / "points" / f"{point.index}.json").unlink(missing_ok=True)
+
+
+def next_index(points: Sequence[SweepPoint]) -> int:
+    """Return the index of the next new point: refused points leave gaps."""
+    return max((point.index for point in points), default=-1) + 1
 
 
 def points_by_id(points: list[SweepPoint]) -> dict[str, SweepPoint]:

@@ -16,6 +16,7 @@ import msgspec
 
 from pitools.core.errors import ClusterError, ConfigError, DataError
 from pitools.core.fs import from_os_error, write_atomic
+from pitools.launch import hooks
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.launch.provenance import provenance
@@ -97,6 +98,9 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
         ticket_plan = msgspec.structs.replace(ticket_plan, request=msgspec.structs.replace(plan.request, env=env))
         text = planning.render_script(ticket_plan, site, run_dir=str(run_dir))
         write_atomic(building / "script.sbatch", grant.add_grant_check(text, str(run_dir)), durable=False)
+        if plan.hooks:
+            run_folder.append_event(building, "created", site=site.name)
+            hooks.mark_pending(building)
         os.rename(building, run_dir)
     except OSError as error:
         raise from_os_error(error, run_dir) from error

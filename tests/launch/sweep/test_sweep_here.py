@@ -165,6 +165,15 @@ def test_another_request_is_another_sweep(pit: Pit, request_file: Path) -> None:
     assert (done.returncode, "--sweep NAME" in done.stderr) == (2, True)
 
 
+def test_a_new_point_gets_no_number_that_is_taken(tmp_path: Path) -> None:
+    """Points that were refused leave gaps: the next number is behind the largest."""
+    for index in (0, 2):
+        point = SweepPoint(index=index, point={"lr": str(index)}, name=f"p{index}", site="s", run_dir=f"/r/{index}")
+        sweep_folder.add_point(tmp_path, point)
+    assert sweep_folder.next_index(sweep_folder.read_points(tmp_path)) == 3
+    assert sweep_folder.next_index([]) == 0
+
+
 def test_a_sweep_that_goes_on_with_other_code_says_so(pit: Pit, request_file: Path) -> None:
     """New values after an edit: a note about the code and about runs that stopped; none where both are as before."""
     words = ("launch", "run", str(request_file), "--sweep", "mine", "--wait", "--at-a-time", "2")
