@@ -137,7 +137,7 @@ def ours(framework: Jax | Torch, folder: Path) -> int:
         step = step_of(restored_state.state)
         return (
             step
-            if (restored_state.step, restored_state.loader, restored_state.custom_metadata)
+            if (restored_state.step, restored_state.loader_state, restored_state.custom_metadata)
             == (step, {"position": step}, {"lr": 0.5})
             else 0
         )

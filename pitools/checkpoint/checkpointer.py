@@ -2,9 +2,9 @@
 
     with Checkpointer(folder, OrbaxAdapter(), rank=…, world_size=…, put=…, get=…, delete=…) as checkpointer:
         if restored := checkpointer.restore(state):
-            step, state, loader = restored.step, restored.state, restored.loader
+            step, state, loader_state = restored.step, restored.state, restored.loader_state
         …
-        checkpointer.save(step, state, loader)         blocks for a copy to this host's memory
+        checkpointer.save(step, state, loader_state)         blocks for a copy to this host's memory
 
 The rest of a save runs in a thread, where barriers use a key-value store and never a collective, which would interleave
 with the training's own:
@@ -40,11 +40,11 @@ _HANG_MARGIN_S = 60.0
 
 
 class Restored(NamedTuple):
-    """A restored checkpoint. step: training steps done. loader, custom_metadata: as they were saved."""
+    """A restored checkpoint. step: training steps done. loader_state, custom_metadata: as they were saved."""
 
     step: int
     state: Any
-    loader: dict[str, Any]
+    loader_state: dict[str, Any]
     custom_metadata: dict[str, Any]
 
 
@@ -132,14 +132,16 @@ class Checkpointer:
                 state = self._adapter.load(layout.payload_path(path), like)
                 rng_state.restore_rng_state(path, self._barrier.rank, self._adapter)
         self._saved = manifest.step
-        return Restored(manifest.step, state, manifest.loader, manifest.custom_metadata)
+        return Restored(manifest.step, state, manifest.loader_state, manifest.custom_metadata)
 
-    def save(self, step: int, state: Any, loader: Any = None, custom_metadata: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: Any, loader_state: Any = None, custom_metadata: Mapping[str, Any] | None = None
+    ) -> None:
         """Begin to save the state after `step` steps; `state` may change on return.
 
-        loader, custom_metadata: plain values or records, by name; rank 0's are stored. Waits for the previous save.
-        Raises its error, a ConfigError if an earlier program had saved that step; ConfigError for other values, and if
-        the state has other leaves than at the first restore or save.
+        loader_state: `state_dict()` of the loader. It and custom_metadata: plain values or records, by name; rank
+        0's are stored. Waits for the previous save. Raises its error, a ConfigError if an earlier program saved that
+        step; ConfigError for other values, and if the state has other leaves than at the first restore or save.
         """
         last_error = self._join_last_save()
         if step == self._saved:
@@ -159,7 +161,7 @@ class Checkpointer:
         try:
             # A later `restore` with the `like` of this program would lose or miss the leaves that differ.
             state_schema.require_same(self._schema or {}, schema, f"save of step {step}")
-            manifest_fields = _to_plain(loader, custom_metadata, f"save of step {step}")
+            manifest_fields = _to_plain(loader_state, custom_metadata, f"save of step {step}")
             rng_states = rng_state.capture_rng_state(self._adapter)
             write = self._adapter.copy_to_host(state, payload)
         except BaseException as error:
@@ -315,15 +317,19 @@ def _make_payload_dir(unpublished_dir: Path) -> Path:
     return layout.payload_path(unpublished_dir)
 
 
-def _to_plain(loader: Any, custom_metadata: Mapping[str, Any] | None, where: str) -> dict[str, dict[str, Any]]:
+def _to_plain(loader_state: Any, custom_metadata: Mapping[str, Any] | None, where: str) -> dict[str, dict[str, Any]]:
     """Return the values that a save stores. Raises ConfigError for values that JSON cannot hold."""
     try:
-        fields = msgspec.to_builtins({"loader": loader or {}, "custom_metadata": dict(custom_metadata or {})})
+        fields = msgspec.to_builtins(
+            {"loader_state": loader_state or {}, "custom_metadata": dict(custom_metadata or {})}
+        )
         msgspec.json.encode(fields)
         return msgspec.convert(fields, dict[str, dict[str, Any]])
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         hint = "give numbers (.item()), lists (.tolist()) and text, by names"
-        raise ConfigError(f"loader, custom_metadata: not plain values: {error}", where=where, hint=hint) from error
+        raise ConfigError(
+            f"loader_state, custom_metadata: not plain values: {error}", where=where, hint=hint
+        ) from error
 
 
 def _in_background(target: Callable[..., None], *args: Any) -> threading.Thread:

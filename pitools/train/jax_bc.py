@@ -174,7 +174,7 @@ def train(
     if checkpointer and (restored := checkpointer.restore(as_state(params, momentum))):
         done = restored.step
         params, momentum = restored.state["params"], restored.state["momentum"]
-        batches.load_state_dict(restored.loader)
+        batches.load_state_dict(restored.loader_state)
     params, momentum = jax.device_put((params, momentum), device)
     compute, all_reduce, update = make_compute(global_batch_size), make_all_reduce(), make_update(learning_rate)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None

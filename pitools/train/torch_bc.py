@@ -143,7 +143,7 @@ def train(
     done = 0
     if checkpointer and (restored := checkpointer.restore(state)):
         done = restored.step
-        batches.load_state_dict(restored.loader)
+        batches.load_state_dict(restored.loader_state)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
     with StopSignal() as stop, closing(batches), checkpointer or nullcontext():

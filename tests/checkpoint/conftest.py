@@ -80,7 +80,7 @@ def save(folder: Path) -> Save:
             run=run,
             model=model,
             world_size=ranks,
-            loader={"epoch": step, "rng": 1 << 100},
+            loader_state={"epoch": step, "rng": 1 << 100},
             custom_metadata={"lr": 0.5},
         )
 

@@ -445,7 +445,7 @@ def test_a_step_that_an_earlier_program_saved_is_not_saved_again(folder: Path) -
     assert not layout.leftovers(folder)
     latest = restored(folder)
     assert latest
-    assert (latest.step, latest.loader) == (2, {"position": 2})
+    assert (latest.step, latest.loader_state) == (2, {"position": 2})
 
 
 def test_a_later_restore_compares_every_leaf(folder: Path) -> None:

@@ -28,7 +28,7 @@ for folder in folders:
             checkpointer.save(7, state(7), {"position": 7}, {"python": platform.python_version()})
             continue
         found = checkpointer.restore(state(0))
-        assert (found.step, found.loader) == (7, {"position": 7})
+        assert (found.step, found.loader_state) == (7, {"position": 7})
         check(found.state, 7)
         print(platform.python_version(), "restored", found.custom_metadata["python"])
 """

@@ -42,7 +42,7 @@ def make_checkpoint(run_dir: Path, step: int) -> Path:
     (layout.payload_path(building) / "weights.bin").write_bytes(os.urandom(5000))
     publish.digest_share(building, rank=0, world_size=1)
     publish.publish_checkpoint(
-        folder, building, step, format="files", run=run_dir.name, model="v1", world_size=1, loader={}
+        folder, building, step, format="files", run=run_dir.name, model="v1", world_size=1, loader_state={}
     )
     return layout.step_path(folder, step)
 

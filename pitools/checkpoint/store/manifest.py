@@ -44,8 +44,8 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
 
     seal: digest of these bytes. step: steps made when it was saved. t: time. format: the writer of `payload`
     ("orbax", "dcp", "files"). run: the run's name. model: fingerprint of names, shapes and dtypes. world_size: number
-    of ranks that saved. files: sorted by path. loader: the data loader's state. custom_metadata: the loop's own values,
-    as JSON; on disk a number that JSON does not have is {"$float": "inf"}.
+    of ranks that saved. files: sorted by path. loader_state: of the data loader. custom_metadata: the loop's own, as
+    JSON; on disk a number that JSON does not have is {"$float": "inf"}.
     """
 
     # First, so that its place in the bytes is that of the first digest.
@@ -57,7 +57,7 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
     model: str
     world_size: int
     files: tuple[FileEntry, ...]
-    loader: dict[str, Any] = {}
+    loader_state: dict[str, Any] = {}
     custom_metadata: dict[str, Any] = {}
 
     @property
@@ -68,8 +68,10 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest's bytes, sealed. Raises DataError when they exceed the readers' limits."""
-    loader, custom_metadata = _encode_floats(manifest.loader), _encode_floats(manifest.custom_metadata)
-    record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL, loader=loader, custom_metadata=custom_metadata)
+    loader_state, custom_metadata = _encode_floats(manifest.loader_state), _encode_floats(manifest.custom_metadata)
+    record = msgspec.structs.replace(
+        manifest, seal=_EMPTY_SEAL, loader_state=loader_state, custom_metadata=custom_metadata
+    )
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     if len(blank) > MAX_BYTES:
@@ -94,8 +96,8 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
             f"manifest: step out of range (expected 0 to {MAX_STEP}, got {manifest.step})", where=where, hint=_HINT
         )
     check_entries(manifest.files, where)
-    loader, custom_metadata = _decode_floats(manifest.loader), _decode_floats(manifest.custom_metadata)
-    return msgspec.structs.replace(manifest, loader=loader, custom_metadata=custom_metadata)
+    loader_state, custom_metadata = _decode_floats(manifest.loader_state), _decode_floats(manifest.custom_metadata)
+    return msgspec.structs.replace(manifest, loader_state=loader_state, custom_metadata=custom_metadata)
 
 
 def load_manifest(step_dir: Path) -> CheckpointManifest:

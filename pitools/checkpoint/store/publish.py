@@ -89,7 +89,7 @@ def publish_checkpoint(
     run: str,
     model: str,
     world_size: int,
-    loader: Mapping[str, Any] | None = None,
+    loader_state: Mapping[str, Any] | None = None,
     custom_metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Seal a folder, and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
@@ -108,7 +108,7 @@ def publish_checkpoint(
             model=model,
             world_size=world_size,
             files=entries,
-            loader=dict(loader or {}),
+            loader_state=dict(loader_state or {}),
             custom_metadata=dict(custom_metadata or {}),
         )
         data = encode_manifest(record)

@@ -63,7 +63,7 @@ def train(rank, group):
     first = 0
     if restored := checkpointer.restore(state):
         first, state = restored.step, jax.tree.map(np.asarray, restored.state)  # of this host, for all of them
-        batches.load_state_dict(restored.loader)
+        batches.load_state_dict(restored.loader_state)
     state = jax.device_put(state, everywhere)
     log = StepLog(rank.attempt_dir / "steps", rank.rank)
     with closing(batches), checkpointer:

@@ -35,7 +35,7 @@ def run(folder: Path, peers: RankGroup, steps: list[int], adapter: Any, state: A
     with Checkpointer(folder, adapter, **options, run="r", timeout_s=float(sys.argv[4])) as guard:
         if restored_state := guard.restore(state(0)):
             check(restored_state.state, restored_state.step)
-            assert (restored_state.loader, restored_state.custom_metadata) == (
+            assert (restored_state.loader_state, restored_state.custom_metadata) == (
                 {"position": restored_state.step},
                 {"lr": 0.5},
             )

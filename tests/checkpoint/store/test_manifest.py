@@ -31,18 +31,18 @@ def record(*paths: str, **more: object) -> CheckpointManifest:
 def test_round_trip(loader: dict[str, object]) -> None:
     """What is written is read, 128-bit integers of a random generator's state included."""
     retained = decode_manifest(
-        encode_manifest(record("payload/a", loader=loader, custom_metadata={"rng": (1 << 128) - 1})), "here"
+        encode_manifest(record("payload/a", loader_state=loader, custom_metadata={"rng": (1 << 128) - 1})), "here"
     )
-    assert retained.loader == loader
+    assert retained.loader_state == loader
     assert retained.custom_metadata == {"rng": (1 << 128) - 1}
     assert encode_manifest(retained) == encode_manifest(
-        record("payload/a", loader=loader, custom_metadata={"rng": (1 << 128) - 1})
+        record("payload/a", loader_state=loader, custom_metadata={"rng": (1 << 128) - 1})
     )
 
 
 def test_every_flipped_bit_is_found() -> None:
     """No bit of a manifest can change unseen, those of the loader's position and of the seal included."""
-    data = encode_manifest(record("payload/a", loader={"sample": 12345}))
+    data = encode_manifest(record("payload/a", loader_state={"sample": 12345}))
     for number in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[number // 8] ^= 1 << number % 8

@@ -25,7 +25,7 @@ def test_what_is_saved_is_whole(folder: Path, save: Save) -> None:
     path = save(12, ranks=4)
     manifest = load_manifest(path)
     assert [entry.path for entry in manifest.files] == sorted(f"payload/{name}" for name in contents(12))
-    assert (manifest.step, manifest.world_size, manifest.loader) == (12, 4, {"epoch": 12, "rng": 1 << 100})
+    assert (manifest.step, manifest.world_size, manifest.loader_state) == (12, 4, {"epoch": 12, "rng": 1 << 100})
     assert verify.verify_checkpoint(path) == []
     assert (lookup.latest_step(folder), lookup.complete_steps(folder)) == (12, [12])
     assert (folder / "latest").readlink() == Path("step_12")
