@@ -296,7 +296,7 @@ class Checkpointer:
             step,
             format=self._adapter.format,
             run=self._run,
-            model=state_schema.schema_fingerprint(pending.schema),
+            state_fingerprint=state_schema.schema_fingerprint(pending.schema),
             world_size=self._barrier.world_size,
             **pending.manifest_fields,
         )

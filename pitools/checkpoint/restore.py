@@ -88,8 +88,8 @@ class RestoreSearch:
         with suppress(DataError):  # a damaged manifest: verification reports it
             manifest = load_manifest(path)
             if folder_owner and not owner.is_owned_by(folder_owner, manifest):
-                message = f"of another run (expected {folder_owner.run} {folder_owner.model}, "
-                message += f"got {manifest.run} {manifest.model})"
+                message = f"of another run (expected {folder_owner.run}, state {folder_owner.state_fingerprint}, "
+                message += f"got {manifest.run}, state {manifest.state_fingerprint})"
                 hint = f"move it out of this folder: mv {path} {self._folder}.other"
                 raise ConfigError(message, where=str(path), hint=hint)
 

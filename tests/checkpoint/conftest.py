@@ -13,7 +13,7 @@ import pytest
 from pitools.checkpoint.store import layout, publish
 from pitools.core import subprocesses
 
-RUN, MODEL = "pick-20261122-010203-abcdef", "xxh3_128:00"
+RUN, FINGERPRINT = "pick-20261122-010203-abcdef", "xxh3_128:00"
 Save = Callable[..., Path]
 
 
@@ -68,7 +68,7 @@ def save(folder: Path) -> Save:
         *,
         ranks: int = 1,
         run: str = RUN,
-        model: str = MODEL,
+        state_fingerprint: str = FINGERPRINT,
         to: Path = folder,
     ) -> Path:
         place = build(to, step, contents(step) if files is None else files, ranks=ranks)
@@ -78,7 +78,7 @@ def save(folder: Path) -> Save:
             step,
             format="files",
             run=run,
-            model=model,
+            state_fingerprint=state_fingerprint,
             world_size=ranks,
             loader_state={"epoch": step, "rng": 1 << 100},
             custom_metadata={"lr": 0.5},

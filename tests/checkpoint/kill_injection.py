@@ -13,7 +13,7 @@ _KILLED = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from conftest import build, contents, RUN, MODEL
+from conftest import build, contents, RUN, FINGERPRINT
 from pitools.checkpoint.store import publish, quarantine, retention
 
 def dying(call, left):
@@ -26,7 +26,9 @@ def dying(call, left):
 
 def save(folder, step):
     place = build(folder, step, contents(step))
-    publish.publish_checkpoint(folder, place, step, format="files", run=RUN, model=MODEL, world_size=1)
+    publish.publish_checkpoint(
+        folder, place, step, format="files", run=RUN, state_fingerprint=FINGERPRINT, world_size=1
+    )
 
 def one_step(folder):
     if sys.argv[3] == "save":

@@ -10,7 +10,7 @@ import pytest
 
 from pitools.checkpoint.store import lookup, owner
 from pitools.checkpoint.store.listing import list_checkpoints
-from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents, protected
+from tests.checkpoint.conftest import FINGERPRINT, RUN, Save, build, contents, protected
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -22,7 +22,7 @@ def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
 @pytest.fixture
 def run(folder: Path, save: Save) -> Path:
     """A run's folder with three checkpoints, one of them damaged, and what a killed save left."""
-    owner.claim_folder(folder, RUN, MODEL)
+    owner.claim_folder(folder, RUN, FINGERPRINT)
     (folder.parent / "plan.json").write_text("{}")
     for step in (10, 20, 30):
         save(step)

@@ -1,7 +1,7 @@
 """The layout of a run's checkpoint folder, and the names in it.
 
 <checkpoints>/
-    owner.json                  pit.checkpoint-owner/1: the run and model of the checkpoints (`owner.py`)
+    owner.json                  pit.checkpoint-owner/1: the run of the checkpoints, and its state (`owner.py`)
     step_<n>/                   the checkpoint after n steps: published by one rename, and never changed
         payload/                the framework's files
         state_schema.json       name → type and shape of all that the state holds (`state_schema.py`)

@@ -64,7 +64,7 @@ def _describe(path: Path, step: int, folder_owner: owner.FolderOwner | None) -> 
     elif lookup.read_if_complete(path) is None:
         state, reason = "damaged", "a file is missing or has another size: see `pit checkpoint check`"
     elif folder_owner and not owner.is_owned_by(folder_owner, manifest):
-        state, reason = "foreign", f"of run {manifest.run}, model {manifest.model}"
+        state, reason = "foreign", f"of run {manifest.run}, state {manifest.state_fingerprint}"
     return CheckpointListing(
         step=step,
         state=state,

@@ -43,9 +43,9 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
     """The files of a checkpoint, and the state of its run.
 
     seal: digest of these bytes. step: steps made when it was saved. t: time. format: the writer of `payload`
-    ("orbax", "dcp", "files"). run: the run's name. model: fingerprint of names, shapes and dtypes. world_size: number
-    of ranks that saved. files: sorted by path. loader_state: of the data loader. custom_metadata: the loop's own, as
-    JSON; on disk a number that JSON does not have is {"$float": "inf"}.
+    ("orbax", "dcp", "files"). run: the run's name. state_fingerprint: digest of names, shapes and dtypes. world_size:
+    number of ranks that saved. files: sorted by path. loader_state: of the data loader. custom_metadata: the loop's
+    own, as JSON; on disk a number that JSON does not have is {"$float": "inf"}.
     """
 
     # First, so that its place in the bytes is that of the first digest.
@@ -54,7 +54,7 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
     t: str
     format: str
     run: str
-    model: str
+    state_fingerprint: str
     world_size: int
     files: tuple[FileEntry, ...]
     loader_state: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Claim a checkpoint folder for one run and model: it must not resume from checkpoints of another."""
+"""Claim a checkpoint folder for one run and schema of its state: it must not resume from checkpoints of another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _OTHER_FOLDER_HINT = "give another checkpoint folder (PIT_CHECKPOINT_DIR), or mo
 
 
 class FolderOwner(Record, frozen=True, kw_only=True, tag="pit.checkpoint-owner/1"):
-    """The run of a checkpoint folder. model: fingerprint of the names, shapes and dtypes of the training state."""
+    """The run of a checkpoint folder. state_fingerprint: digest of the names, shapes and dtypes of its state."""
 
     run: str
-    model: str
+    state_fingerprint: str
 
 
-def claim_folder(folder: Path, run: str, model: str) -> None:
-    """Record a run and model as the owner of a folder, or check that they are; any number of ranks may call it.
+def claim_folder(folder: Path, run: str, state_fingerprint: str) -> None:
+    """Record a run and its state as the owner of a folder, or check that they are; any number of ranks may call it.
 
-    Where the run has saved nothing yet, another model replaces its first. Raises ConfigError if the folder has another
-    owner, is a link, or contains foreign files; NoSpace, ClusterError.
+    state_fingerprint: another one replaces that of a run that has saved nothing yet. Raises ConfigError if the folder
+    has another owner, is a link, or contains foreign files; NoSpace, ClusterError.
     """
-    claim = FolderOwner(run=run, model=model)
+    claim = FolderOwner(run=run, state_fingerprint=state_fingerprint)
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ def claim_folder(folder: Path, run: str, model: str) -> None:
     if current.run != run:
         problem = f'checkpoints of another run (expected "{run}", got "{current.run}")'
         raise ConfigError(problem, where=str(folder), hint=_OTHER_FOLDER_HINT)
-    if current.model != model and not layout.listed_steps(folder):
+    if current.state_fingerprint != state_fingerprint and not layout.listed_steps(folder):
         write_atomic(folder / OWNER_FILE, msgspec.json.encode(claim))
-    elif current.model != model:
-        problem = f"checkpoints of another model (expected {model}, got {current.model})"
-        hint = f"{_OTHER_FOLDER_HINT}; or train the model that the run began with"
+    elif current.state_fingerprint != state_fingerprint:
+        problem = f"checkpoints of another state (expected {state_fingerprint}, got {current.state_fingerprint})"
+        hint = f"{_OTHER_FOLDER_HINT}; or train the model with the optimizer that the run began with"
         raise ConfigError(problem, where=str(folder), hint=hint)
 
 
@@ -70,8 +70,8 @@ def read_owner(folder: Path) -> FolderOwner | None:
 
 
 def is_owned_by(owner: FolderOwner, manifest: CheckpointManifest) -> bool:
-    """Whether a checkpoint is of the folder's run and model."""
-    return (manifest.run, manifest.model) == (owner.run, owner.model)
+    """Whether a checkpoint is of the folder's run and state."""
+    return (manifest.run, manifest.state_fingerprint) == (owner.run, owner.state_fingerprint)
 
 
 def _require_regular(folder: Path) -> None:

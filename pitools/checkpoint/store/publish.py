@@ -87,7 +87,7 @@ def publish_checkpoint(
     *,
     format: str,  # noqa: A002
     run: str,
-    model: str,
+    state_fingerprint: str,
     world_size: int,
     loader_state: Mapping[str, Any] | None = None,
     custom_metadata: Mapping[str, Any] | None = None,
@@ -105,7 +105,7 @@ def publish_checkpoint(
             t=timestamps.now_rfc3339(),
             format=format,
             run=run,
-            model=model,
+            state_fingerprint=state_fingerprint,
             world_size=world_size,
             files=entries,
             loader_state=dict(loader_state or {}),

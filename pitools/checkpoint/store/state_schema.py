@@ -21,7 +21,7 @@ _MAX_BYTES = 64 << 20
 _MAX_NAMED = 4
 _HINT = (
     "restore into a state with all leaves that are saved (an optimizer creates its own at its first step; torch's "
-    "get_state_dict creates them: see pitools/checkpoint/README.md); for another model give another checkpoint folder"
+    "get_state_dict creates them: see pitools/checkpoint/README.md); for another state give another checkpoint folder"
 )
 
 
@@ -67,12 +67,12 @@ def require_same_as_saved(step_dir: Path, schema: Mapping[str, str]) -> None:
 
 
 def require_same_schema(folder: Path, schema: Mapping[str, str]) -> None:
-    """Raise ConfigError with the names of differing leaves if a folder's checkpoints are of another model.
+    """Raise ConfigError with the names of differing leaves if a folder's checkpoints are of another state.
 
     Without a schema file nothing is compared; `owner.claim_folder` compares the fingerprint.
     """
     folder_owner = owner.read_owner(folder)
-    if folder_owner is None or folder_owner.model == schema_fingerprint(schema):
+    if folder_owner is None or folder_owner.state_fingerprint == schema_fingerprint(schema):
         return
     for step in layout.listed_steps(folder):
         path = layout.step_path(folder, step) / SCHEMA_FILE
@@ -80,7 +80,7 @@ def require_same_schema(folder: Path, schema: Mapping[str, str]) -> None:
             theirs = _read(path)
         except (OSError, msgspec.DecodeError):
             continue
-        if schema_fingerprint(theirs) == folder_owner.model:
+        if schema_fingerprint(theirs) == folder_owner.state_fingerprint:
             require_same(theirs, schema, str(path.parent))
 
 

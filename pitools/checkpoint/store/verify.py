@@ -101,7 +101,7 @@ def _identity(step_dir: Path, manifest: CheckpointManifest) -> Iterator[Checkpoi
     except ConfigError:
         return  # a problem of the folder, which `claim_folder` reports
     if folder_owner and not owner.is_owned_by(folder_owner, manifest):
-        expected, got = (f"run {record.run}, model {record.model}" for record in (folder_owner, manifest))
+        expected, got = (f"run {record.run}, state {record.state_fingerprint}" for record in (folder_owner, manifest))
         yield _problem(step_dir, MANIFEST_FILE, "owner", expected, got)
 
 

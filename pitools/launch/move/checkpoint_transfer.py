@@ -125,7 +125,7 @@ def _owner_files_for(source: Path, run: str) -> dict[str, bytes]:
     """Return the contents of a checkpoint's files that name its owner, with `run` as the owner."""
     saved = manifest.load_manifest(source)
     renamed = msgspec.structs.replace(saved, run=run)
-    folder_owner = owner.FolderOwner(run=run, model=saved.model)
+    folder_owner = owner.FolderOwner(run=run, state_fingerprint=saved.state_fingerprint)
     return {
         manifest.MANIFEST_FILE: manifest.encode_manifest(renamed),
         owner.OWNER_FILE: msgspec.json.encode(folder_owner),

@@ -22,7 +22,14 @@ DIGEST = "xxh3_128:" + "0" * 31 + "1"
 
 
 def record(*paths: str, **more: object) -> CheckpointManifest:
-    fields = {"step": 7, "t": "2026-11-22T00:00:00.000Z", "format": "files", "run": "r", "model": "m", "world_size": 2}
+    fields = {
+        "step": 7,
+        "t": "2026-11-22T00:00:00.000Z",
+        "format": "files",
+        "run": "r",
+        "state_fingerprint": "m",
+        "world_size": 2,
+    }
     files = tuple(FileEntry(path=path, bytes=1, digest=DIGEST) for path in paths)
     return CheckpointManifest(**{**fields, "files": files, **more})
 

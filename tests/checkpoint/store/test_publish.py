@@ -13,11 +13,11 @@ from pitools.checkpoint.store import layout, lookup, publish, verify
 from pitools.checkpoint.store.manifest import load_manifest
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, UsageError
-from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents
+from tests.checkpoint.conftest import FINGERPRINT, RUN, Save, build, contents
 from tests.checkpoint.kill_injection import killed
 
 AS_ROOT = pytest.mark.usefixtures("as_root")
-FIELDS = {"format": "files", "run": RUN, "model": MODEL, "world_size": 1}
+FIELDS = {"format": "files", "run": RUN, "state_fingerprint": FINGERPRINT, "world_size": 1}
 
 
 def test_what_is_saved_is_whole(folder: Path, save: Save) -> None:

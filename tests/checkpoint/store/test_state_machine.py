@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pitools.checkpoint.store import layout, lookup, publish, quarantine, retention, verify
 from pitools.checkpoint.store.manifest import MANIFEST_FILE
-from tests.checkpoint.conftest import MODEL, RUN, build, contents
+from tests.checkpoint.conftest import FINGERPRINT, RUN, build, contents
 
 FILES = [*(f"payload/{name}" for name in contents(0) if name != "empty"), MANIFEST_FILE]
 
@@ -36,7 +36,7 @@ class Checkpoints(RuleBasedStateMachine):
         """A save that succeeds."""
         place = build(self.folder, self.next, contents(self.next), ranks=ranks)
         publish.publish_checkpoint(
-            self.folder, place, self.next, format="files", run=RUN, model=MODEL, world_size=ranks
+            self.folder, place, self.next, format="files", run=RUN, state_fingerprint=FINGERPRINT, world_size=ranks
         )
         self.good.add(self.next)
         self.next += 1

@@ -50,7 +50,7 @@ def main(steps, deaf=False):
     layout.payload_path(place).mkdir()
     (layout.payload_path(place) / "state").write_text(str(done) * 1000)
     publish.digest_share(place, 0, 1)
-    publish.publish_checkpoint(at, place, done, format="files", run=run, model="m", world_size=1)
+    publish.publish_checkpoint(at, place, done, format="files", run=run, state_fingerprint="m", world_size=1)
     if done < steps:
         sys.exit(140)
 """
@@ -124,7 +124,7 @@ def test_it_goes_on_there(sites: Sites) -> None:
         end(new)
     assert verify.verify_checkpoint(new / "checkpoints" / f"step_{moved.step}") == []
     assert (
-        (owner.read_owner(new / "checkpoints") or owner.FolderOwner(run="", model="")).run
+        (owner.read_owner(new / "checkpoints") or owner.FolderOwner(run="", state_fingerprint="")).run
         == moved.new_run_id
         == new.name
     )
