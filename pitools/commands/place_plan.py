@@ -44,15 +44,15 @@ def plan(
 ) -> None:
     """Show where REQUEST (a TOML file) could run, the earliest expected end first; nothing is submitted.
 
-    Exit 1 where it fits nowhere; 75 where a site that it might fit did not answer; 3 or 4 where none did, but only for
-    wrong site files or refusals of clusters.
+    Exit 1 if it fits no site that answered; 75 if another did not answer; 3 or 4 if none answered, for wrong site files
+    or refusals alone.
     """
     import shutil
     import sys
     from pathlib import Path
 
     from pitools.core import units
-    from pitools.core.errors import TryLater, UsageError
+    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.launch import request as requests
     from pitools.place.clusters import snapshot
@@ -90,11 +90,10 @@ def plan(
             for row in rows:
                 out(row)
     if not placement.best:
-        codes = {site.exit_code for site in skipped} | (set() if placement.is_complete else {TryLater.exit_code})
         for row in (row for row in rows if best and row.partition):
             click.echo(f"pit: {row.site}/{row.partition}: {row.reason}", err=True)
-        where = "none of what has answered" if codes else "nowhere"
+        where = "none of what has answered" if skipped or not placement.is_complete else "nowhere"
         click.echo(f"pit: {wanted.name} fits {where}", err=True)
-        ctx.exit(TryLater.exit_code if TryLater.exit_code in codes else max(codes, default=1))
+        ctx.exit(report.unfit_exit_code(placement, broken))
     if (unfit_count := sum(not row.rank for row in rows)) and Output(form).form == "table" and not explain and not best:
         click.echo(f"pit: {unfit_count} more do not fit: see --explain", err=True)

@@ -56,15 +56,8 @@ _FLAG_OPTIONS = {
 _UNABBREVIATED = {"export", "gpus", "gres", "mem", "ntasks", "time", "wait"}
 _SHORT_BARE = set("HIksOQvVWhu")
 _SHORT = {"p": "partition", "A": "account", "q": "qos", "t": "time", "J": "job-name"}
-# Option → sbatch's variable for it.
-SBATCH_VARIABLES = {
-    "partition": "SBATCH_PARTITION",
-    "account": "SBATCH_ACCOUNT",
-    "qos": "SBATCH_QOS",
-    "time": "SBATCH_TIMELIMIT",
-    "mem": "SBATCH_MEM_PER_NODE",
-    "exclusive": "SBATCH_EXCLUSIVE",
-}
+# sbatch's variables that are not named like their option.
+_VARIABLE_OPTIONS = {"SBATCH_TIMELIMIT": "time", "SBATCH_MEM_PER_NODE": "mem", "SBATCH_ARRAY_INX": "array"}
 # One option of a group excludes defaults for the others.
 _EXCLUSIVE_GROUPS = [{"mem", "mem-per-cpu", "mem-per-gpu"}, {"exclusive", "oversubscribe", "share"}]
 
@@ -141,10 +134,18 @@ def is_given(given: set[str], name: str) -> bool:
     return any(name == text or (name.startswith(text) and text not in _UNABBREVIATED) for text in given)
 
 
+def variable_options() -> dict[str, str]:
+    """Return option → value of the SBATCH_* variables."""
+    return {
+        _VARIABLE_OPTIONS.get(name, name.removeprefix("SBATCH_").lower().replace("_", "-")): value
+        for name, value in os.environ.items()
+        if name.startswith("SBATCH_")
+    }
+
+
 def missing_defaults(site: Site, given: set[str]) -> list[str]:
     """Return the site's default flags that are not given. Raises ConfigError for an invalid default."""
-    present = {name for name, variable in SBATCH_VARIABLES.items() if variable in os.environ}
-    present |= given
+    present = given | variable_options().keys()
     for group in _EXCLUSIVE_GROUPS:
         present |= group if any(is_given(present, name) for name in group) else set()
     where, default = f"site {site.name}", site.defaults

@@ -77,6 +77,19 @@ def test_what_a_variable_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert added([]) == ALL - {"time"}
 
 
+def test_every_variable_of_sbatch_settles_its_option(
+    write_site: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of the site's extra flags, and one of a group for the whole group."""
+    write_site("x", 'name = "x"\n[dialect]\nmemory = "all"\nextra = ["--reservation=ours", "--constraint=ib"]\n')
+    site = load.load_site("x")
+    flags = {"--reservation=ours", "--constraint=ib", "--mem=0"}
+    assert flags <= set(psbatch.missing_defaults(site, set()))
+    for name in ("RESERVATION", "CONSTRAINT", "MEM_PER_CPU"):
+        monkeypatch.setenv(f"SBATCH_{name}", "1")
+    assert not flags & set(psbatch.missing_defaults(site, set()))
+
+
 def test_arguments_of_the_script_are_not_options(tmp_path: Path) -> None:
     """What follows the script belongs to the script."""
     script = tmp_path / "job.sh"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pitools.core import output
+from pitools.core.errors import TryLater
 from pitools.core.record import Record
 from pitools.core.units import format_duration, format_size
 from pitools.place.clusters.snapshot import SkippedSite
@@ -48,6 +49,14 @@ class RankedCandidate(Record, frozen=True, kw_only=True, tag="pit.ranked-candida
     nodes: int = 0
     unhealthy_nodes: int = 0
     reason: str = ""
+
+
+def unfit_exit_code(placement: PlacementPlan, broken: Sequence[SkippedSite]) -> int:
+    """Return the exit code of a plan without a fit: 75 if a site did not answer, 1 if one did, else the errors'."""
+    codes = {site.exit_code for site in (*broken, *placement.skipped)}
+    if TryLater.exit_code in codes or not placement.is_complete:
+        return TryLater.exit_code
+    return 1 if placement.candidates else max(codes, default=1)
 
 
 def rank_candidates(plan: PlacementPlan, unloadable: Sequence[SkippedSite] = ()) -> list[RankedCandidate]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from pitools.core.errors import UsageError
-from pitools.site.psbatch import SBATCH_VARIABLES, directives, is_given, missing_defaults
+from pitools.site.psbatch import directives, is_given, missing_defaults, variable_options
 from pitools.site.schema import Site
 
 _REFUSED_OPTIONS = {
@@ -34,7 +33,7 @@ def sbatch_arguments(site: Site, script: str, *, name: str, nodes: int | None = 
             raise UsageError(f"--{option} is not supported in the script", where=name, hint=hint)
     if _HET_JOB.search(script):
         raise UsageError("hetjobs are not supported", where=name, hint="submit each component as a separate job")
-    args = [*_environment_options(), *missing_defaults(site, script_options)]
+    args = [*_environment_options(name), *missing_defaults(site, script_options)]
     if not is_given(script_options, "job-name"):
         args.append(f"--job-name={Path(name).name.strip('<>') or 'stdin'}")
     if nodes:
@@ -44,12 +43,43 @@ def sbatch_arguments(site: Site, script: str, *, name: str, nodes: int | None = 
     return args
 
 
-def _environment_options() -> list[str]:
-    """Return options from SBATCH_* variables, which override the script; our sbatch is called without them."""
-    overrides = {option: os.environ[name] for option, name in SBATCH_VARIABLES.items() if name in os.environ}
-    return [f"--{option}" + (f"={value}" if value else "") for option, value in overrides.items()]
+def _environment_options(script_name: str) -> list[str]:
+    """Return options from SBATCH_* variables, which override the script; our sbatch is called without them.
+
+    Of other options than _VARIABLE_OPTIONS the variable is ignored: Slurm sets some in jobs. Raises UsageError as
+    `sbatch_arguments` does.
+    """
+    overrides = variable_options()
+    if refused := sorted(overrides.keys() & _REFUSED_OPTIONS.keys()):
+        hint = "unset its SBATCH_ variable, or submit the script with psbatch"
+        raise UsageError(f"--{refused[0]} from the environment is not supported", where=script_name, hint=hint)
+    return [
+        f"--{option}" + (f"={value}" if value else "")
+        for option, value in overrides.items()
+        if option in _VARIABLE_OPTIONS
+    ]
 
 
+_VARIABLE_OPTIONS = frozenset(
+    [
+        "account",
+        "constraint",
+        "exclusive",
+        "export",
+        "gpus",
+        "gpus-per-node",
+        "gres",
+        "mem",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "open-mode",
+        "partition",
+        "qos",
+        "signal",
+        "time",
+        "wckey",
+    ]
+)
 _WAIT = re.compile(r"^#SBATCH(?:[ \t]+\S+)*?[ \t]+-[HIksOQvVhu]*W", re.MULTILINE)
 _HET_JOB = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job\b", re.MULTILINE)
 _SHORT_TO_LONG = {"-b": "begin", "-a": "array", "-w": "nodelist", "-F": "nodefile", "-M": "clusters"}

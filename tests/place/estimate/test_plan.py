@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pitools.core.output import Output
@@ -240,6 +241,14 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
         "u": "too small; too slow",
         "d": "skipped: no answer",
     }
+
+
+def test_a_wrong_file_does_not_hide_that_a_site_said_no(made: Any) -> None:
+    """1 is no, whatever is wrong with other sites' files; 75 only if one of them may say yes later."""
+    plan = survey(made)
+    for answered, skipped, code in ((True, 3, 1), (True, 75, 75), (False, 3, 3)):
+        one = msgspec.structs.replace(plan, skipped=(), candidates=plan.candidates if answered else ())
+        assert report.unfit_exit_code(one, [SkippedSite(site="d", reason="", exit_code=skipped)]) == code
 
 
 def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) -> None:

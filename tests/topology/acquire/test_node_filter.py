@@ -213,10 +213,16 @@ def test_variables_of_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """They count for more than the script and the site, as with sbatch, though Slurm's commands run without them."""
     monkeypatch.setenv("SBATCH_ACCOUNT", "infra")
     monkeypatch.setenv("SBATCH_EXCLUSIVE", "")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "eth")
+    monkeypatch.setenv("SBATCH_MEM_BIND_LIST", "0x1")  # as Slurm sets it in a job
     args = submission.sbatch_arguments(load_site("alpha"), "#!/bin/sh\n#SBATCH -A lab\n", name="x.sh")
     assert "--account=infra" in args
-    assert "--exclusive" in args
+    assert {"--exclusive", "--constraint=eth"} < set(args)
+    assert not any("mem-bind" in argument for argument in args)
     assert "--account=lab" not in args
+    monkeypatch.setenv("SBATCH_RESERVATION", "ours")
+    with pytest.raises(UsageError):
+        submission.sbatch_arguments(load_site("alpha"), "#!/bin/sh\n", name="x.sh")
 
 
 def test_partitions_are_not_mixed() -> None:
