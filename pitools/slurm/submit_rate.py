@@ -16,7 +16,6 @@ from pathlib import Path
 from pitools.slurm.ssh_mux import is_private
 
 MIN_INTERVAL_S = 0.1
-_MAX_WAIT_S = 60.0  # a later slot in the file is of an earlier boot
 _LOCK_TIMEOUT_S = 1.0  # the lock lasts a read and a write; a longer one is of a stopped process
 
 
@@ -30,15 +29,19 @@ def _reserve_slot(folder: Path) -> float:
     """Reserve the next free slot. Returns the seconds until then."""
     if not is_private(folder):
         return 0.0
-    # CLOCK_BOOTTIME is the same for all processes of a host and cannot be set, unlike the wall clock.
+    # CLOCK_BOOTTIME is the same for all processes of a host, begins with its boot, and cannot be set.
     with open(os.open(folder / "sbatch", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
         _lock(file.fileno())
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        due = float(file.read(32).strip() or 0)
-        due = due if now <= due < now + _MAX_WAIT_S else now
+        boot, _, slot = file.read(80).decode().partition(" ")
+        due = max(now, float(slot)) if boot == _boot_id() else now
         file.seek(0)
-        file.write(f"{due + MIN_INTERVAL_S:<31.6f}\n".encode())
+        file.write(f"{_boot_id()} {due + MIN_INTERVAL_S:<31.6f}\n".encode())
     return due - now
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _lock(descriptor: int) -> None:

@@ -412,6 +412,11 @@ def test_submissions_follow_each_other_at_a_pace(tmp_path: Path, monkeypatch: py
     for thread in threads:
         thread.join()
     assert sorted(waits) == pytest.approx([number / 10 for number in range(12)])
+    boot, _, slot = (tmp_path / "sbatch").read_text().partition(" ")
+    (tmp_path / "sbatch").write_text(f"{boot} {float(slot) + 100}")  # a thousand are waiting
+    assert [submit_rate._reserve_slot(tmp_path) for _ in range(2)] == pytest.approx([101.2, 101.3])
+    (tmp_path / "sbatch").write_text(f"earlier {float(slot) + 100}")
+    assert submit_rate._reserve_slot(tmp_path) == 0.0
     tmp_path.chmod(0o755)
     assert submit_rate._reserve_slot(tmp_path) == 0.0, "a folder that others can write to is not used"
 
