@@ -176,6 +176,7 @@ def list_command(every: bool, form: str) -> None:
         for job in jobs:
             out(status.job_row(job, site_status))
     _print_lines(f"{row.site}: {row.state} since {row.since}: {row.reason}" for row in site_status.not_up.values())
+    _print_lines(str(error) for error in broken[1:])
     if broken:
         raise broken[0]
 

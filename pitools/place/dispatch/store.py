@@ -117,6 +117,7 @@ def find_job(queue_dir: Path, job_id: str) -> QueueJob:
 
 
 def _read(path: Path) -> QueueJob | None:
+    """Return the job in a folder; None if it is, or becomes, missing. Raises DataError."""
     request = run_folder.read_record(path / "job.json", QueuedRequest)
     if request is None:
         return None
@@ -126,7 +127,8 @@ def _read(path: Path) -> QueueJob | None:
         int(n) for mark in path.glob("lost.*") if (n := mark.name.removeprefix("lost.")).isdecimal()
     )
     job = QueueJob(request=request, path=path, is_cancelled=(path / "cancel").exists(), declared_lost=lost_numbers)
-    return fold_entries(job, read_journal(path / "journal.jsonl"))
+    job = fold_entries(job, read_journal(path / "journal.jsonl"))
+    return job if (path / "job.json").exists() else None  # archived meanwhile, so its journal was missing
 
 
 def archive(queue_dir: Path, job: QueueJob) -> None:

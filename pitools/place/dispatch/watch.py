@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pitools.core.errors import PitError
 from pitools.core.record import Record
 from pitools.place.dispatch import status, store
 from pitools.place.dispatch.tick import Dispatcher
@@ -62,7 +64,8 @@ class ChangedRows:
         job_ids = {row.job_id for row in ticked.jobs}
         for job_id, row in self._jobs.items():
             if job_id not in job_ids and row.state not in ("done", "failed", "withdrawn"):
-                rows.append(status.job_row(store.find_job(queue_dir, job_id), ticked.sites))
+                with contextlib.suppress(PitError):  # damaged, which the status reports, or removed
+                    rows.append(status.job_row(store.find_job(queue_dir, job_id), ticked.sites))
         self._sites = {row.site: row for row in ticked.sites.sites}
         self._jobs = {row.job_id: row for row in ticked.jobs}
         return rows

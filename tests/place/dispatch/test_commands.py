@@ -114,6 +114,16 @@ def test_a_broken_job_is_told_once(machine: Machine) -> None:
     assert (code, "jobs/bad" in output) == (5, True)
 
 
+def test_list_names_every_broken_job(machine: Machine) -> None:
+    """Exit 5, with a line for each."""
+    machine.pit("tick")
+    for name in ("bad", "worse"):
+        (machine.folder / "place" / "jobs" / name).mkdir()
+        (machine.folder / "place" / "jobs" / name / "job.json").write_text("{")
+    code, _, output = machine.pit("list")
+    assert (code, "jobs/bad" in output, "jobs/worse" in output) == (5, True, True)
+
+
 def test_run_names_the_sites_that_it_leaves_out(machine: Machine) -> None:
     """A file that is broken, a path that is relative, no interpreter: each is told; of a named site it is an error."""
     machine.site("broken", nodes="noodles = ")

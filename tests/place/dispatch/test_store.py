@@ -167,6 +167,23 @@ def test_a_killed_tick_leaves_no_lock(place: Path) -> None:
         assert free
 
 
+def test_a_job_archived_while_it_is_read_is_not_queued(
+    place: Path, job: QueueJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journal is gone from the first folder: it is read in the second."""
+    append_entry(job, entry("cancelled"))
+    read = store.read_journal
+
+    def archive_first(path: Path) -> list[JournalEntry]:
+        if path.is_relative_to(place / "jobs"):
+            store.archive(place, job)
+        return read(path)
+
+    monkeypatch.setattr(store, "read_journal", archive_first)
+    assert store.read_jobs(place)[0] == []
+    assert store.find_job(place, job.job_id).is_over
+
+
 def test_a_row_says_why_the_job_waits(job: QueueJob) -> None:
     """A job is in doubt while the site of its ticket is unreachable."""
     dispatch_status = status.DispatchStatus(

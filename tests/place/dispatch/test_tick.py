@@ -192,6 +192,34 @@ def test_watch_tells_each_change_once(world: Callable[..., World]) -> None:
     assert reported.count("done") == 1
 
 
+def test_a_damaged_job_ends_no_watch(world: Callable[..., World]) -> None:
+    """It is gone from the rows, and among the broken ones."""
+    fleet = world(0, 0.0)
+    (job_id,) = add(fleet, 1)
+    changes = watch.ChangedRows()
+    for is_damaged in (False, True):
+        if is_damaged:
+            (fleet.place / "jobs" / job_id / "journal.jsonl").write_text("{\n")
+        ticked = fleet.tick()
+        assert ticked
+        jobs = [row for row in changes.changed(ticked, fleet.place) if isinstance(row, status.QueueJobRow)]
+        assert (len(jobs), len(ticked.sites.broken)) == ((0, 1) if is_damaged else (1, 0))
+
+
+def test_a_new_problem_of_a_site_is_reported() -> None:
+    """The file is wrong, then missing: both are told, once; a site that is silent for another reason is not news."""
+
+    def messages(state: str, reason: str) -> int:
+        row = status.SiteStatusRow(site="alpha", state=state, since="t", reason=reason)
+        sites = status.DispatchStatus(ticked_at="t", sites=(row,))
+        return len(news.new_messages(status.TickResult([], sites, {})))
+
+    news = watch.Messages()
+    seen = [("misconfigured", "key"), ("misconfigured", "gone"), ("misconfigured", "gone"), ("up", "")]
+    assert [messages(*row) for row in seen] == [1, 1, 0, 1]
+    assert [messages("unreachable", reason) for reason in ("no answer within 20.1 s", "refused")] == [1, 0]
+
+
 def test_near_and_far_have_the_same_hands() -> None:
     """What a tick can do at a site does not depend on how far it is."""
     local: tickets.SiteBackend = shared_fs
