@@ -27,12 +27,14 @@ from pitools.commands.stage_options import (
     to_option,
 )
 from pitools.commands.stage_sync import sync
+from pitools.core import units
 from pitools.core.errors import ClusterError, NoSpace, TryLater, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.core.locks import LockOwner
     from pitools.core.progress import Advance
+    from pitools.stage.cache.evict import Eviction
     from pitools.stage.cache.space import QuotaLimits
     from pitools.stage.fanout.group import Group
     from pitools.stage.request import StageRequest
@@ -181,6 +183,7 @@ def run(
                     "advance": advance,
                     "on_file": finished,
                     "on_wait": waiting,
+                    "on_evicted": _report_eviction,
                 }
                 record = (
                     _stage_store(source, request_root, group, settings)
@@ -257,6 +260,10 @@ def _stage_store(store: UnmanagedStore, root: Path, group: Group | None, setting
         message = "a store without a manifest cannot be passed on between nodes: its bytes cannot be verified"
         raise UsageError(message, where="--fanout", hint="stage it once to shared storage, then from there")
     return stage_store(store, root, warn=_print_note, **settings)
+
+
+def _report_eviction(eviction: Eviction) -> None:
+    _print_note(f"{eviction.path}: evicted to make room ({units.format_size(eviction.bytes)} freed)")
 
 
 def _print_note(text: str) -> None:

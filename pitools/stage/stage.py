@@ -19,6 +19,7 @@ from pitools.core.locks import LockOwner, ReportProgress
 from pitools.core.progress import Advance
 from pitools.core.record import Record
 from pitools.stage.cache import records
+from pitools.stage.cache.evict import Eviction
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import (
     create_root,
@@ -92,6 +93,7 @@ def stage_version(
     advance: Advance = lambda _: None,
     on_file: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[LockOwner], None] = lambda _: None,
+    on_evicted: Callable[[Eviction], None] = lambda _: None,
 ) -> StageResult:
     """Make `<root>/objects/<version>/` hold this version complete. Safe to repeat and to run concurrently.
 
@@ -100,7 +102,7 @@ def stage_version(
     bytes_per_s: limit of reading from the source, 0 for none. timeout_s: of waiting for another process that stages
     this version; `on_wait` is called with its LockOwner once a second. limits: of the root. shared: make the root
     readable for all users. group: the nodes that stage this together; each must call this. advance, on_file: called
-    with bytes, and with the manifest index of each finished file.
+    with bytes, and with the manifest index of each finished file. on_evicted: called with each eviction for room.
 
     Forks: from a process with threads run the command instead. Raises DataError (the source differs from its manifest),
     NoSpace, ClusterError (the root is refused), TryLater.
@@ -121,7 +123,7 @@ def stage_version(
                 if not is_complete(final, dataset):
                     state = "repaired" if os.path.lexists(final) else "staged"
                     options = _options_for(
-                        session, CopyOptions(readers=readers, bytes_per_s=bytes_per_s, on_file=on_file)
+                        session, CopyOptions(readers, bytes_per_s, on_file=on_file, on_evicted=on_evicted)
                     )
                     source = session.source if session else dataset.source
                     totals = _copy_and_publish(

@@ -86,6 +86,17 @@ def test_several_sources_of_one_run_do_not_evict_each_other(make_dataset, tmp_pa
     assert os.listdir(root / "objects") == [sources[0].name]
 
 
+def test_an_eviction_for_room_is_reported(make_dataset, tmp_path: Path, pit_stage):
+    """Whoever misses a set finds in the output of `run` which call took its place."""
+    first, second = (make_dataset({"a": os.urandom(10 << 20)}, name) for name in ("one", "two"))
+    root = tmp_path / "pit"
+    _, out, _ = pit_stage("run", first, "--to", root, "--format", "jsonl")
+    path = json.loads(out)["path"]
+    os.utime(root / ".leases" / Path(path).name, (1000, 1000))
+    code, _, err = pit_stage("run", second, "--to", root, "--quota", "20MiB")
+    assert (code, path in err, Path(path).exists()) == (0, True, False)
+
+
 def test_no_receipt_of_what_was_not_staged(small: Path, make_dataset, tmp_path: Path, pit_stage):
     """The first version is staged and said so; the second is not, and no receipt says it was."""
     dataset = make_dataset({"a": b"1"}, "other")

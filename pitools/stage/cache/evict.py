@@ -53,6 +53,7 @@ class KeptReason(StrEnum):
     UNKNOWN_SOURCE = "unknown-source"
     SOURCE_GONE = "source-gone"
     RECENTLY_USED = "recently-used"
+    OF_OTHERS = "of-others"
     NOT_PRESENT = "not-present"
 
 
@@ -63,7 +64,8 @@ KEPT_TEXT = {
     KeptReason.PINNED: "pinned",
     KeptReason.UNKNOWN_SOURCE: "its source is unknown",
     KeptReason.SOURCE_GONE: "the store that it was copied from is gone",
-    KeptReason.RECENTLY_USED: "used in the last 10 minutes",
+    KeptReason.RECENTLY_USED: "used a short time ago",
+    KeptReason.OF_OTHERS: "staged by others than this policy, or selected by one",
     KeptReason.NOT_PRESENT: "already removed",
 }
 

@@ -26,10 +26,12 @@ from pitools.core.units import format_duration, format_size
 from pitools.stage.cache.evict import (
     GRACE_S,
     KEPT_TEXT,
+    Eviction,
     KeptReason,
     RootEntry,
     evict_item,
     eviction_order,
+    make_record,
     mark_used_if_leased,
 )
 from pitools.stage.cache.inventory import DiskUsage, disk_usage, total_bytes
@@ -49,10 +51,13 @@ Usages = dict[Path, DiskUsage]
 
 
 class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a root. quota_bytes: of all its contents. min_free_bytes: to keep free on the disk."""
+    """Limits of a root. quota_bytes: of all its contents. min_free_bytes: to keep free on the disk. evictable: the only
+    sets that may be evicted for room, by version; None for any.
+    """
 
     quota_bytes: int | None = None
     min_free_bytes: int = 0
+    evictable: frozenset[str] | None = None
 
     def stricter(self, other: QuotaLimits) -> QuotaLimits:
         """Return the limits that keep to both."""
@@ -99,19 +104,21 @@ def reserve(
     in_flight: int = _IN_FLIGHT_BYTES,
     grace_s: float = GRACE_S,
     timeout_s: float = 600,
+    on_evicted: Callable[[Eviction], None] = lambda _: None,
 ) -> Iterator[Callable[[int], None]]:
     """Reserve `needed` bytes at a root while a version is copied; yield `used(n)`, to be called when n more are
     written.
 
     Evicts partial copies, then sets, until the limits are met; evicts nothing if all of them would not suffice. Call
     with the version's lock held, and leave before the set is published. in_flight: most bytes written or allocated
-    before `used` is called for them. timeout_s: of waiting for other processes that make room.
+    before `used` is called for them. timeout_s: of waiting for other processes that make room. on_evicted: called with
+    each eviction, and the bytes that it has freed.
 
     Raises NoSpace, TryLater, ClusterError.
     """
     with _reservation_file(root, version) as descriptor, ExitStack() as stack:
         with _quota_lock(root, timeout_s):
-            _require_space(root, version, needed, limits, grace_s)
+            _require_space(root, version, needed, limits, grace_s, on_evicted)
             reservation = DiskReservation(root, needed, in_flight)
             stack.callback(reservation.release)
             own_bytes = disk_usage(partial_path(root, version)).own_bytes + needed
@@ -140,12 +147,14 @@ def make_room(
     shortfall: Callable[[Usages], Shortfall],
     *,
     except_version: str = "",
+    evictable: frozenset[str] | None = None,
     grace_s: float = GRACE_S,
     dry_run: bool = False,
 ) -> EvictionResult:
     """Evict in order until `shortfall` of the remaining sets is 0; evict nothing if all of them would not suffice.
 
-    except_version: a version to keep. dry_run: only report. Raises ClusterError, TryLater.
+    except_version: a version to keep. evictable: as in QuotaLimits. dry_run: only report. Raises ClusterError,
+    TryLater.
     """
     usages = _usages(root)
     missing = _remeasure_shortfall(shortfall, usages, _SETTLE_S / 10)
@@ -158,6 +167,8 @@ def make_room(
             reason: KeptReason | None = KeptReason.LOCKED  # of another node, whose lock cannot be tested from here
         else:
             reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
+        if not reason and item.is_complete and evictable is not None and item.version not in evictable:
+            reason = KeptReason.OF_OTHERS
         if reason:
             if not dry_run:
                 mark_used_if_leased(root, item, reason)
@@ -198,7 +209,14 @@ def _remeasure_shortfall(shortfall: Callable[[Usages], Shortfall], usages: Usage
     return current.bytes
 
 
-def _require_space(root: Path, version: str, needed: int, limits: QuotaLimits, grace_s: float) -> None:
+def _require_space(
+    root: Path,
+    version: str,
+    needed: int,
+    limits: QuotaLimits,
+    grace_s: float,
+    on_evicted: Callable[[Eviction], None],
+) -> None:
     purge_trash(root)
     reservations = read_reservations(root, except_version=version)
 
@@ -216,7 +234,9 @@ def _require_space(root: Path, version: str, needed: int, limits: QuotaLimits, g
 
     if limits.quota_bytes is None and not shortfall({}).bytes:
         return  # without measuring the root
-    result = make_room(root, shortfall, except_version=version, grace_s=grace_s)
+    result = make_room(root, shortfall, except_version=version, evictable=limits.evictable, grace_s=grace_s)
+    for item, n_bytes in result.evicted:
+        on_evicted(make_record(item, n_bytes, None, dry_run=False))
     if result.missing_bytes:
         if limits.quota_bytes is not None and needed > limits.quota_bytes:
             message = f"{format_size(needed)} needed, more than the quota of {format_size(limits.quota_bytes)}"

@@ -19,6 +19,7 @@ from msgspec import structs
 from pitools.core import forked_pool
 from pitools.core.fs import from_os_error, fs_type
 from pitools.core.progress import Advance
+from pitools.stage.cache.evict import Eviction
 from pitools.stage.cache.layout import LOCAL_FILE_SYSTEMS
 from pitools.stage.copy.journal import CopyJournal, FinishedFiles, WrittenFiles, journal_line
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES, range_count, split_tasks
@@ -34,14 +35,16 @@ class CopyOptions(NamedTuple):
     """How to copy. readers: threads, over all cores. bytes_per_s: of all readers together, 0 for no limit.
 
     order: groups of manifest indexes in the order to copy, with no batch of small files across two groups; None for the
-    default order. on_file: called with each file's index once it is written and verified. inspect: called in a worker
-    with the index and the content of each small file; on_inspected: called here with the results by index.
+    default order. on_file: called with each file's index once it is written and verified. on_evicted: called with each
+    set or partial copy that was evicted for room. inspect: called in a worker with the index and the content of each
+    small file; on_inspected: called here with the results by index.
     """
 
     readers: int
     bytes_per_s: float = 0
     order: Sequence[Sequence[int]] | None = None
     on_file: Callable[[int], None] = lambda _: None
+    on_evicted: Callable[[Eviction], None] = lambda _: None
     inspect: Callable[[int, memoryview], Any] | None = None
     on_inspected: Callable[[dict[int, Any]], None] = lambda _: None
 

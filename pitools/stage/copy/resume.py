@@ -99,7 +99,9 @@ def fill_partial(
     linked_bytes = sum(files[index].bytes for index in linked)
     resumed_bytes = sum(files[index].bytes for index in finished.files)
     in_flight = _LATE_WRITE_BYTES + options.readers * _largest_buffered(missing.files)
-    with reserve(root, version, missing.needed_bytes, limits, in_flight=in_flight) as used:
+    with reserve(
+        root, version, missing.needed_bytes, limits, in_flight=in_flight, on_evicted=options.on_evicted
+    ) as used:
 
         def count_bytes(count: int) -> None:
             used(count)

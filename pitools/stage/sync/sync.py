@@ -2,8 +2,8 @@
 
 New versions are staged before old ones are evicted: if a source fails, the old data stay. At a root with any error
 nothing is evicted. Kept sets are leased until the run ends: under a quota the rules would otherwise evict each other's
-sets, different ones in each run. A run evicts only sets that runs of the same policy staged, and never one that is
-leased, pinned, selected by another policy, or staged by a rule that now applies to other nodes.
+sets, different ones in each run. A run evicts, also to make room, only sets that runs of the same policy staged, and
+never one that is leased, pinned, selected by another policy, or staged by a rule that now applies to other nodes.
     <root>/.locks/.sync.<policy>            flock of the active run
     <root>/.records/.sync.<policy>.json     the versions its runs staged, and those it selects
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater, UsageError
 from pitools.core.fs import from_os_error, write_atomic
@@ -28,7 +29,7 @@ from pitools.core.locks import describe_owner, lock_within, open_readable_lock_f
 from pitools.core.progress import progress_bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import KeptReason, RootEntry, evict_item
+from pitools.stage.cache.evict import Eviction, KeptReason, RootEntry, evict_item
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import LOCKS, RECORDS, create_root, free_bytes, set_path
 from pitools.stage.cache.lease import leased_set
@@ -185,6 +186,15 @@ class SyncRun:
                 # Before the first byte: after a kill the next run must recognise the set as its own.
                 owned[dataset.version] = rule.name
                 self._write_state(rule.root, owned, wanted)
+            evictable = {} if matches_sizes(path, dataset) else self._describe_evictable(rule.root, owned, wanted)
+
+            def on_evicted(eviction: Eviction) -> None:
+                evicted = Path(eviction.path)
+                if evicted == set_path(rule.root, eviction.version):  # not a partial copy
+                    name, record = evictable[eviction.version]
+                    owner = owned.pop(eviction.version)
+                    self._report(owner, "evicted", evicted, name, record.bytes, record.source)
+
             with (
                 progress_bar(dataset.manifest.name, n_bytes) if self._show_progress else nullcontext(_no_bar) as advance
             ):
@@ -192,9 +202,10 @@ class SyncRun:
                     dataset,
                     rule.root,
                     timeout_s=self._timeout_s,
-                    limits=rule.limits,
+                    limits=structs.replace(rule.limits, evictable=frozenset(evictable)),
                     shared=rule.shared,
                     advance=advance,
+                    on_evicted=on_evicted,
                 )
             if sum(sets for sets, _ in self.kept_by_rule.values()) < _MAX_LEASES:
                 self._leases.enter_context(leased_set(path, touch=False))
@@ -212,14 +223,22 @@ class SyncRun:
         sets, total = self.kept_by_rule[rule.name]
         self.kept_by_rule[rule.name] = sets + 1, total + n_bytes
 
-    def _evict(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
+    def _describe_evictable(
+        self, root: Path, owned: dict[str, str], wanted: set[str]
+    ) -> dict[str, tuple[str, records.StageRecord]]:
+        """Return the versions that this policy may evict, each with its dataset's name and its record."""
         other_node_rules = {rule.name for rule in self.policy.rules if not rule.applies}
         keep = wanted | _wanted_by_others(root, self.policy)
-        for version, rule in sorted(owned.items()):
-            if version in keep or rule in other_node_rules:
-                continue
-            path, record = set_path(root, version), records.read_stage_record(root, version)
-            name, errors_before, is_present = _dataset_name(path), len(self.errors), os.path.lexists(path)
+        return {
+            version: (_dataset_name(set_path(root, version)), records.read_stage_record(root, version))
+            for version, rule in sorted(owned.items())
+            if version not in keep and rule not in other_node_rules
+        }
+
+    def _evict(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
+        for version, (name, record) in self._describe_evictable(root, owned, wanted).items():
+            path, rule = set_path(root, version), owned[version]
+            errors_before, is_present = len(self.errors), os.path.lexists(path)
             with self._catch_errors(rule, path):
                 reason = (
                     evict_item(root, RootEntry(version, path), dry_run=self._dry_run)

@@ -18,6 +18,7 @@ from pitools.core.fs import from_os_error
 from pitools.core.locks import LockOwner
 from pitools.core.progress import Advance
 from pitools.stage.cache import records
+from pitools.stage.cache.evict import Eviction
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import (
     OBJECTS,
@@ -59,6 +60,7 @@ def stage_store(
     advance: Advance = lambda _: None,
     on_file: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[LockOwner], None] = lambda _: None,
+    on_evicted: Callable[[Eviction], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> StageResult:
     """Stage this store to `root`, as `stage_version` stages a dataset version. Safe to repeat and to run concurrently.
@@ -90,6 +92,7 @@ def stage_store(
                     readers=readers,
                     bytes_per_s=bytes_per_s,
                     on_file=on_file,
+                    on_evicted=on_evicted,
                     inspect=checker,
                     on_inspected=checker.results.update if checker else lambda _: None,
                 )

@@ -20,7 +20,7 @@ from pitools.core import subprocesses
 from pitools.core.errors import PitError
 from pitools.dataset.catalog.retirement import retire_version
 from pitools.stage.cache import lease, records
-from pitools.stage.cache.evict import eviction_order
+from pitools.stage.cache.evict import KEPT_TEXT, KeptReason, eviction_order
 from pitools.stage.cache.inventory import list_sets
 from pitools.stage.cache.layout import create_root
 from pitools.stage.sources.open import load_dataset
@@ -511,7 +511,7 @@ def test_a_stopped_run_says_so(site: Site, program: list[str]):
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (143, b"")
     assert (site.value("last_exit_code"), site.staged()) == (143, set())
-    assert site.value("last_success_timestamp_seconds") is None
+    assert site.value("last_success_timestamp_seconds") == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": "pit.stage-sync-state/1", "versions": 3}', "\xff"])
@@ -643,6 +643,32 @@ def test_rules_do_not_push_out_each_others_sets(site: Site):
         site.age()
     site.rules('pattern = "b"\nquota = "13MiB"')
     assert ("staged", second) in site.changes()
+
+
+def test_room_is_made_of_the_policys_own_sets_alone(site: Site, tmp_path: Path):
+    """A quota evicts neither what was staged by hand nor what another policy wants; what it evicts is reported."""
+    by_hand, of_other = site.put("a", 3 << 20), site.put("b", 3 << 20)
+    stage_version(load_dataset(site.data / "a" / by_hand), site.root)
+    site.rules('pattern = "b"')
+    assert site.changes() == [("staged", of_other)]
+    site.age()
+    own = site.put("c", 3 << 20)
+    site.file = tmp_path / "other.toml"
+    site.rules('pattern = "c"\nquota = "12MiB"')
+    code, _, err = site.sync()
+    assert (code, KEPT_TEXT[KeptReason.OF_OTHERS] in err) == (75, True)
+    assert site.staged() == {by_hand, of_other}
+    site.rules('pattern = "c"\nquota = "19MiB"')
+    assert site.changes() == [("staged", own)]
+    site.age()
+    new = site.put("c", 3 << 20)
+    code, out, _ = site.sync("--format", "jsonl", "--metrics", site.metrics)
+    evicted, staged = map(json.loads, out.splitlines())
+    assert (code, staged["action"], staged["version"]) == (0, "staged", new)
+    assert [evicted[key] for key in ("action", "version", "dataset", "rule")] == ["evicted", own, "c", "r0"]
+    assert evicted["bytes"] >= 3 << 20
+    assert site.staged() == {by_hand, of_other, new}
+    assert site.metrics.read_text().count('evicted_sets_total{policy="other"} 1\n') == 1
 
 
 def test_a_disk_that_is_not_mounted_gets_no_root(site: Site, tmp_path: Path):
