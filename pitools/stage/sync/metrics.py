@@ -27,7 +27,7 @@ PREFIX = "pit_stage_sync_"
 METRICS = {
     "last_start_timestamp_seconds": ("gauge", "When sync was last started."),
     "last_end_timestamp_seconds": ("gauge", "When sync last came to an end, good or bad."),
-    "last_success_timestamp_seconds": ("gauge", "When sync last ended with exit code 0."),
+    "last_success_timestamp_seconds": ("gauge", "When sync last ended with exit code 0; 0 if never."),
     "last_duration_seconds": ("gauge", "How long the run that last ended took."),
     "last_exit_code": ("gauge", "Exit code of that run: 0, 3 policy, 4 refused, 5 data, 75 later, 128+n signal."),
     "kept_sets": ("gauge", "Sets that a rule keeps on this node."),
@@ -35,7 +35,7 @@ METRICS = {
     "free_bytes": ("gauge", "Bytes free on the disk of a staging root."),
     "staged_sets_total": ("counter", "Sets staged or repaired."),
     "copied_bytes_total": ("counter", "Bytes read from the source and written."),
-    "evicted_sets_total": ("counter", "Sets removed because no rule selects them any more."),
+    "evicted_sets_total": ("counter", "Sets removed, as no rule selects them any more or to make room."),
     "evicted_bytes_total": ("counter", "Bytes of these sets."),
     "errors_total": ("counter", "Errors by what to do: policy, refused, data, later."),
 }
@@ -64,6 +64,7 @@ def write_started(path: Path, policy: str, now: float) -> None:
     with _lock_metrics(path):
         samples = read_samples(path)
         samples[PREFIX + "last_start_timestamp_seconds", _labels(policy=policy)] = now
+        samples.setdefault((PREFIX + "last_success_timestamp_seconds", _labels(policy=policy)), 0.0)
         _write(path, samples)
 
 
@@ -97,6 +98,8 @@ def _ended_samples(
     put("last_exit_code", code)
     if code == 0:
         put("last_success_timestamp_seconds", now)
+    else:
+        samples.setdefault((PREFIX + "last_success_timestamp_seconds", _labels(policy=policy)), 0.0)
     for rule, (sets, n_bytes) in totals.kept_by_rule.items():
         put("kept_sets", sets, rule=rule)
         put("kept_bytes", n_bytes, rule=rule)

@@ -97,6 +97,17 @@ def test_a_run_that_hangs_shows(tmp_path: Path):
     check_exposition(path.read_text())
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_policy_that_never_succeeded_has_a_last_success(tmp_path: Path, begins: bool):
+    """It is 0, so that an alert on its age fires: of a series that is absent there is none."""
+    path = tmp_path / "pit.prom"
+    if begins:
+        write_started(path, "stage", 300)
+    else:
+        write_ended(path, "stage", SyncTotals(errors={3: 1}), 3, started_s=300, now=301, wall_s=1)
+    assert value(path, "last_success_timestamp_seconds", policy="stage") == 0
+
+
 def test_policies_share_a_file_without_harm(tmp_path: Path):
     """Another policy's samples are left as they stand."""
     path = tmp_path / "pit.prom"
