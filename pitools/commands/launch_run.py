@@ -79,9 +79,9 @@ def plan(
     help=SET_HELP,
 )
 @click.option("--points", type=LocalPath(dir_okay=False), help="A sweep's points: JSON Lines, or CSV with a header.")
-@click.option("--name", metavar="TEMPLATE", help="Names of a sweep's runs. [default: {name}-{index}]")
+@click.option("--name", metavar="TEMPLATE", help="Run's name, or template of a sweep's. [default: {name}-{index}]")
 @click.option("--sweep", metavar="NAME", help="Name of the sweep. [default: the request's name and digest]")
-@click.option("--at-a-time", type=click.IntRange(1), help="The most runs of the sweep that run at once at a site.")
+@click.option("--at-a-time", type=click.IntRange(1), help="Most first jobs of one array that run at once.")
 @click.option("--max-points", type=click.IntRange(1), default=1000, show_default=True, help="Refuse a larger sweep.")
 @click.option("--wait", is_flag=True, help="Wait until the run or sweep has ended; exit 1 unless all finished.")
 @format_option

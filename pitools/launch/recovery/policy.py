@@ -1,7 +1,7 @@
 """Decide what follows a cause: a table, the retry budgets of the request, and the progress of the run.
 
 progress            resets every budget; without progress each kind of cause has a budget, and all together `retry.max`
-repeated failure    the same fingerprint without progress: the program's own fault, which stops the run
+repeated failure    of kind unknown, the same fingerprint without progress: the program's own fault, which stops the run
 nodes               excluded if the evidence blames them; a node that was only the place of the failure, at the second
 allocation          used again if possible: that avoids the queue and Slurm's delay after a requeue
 """
