@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import msgspec
 
 from pitools.core import strict_toml
-from pitools.core.errors import ConfigError, PitError
+from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.launch import plan as planning
 from pitools.launch import request as requests
 from pitools.launch.monitor import merged_logs, rank_log, status, wait
+from pitools.launch.rank.environment import IMPORTING
 from pitools.launch.recovery import apply_decision
 from pitools.launch.recovery.resume import ResumeResult, resume_run
 from pitools.launch.run_lookup import find_run_dir, runs_dir
@@ -111,8 +113,17 @@ def launch(
 
     Raises ConfigError for an invalid request or a function that ranks cannot import, and the errors of a submission.
     """
+    if entry := os.environ.get(IMPORTING):
+        # Seen as the last line of the import's error.
+        problem = f'called while {entry} is imported, again and again: put it below `if __name__ == "__main__":`'
+        raise ConfigError(problem, where="launch")
     loaded_site = load_site(site)
     path, tables = _tables(request)
+    known = tables.get("params", {}) if isinstance(request, (str, Path)) else params or {}
+    for name in params or {}:
+        if name not in known:
+            hint = suggest(name, known) or f"add it under [params] of the request: {name} = …"
+            raise ConfigError(f'no parameter "{name}"', where=str(path), hint=hint)
     for key, value in {**keys, **({"params": dict(params)} if params else {})}.items():
         is_table = isinstance(value, Mapping) and isinstance(tables.get(key, {}), dict)
         tables[key] = {**tables.get(key, {}), **value} if is_table else value
@@ -131,6 +142,10 @@ def _tables(request: str | Path | Callable[..., object] | None) -> tuple[Path, d
         return Path(request), strict_toml.read_toml(Path(request))
     if request is None:
         return Path("request"), {}
+    if isinstance(request, Mapping):
+        raise ConfigError(
+            "request: a mapping (expected a file or a function)", where="launch", hint="launch(**request)"
+        )
     module, name = request.__module__, getattr(request, "__qualname__", "")
     file = getattr(sys.modules.get(module), "__file__", None)
     if not name.isidentifier() or file is None:

@@ -4,8 +4,8 @@
 <run>/hooks.json    pit.hooks/1: the position in events.jsonl
 <run>/hooks.out     the output of background deliveries
 
-Each hook gets each of its events at least once, in order, of runs of `pit launch run` and of tickets on this file system.
-A hook that fails is tried again by the next delivery, three times in all; it never changes what becomes of the run.
+Each hook gets each of its events at least once, in order: of runs of `pit launch run`, and of tickets on this file
+system. A hook that fails is tried again by the next delivery, three times in all; it changes nothing of the run.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _prune(record: PrunedRun, run_dir: Path, is_sweep_member: bool, keep_last: i
 
 def _trim(record: PrunedRun, folder: Path, keep_last: int, dry_run: bool) -> PrunedRun:
     """Remove the older checkpoints of a run, if the newest that stays is good."""
-    named, complete = _named_steps(folder), lookup.complete_steps(folder)
+    named, complete = retention.named_steps(folder), lookup.complete_steps(folder)
     removable = [step for step in complete[keep_last:] if step not in named]
     if not removable:
         return replace(record, reason="its checkpoints are the newest, named or incomplete")
@@ -127,7 +127,7 @@ def _trim(record: PrunedRun, folder: Path, keep_last: int, dry_run: bool) -> Pru
         return replace(record, reason="none of its checkpoints is good: see `pit checkpoint check`")
     sizes = {step: _disk_bytes(layout.step_path(folder, step)) for step in removable}
     # Newer ones than the newest good one are damaged, and evidence.
-    kept = {step: "named" if step < good else "newest" for step in complete if step in named or step >= good}
+    kept = {step: "newer than the newest good one" for step in complete if step >= good}
     results = retention.prune_checkpoints(folder, keep_last, kept_steps=kept, dry_run=dry_run)
     done: PruneState = "would be trimmed" if dry_run else "trimmed"
     steps = tuple(result.step for result in results if result.state in ("removed", "would be removed"))
@@ -139,18 +139,6 @@ def _trim(record: PrunedRun, folder: Path, keep_last: int, dry_run: bool) -> Pru
         steps=steps,
         reason=f"step {failed[0].step}: {failed[0].reason}" if failed else "",
     )
-
-
-def _named_steps(folder: Path) -> set[int]:
-    """Return the steps of the checkpoints to which a link in their folder points."""
-    steps = set()
-    for path in folder.iterdir():
-        if path.is_symlink() and path.name != layout.LATEST:
-            with contextlib.suppress(OSError):
-                target = path.resolve()
-                if target.parent == folder.resolve():
-                    steps.add(layout.step_of(target))
-    return {step for step in steps if step is not None}
 
 
 def _named_runs(root: Path) -> dict[str, str]:

@@ -106,6 +106,22 @@ def test_a_function_of_a_script_is_an_entry(here: Path) -> None:
     assert done.stdout == "COMPLETED\n0: training 0.5 0 0\n1: training 0.5 0 1\n\n", done.stderr
 
 
+def test_a_script_that_launches_itself_at_its_import_is_refused(here: Path) -> None:
+    """Without `if __name__ == "__main__"` the check of its entry would launch again, and so on: one error, no run."""
+    (here / "mine.py").write_text(ENTRY.replace('if __name__ == "__main__":', "if True:"))
+    done = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "__main__" in done.stderr
+    assert not list(here.glob("runs/*/plan.json"))
+
+
+def test_a_parameter_that_the_request_lacks_is_refused(here: Path) -> None:
+    """As `--set` of the command does."""
+    (here / "r.toml").write_text('name = "r"\ncommand = "true"\n[params]\nlr = 1\n')
+    with pytest.raises(ConfigError, match="lrr"):
+        pitools.launch(here / "r.toml", params={"lrr": 3})
+
+
 @pytest.mark.parametrize(
     ("request_or_function", "keys"),
     [
@@ -114,6 +130,7 @@ def test_a_function_of_a_script_is_an_entry(here: Path) -> None:
         (None, {"name": "x", "command": "true", "nodes": "two"}),
         (lambda: None, {}),
         ("missing.toml", {}),
+        ({"name": "x", "command": "true"}, {}),
     ],
 )
 def test_wrong_requests_are_named(here: Path, request_or_function: Any, keys: dict[str, Any]) -> None:

@@ -42,11 +42,13 @@ def prune_checkpoints(
     """Remove all but the newest `keep_last` complete checkpoints and every `keep_every`-th step, oldest first.
 
     kept_steps: further steps that stay, each with the reason. The newest always stays, as do incomplete checkpoints,
-    those that a process reads, and those that cannot be removed. Raises UsageError, ClusterError.
+    those that a link beside them names, those that a process reads, and those that cannot be removed. Raises
+    UsageError, ClusterError.
     """
     if keep_last < 1 or keep_every < 0:
         raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
     steps = lookup.complete_steps(folder)
+    kept_steps = {**dict.fromkeys(named_steps(folder), "named by a link"), **kept_steps}
     checkpoints = []
     for step in reversed(steps):
         path = layout.step_path(folder, step)
@@ -58,6 +60,16 @@ def prune_checkpoints(
             state, reason = _remove(path)
         checkpoints.append(PruneResult(step=step, state=state, reason=reason, path=str(path)))
     return checkpoints[::-1]
+
+
+def named_steps(folder: Path) -> set[int]:
+    """Return the steps of the checkpoints to which links in their folder point, such as `best`; `latest` is none."""
+    steps = set()
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_symlink() and path.name != layout.LATEST and path.resolve().parent == folder.resolve():
+                steps.add(layout.step_of(path.resolve()))
+    return {step for step in steps if step is not None}
 
 
 def prune_after_save(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0) -> None:

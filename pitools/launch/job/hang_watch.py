@@ -27,7 +27,10 @@ _CLOCK_SKEW_S = 5.0  # node clocks differ: a modification time less far in the f
 
 
 class HangLimits(NamedTuple):
-    """When a stall is a hang: after factor times the median step time, min_s at least; start_s until the second step is logged."""
+    """When a stall is a hang: after factor times the median step time, min_s at least.
+
+    start_s: until the second step is logged.
+    """
 
     factor: float = 10.0
     min_s: float = 120.0

@@ -11,6 +11,8 @@ import msgspec
 from pitools.core.errors import ClusterError, DataError
 from pitools.launch.rank import rendezvous
 
+# Set while the module of an entry is imported, to check it or in a rank: a launch at its top level would repeat itself.
+IMPORTING = "PIT_IMPORTING_ENTRY"
 # Set by srun, or by the supervisor of a local run.
 _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURMD_NODENAME")
 _PIT_VARIABLES = ("PIT_ATTEMPT_DIR", "PIT_NONCE", "PIT_HEAD_ADDRESS", "PIT_HEAD_NODE", "PIT_PORTS")

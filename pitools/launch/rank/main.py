@@ -54,7 +54,11 @@ def run_rank(plan_path: str) -> None:
     os.chdir(request.workdir)
     sys.path.insert(0, request.workdir)
     module, function = request.entry.split(":")
-    entry = getattr(importlib.import_module(module), function)
+    os.environ[environment.IMPORTING] = request.entry
+    try:
+        entry = getattr(importlib.import_module(module), function)
+    finally:
+        del os.environ[environment.IMPORTING]
     entry(**request.args, **_param_arguments(entry, request.params))
 
 

@@ -17,6 +17,7 @@ from pitools.core.fs import from_os_error, write_atomic
 from pitools.launch import hooks
 from pitools.launch.plan import Plan, require_workdir
 from pitools.launch.provenance import provenance
+from pitools.launch.rank.environment import IMPORTING
 from pitools.launch.submission import local_process, next_job, node_choice, submissions
 from pitools.run import run_folder
 from pitools.site.connect import client
@@ -51,7 +52,8 @@ def check_submittable(plan: Plan, site: Site) -> None:
     if not plan.request.entry or plan.container.runtime != "none" or site.connection.kind != "local":
         return
     argv = [plan.python, "-c", _IMPORT_SCRIPT, plan.request.workdir, plan.request.entry]
-    done = subprocesses.run(argv, timeout_s=_IMPORT_TIMEOUT_S, env=plan.request.env)
+    env = {**plan.request.env, IMPORTING: plan.request.entry}
+    done = subprocesses.run(argv, timeout_s=_IMPORT_TIMEOUT_S, env=env)
     if done.code:
         no_message = f"python exited with code {done.code} and printed nothing"
         last_line = (done.stderr.strip().splitlines() or [no_message])[-1]

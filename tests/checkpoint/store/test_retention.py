@@ -56,6 +56,17 @@ def test_what_stays(save: Save, tmp_path: Path, steps: set[int], last: int, ever
     assert lookup.complete_steps(folder) == sorted(stay, reverse=True)
 
 
+def test_what_a_link_names_stays(folder: Path, save: Save) -> None:
+    """`ln -s step_2 best`: no prune removes it, nor that after a save; a link to elsewhere names nothing."""
+    for step in range(1, 6):
+        save(step)
+    (folder / "best").symlink_to("step_2")
+    (folder / "elsewhere").symlink_to("/tmp/step_1")
+    retention.prune_after_save(folder, 1)
+    assert lookup.complete_steps(folder) == [5, 2]
+    assert retention.prune_checkpoints(folder, 1)[0].step == 5
+
+
 def test_what_is_read_stays(folder: Path, save: Save) -> None:
     """While a process reads a checkpoint it stays; when that process is killed it may go."""
     for step in (1, 2, 3):
