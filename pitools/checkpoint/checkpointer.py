@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pitools.checkpoint import restore
 from pitools.checkpoint.adapters.base import Digests, as_pit_error
 from pitools.checkpoint.adapters.base import FrameworkAdapter as FrameworkAdapter
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
 from pitools.checkpoint.coordination.exchange import SaveExchange, all_or_none, handshake
+from pitools.checkpoint.search import RestoreSearch
 from pitools.checkpoint.store import layout, locks, owner, publish, retention, rng_state, state_schema
 from pitools.core.errors import ConfigError, PitError, Unreachable, UsageError
 from pitools.core.fs import from_os_error
@@ -117,7 +117,7 @@ class Checkpointer:
         if self._saves:
             with all_or_none(self._barrier, f"{name}/saved"):
                 self.wait()
-        search = restore.RestoreSearch(self._barrier, self.folder, name, self._rank_of_file)
+        search = RestoreSearch(self._barrier, self.folder, name, self._rank_of_file)
         with search.newest_good() as newest:
             if newest is None:
                 return None
@@ -163,7 +163,7 @@ class Checkpointer:
             state_schema.require_same(self._schema or {}, schema, f"save of step {step}")
             manifest_fields = _to_plain(loader_state, custom_metadata, f"save of step {step}")
             rng_states = rng_state.capture_rng_state(self._adapter)
-            write = self._adapter.copy_to_host(state, payload)
+            write = self._adapter.begin_save(state, payload)
         except BaseException as error:
             self._saved = -1
             payload.set_exception(error)

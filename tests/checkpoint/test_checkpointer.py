@@ -62,7 +62,7 @@ class Files:
     def describe(self, state: State) -> dict[str, str]:
         return {name: f"bytes[{len(value)}]" for name, value in state.items()}
 
-    def copy_to_host(self, state: State, payload: Future[Path]) -> Callable[[SaveExchange], None]:
+    def begin_save(self, state: State, payload: Future[Path]) -> Callable[[SaveExchange], None]:
         self._hinder("stage")
         copy = dict(state)
         return lambda meet: self._write(copy, payload.result(0), meet)

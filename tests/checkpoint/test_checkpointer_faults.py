@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pitools.checkpoint import checkpointer, restore
+from pitools.checkpoint import checkpointer, search
 from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.coordination.barrier import Barrier, RemoteRankError
 from pitools.checkpoint.store import layout, locks, lookup, quarantine, verify
@@ -274,7 +274,7 @@ def test_a_node_that_sees_other_files_moves_nothing(folder: Path, monkeypatch: p
         return real(path, share=share, **more)
 
     monkeypatch.setattr(verify, "verify_checkpoint", stale)
-    monkeypatch.setattr(restore, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(search, "_PAUSES_S", (0.01,))
     monkeypatch.setenv("PIT_NODE", "n04")
 
     def work(rank: int, options: dict[str, Any]) -> None:
@@ -303,11 +303,11 @@ def test_damage_is_what_two_nodes_see(folder: Path, monkeypatch: pytest.MonkeyPa
     if who is None:
         DAMAGES["flip"](folder / "step_2" / "payload" / "0.w")
     monkeypatch.setattr(verify, "verify_checkpoint", check)
-    monkeypatch.setattr(restore, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(search, "_PAUSES_S", (0.01,))
 
     def work(rank: int, options: dict[str, Any]) -> int:
         me.rank = rank
-        restore_search = restore.RestoreSearch(Barrier(**options, nodes=("n1", "n2")), folder, "one")
+        restore_search = search.RestoreSearch(Barrier(**options, nodes=("n1", "n2")), folder, "one")
         with restore_search.newest_good() as actual:
             return actual[0].step if actual else -1
 

@@ -27,11 +27,11 @@ class FrameworkAdapter(Protocol):
     def describe(self, state: Any) -> dict[str, str]:
         """Name → type and shape of all that a state holds, the same at every rank."""
 
-    def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], Digests | None]:
-        """Copy a state to this host, and return the function that writes it, to be called once, in any thread.
+    def begin_save(self, state: Any, payload_dir: Future[Path]) -> Callable[[SaveExchange], Digests | None]:
+        """Copy a state to this host; return the function that writes it, or waits for its write; called once.
 
-        payload: the folder to write to; a future, because training does not wait for a file system. It is done, with
-        the folder or an error, when the returned function is called.
+        payload_dir: the folder to write to; a future, because training does not wait for a file system. It is done,
+        with the folder or an error, when the returned function is called, in any thread.
         """
 
     def load(self, payload: Path, like: Any) -> Any:

@@ -74,14 +74,14 @@ class DcpAdapter:
         planner.set_up_planner(state)
         return {str(name): _type_and_shape(value) for name, value in planner.state_dict.items()}
 
-    def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], Digests]:
-        """Copy a state to this host; return the function that writes it into `payload`, called once, in any thread.
+    def begin_save(self, state: Any, payload_dir: Future[Path]) -> Callable[[SaveExchange], Digests]:
+        """Copy a state to this host; return the function that writes it into `payload_dir`, called once, in any thread.
 
         Raises ConfigError for values that torch can write but not load.
         """
         _require_loadable(state)
         staged = self._stager.stage(state)
-        return lambda exchange: self._write(staged, payload.result(), exchange)
+        return lambda exchange: self._write(staged, payload_dir.result(), exchange)
 
     def load(self, payload: Path, like: Any) -> Any:
         """Return the state in `payload`, in the tensors of `like`. Raises DataError, Unreachable, ClusterError."""
@@ -215,7 +215,7 @@ class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # torch's classes
 
 
 def _require_loadable(value: Any, name: str = "") -> None:
-    """Check, before the first save, that the leaves of a state that are not tensors can be loaded again."""
+    """Check, at each save, that the leaves of a state that are not tensors can be loaded again."""
     if type(value) in _PLAIN_TYPES or isinstance(value, torch.Tensor):
         return
     parts: Mapping[Any, Any] | None = value if isinstance(value, Mapping) else None

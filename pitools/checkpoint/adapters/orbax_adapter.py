@@ -41,12 +41,12 @@ class OrbaxAdapter:
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         return {_name(path): _type_and_shape(leaf) for path, leaf in leaves}
 
-    def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], None]:
-        """Copy a state to this host; return the function that waits for its write into `payload`, called once."""
+    def begin_save(self, state: Any, payload_dir: Future[Path]) -> Callable[[SaveExchange], None]:
+        """Copy a state to this host; return the function that waits for its write into `payload_dir`, called once."""
         args = ocp.args.PyTreeSave(jax.tree.map(_for_saving, jax.tree.map(_key_data, state)))
         # Copies now, and writes once the folder exists: earlier, its threads would compete with this one for the GIL.
-        futures = _run(self._handler.async_save(_AwaitedPath(payload), args=args))
-        return lambda exchange: self._write(futures, payload.result(), exchange)
+        futures = _run(self._handler.async_save(_AwaitedPath(payload_dir), args=args))
+        return lambda exchange: self._write(futures, payload_dir.result(), exchange)
 
     def load(self, payload: Path, like: Any) -> Any:
         """Return the state in `payload`. like: arrays, or jax.ShapeDtypeStruct with a sharding.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pitools.checkpoint import restore
+from pitools.checkpoint import search
 from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import layout, lookup, manifest, quarantine, retention, unreadable
 from pitools.checkpoint.store.listing import list_checkpoints
@@ -23,7 +23,7 @@ Away = Callable[..., None]
 def away(monkeypatch: pytest.MonkeyPatch) -> Away:
     """Makes a file of some checkpoints unreadable: `away("0.w", "step_2", times=…, number=…)`; times=0: readable."""
     real = manifest.open_regular
-    monkeypatch.setattr(restore, "_PAUSES_S", (0.01,) * 4)
+    monkeypatch.setattr(search, "_PAUSES_S", (0.01,) * 4)
 
     def begin(name: str, *steps: str, times: int = 1 << 30, number: int = errno.ESTALE) -> None:
         left = [times]
@@ -107,17 +107,17 @@ def test_where_none_reads_it_is_an_error(folder: Path, away: Away) -> None:
 def test_a_rank_that_cannot_read_is_enough(folder: Path, away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1's node alone cannot read the newest: all go on from the older one, and the node is named."""
     saved(folder, 1, 2, world_size=2)
-    monkeypatch.setattr(restore, "_PAUSES_S", (0.01,))
-    real = restore.verify.verify_checkpoint
+    monkeypatch.setattr(search, "_PAUSES_S", (0.01,))
+    real = search.verify.verify_checkpoint
 
     def check(path: Path, *, share: tuple[int, int] = (0, 1), **more: Any) -> Any:
         actual = real(path, share=share, **more)
-        bad = restore.CheckpointProblem(
+        bad = search.CheckpointProblem(
             checkpoint=path.name, path="payload/0.w", problem="unreadable", expected="a file", got="Input/output error"
         )
         return [*actual, bad] if share == (1, 2) and path.name == "step_2" else actual
 
-    monkeypatch.setattr(restore.verify, "verify_checkpoint", check)
+    monkeypatch.setattr(search.verify, "verify_checkpoint", check)
 
     def work(rank: int, options: dict[str, Any]) -> int:
         with Checkpointer(folder, Files(rank), **options) as guard:
