@@ -29,7 +29,7 @@ from perf.harness.harness import Case, compare, from_ratios, interleave, report
 from perf.harness.workspace import arguments, execute, print_progress, workspace
 from perf.loader.loader_peers import enter_peer_venv
 from pitools.loader.loader import Loader, LoaderState
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perf.loader.loader_data import IMAGE, LENGTH
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.array_reader import CheckMode
 from pitools.store.reader.version_reader import VersionReader

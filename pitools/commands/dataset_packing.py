@@ -24,7 +24,7 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
     help="Steps per row; repeatable, to compare.",
 )
 @click.option(
-    "--long",
+    "--when-too-long",
     "when_too_long",
     type=click.Choice(("cut", "drop", "refuse")),
     default="cut",

@@ -12,7 +12,7 @@ from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.loader import Loader
 from pitools.loader.open import open_version
 from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def load(
     """Return an endless iterator of batches of windows around each step; it has `state_dict` and `load_state_dict`.
 
     dataset: a version's folder, ROOT/NAME, ROOT/NAME@TAG, or a URL with `cache`. windows: array → (before, after), the
-    steps [t - before, t + after) around step t. batch_size: samples of all ranks together. framework, device:
-    NumPy arrays; tensors on a torch device, by default the CPU; or JAX arrays on a device or sharding, by default this
-    process's first device. workers, transform: processes of torch's DataLoader, which call `transform` with each batch
-    and return CPU tensors. splits, tasks: only episodes of these; patterns for
-    tasks. pad: also windows beyond an episode's ends, masked in `batch.valid_mask`. rank, world_size: None for those of
-    this process (PIT_RANK, RANK, or one rank).
+    steps [t - before, t + after) around step t: `after` includes t, so that (0, 1) is step t alone and (1, 0) the one
+    before it. batch_size: samples of all ranks together. framework, device: NumPy arrays; tensors on a torch device, by
+    default the CPU; or JAX arrays on a device or sharding, by default this process's first device. workers, transform:
+    processes of torch's DataLoader, which call `transform` with each batch and return CPU tensors. splits, tasks: only
+    episodes of these; patterns for tasks. pad: also windows beyond an episode's ends, masked in `batch.valid_mask`.
+    rank, world_size: None for those of this process (PIT_RANK, RANK, or one rank).
 
     A batch has `arrays`, `valid_mask` and `extras` by name: see `pitools.loader.loader.Batch`. Without workers, NumPy
     and CPU tensors are valid until the next batch. Raises UsageError, ConfigError, DataError.

@@ -127,11 +127,11 @@ class Loader(Stateful):
         world_size: int = 1,
         threads: int = 2,
         prefetch: int = 2,
-        stalled_s: float = STALL_TIMEOUT_S,
+        read_timeout_s: float = STALL_TIMEOUT_S,
         allocate: Allocate = allocate_aligned,
     ) -> None:
         """global_batch_size: samples of a global batch; ignored where `samples` plans its batches. threads: of reading.
-        prefetch: batches read in advance. stalled_s: time-out of a read, in seconds. allocate: allocates a buffer, for
+        prefetch: batches read in advance. read_timeout_s: of one read, in seconds. allocate: allocates a buffer, for
         example of pinned memory. Raises ConfigError for a batch with no sample for some rank.
         """
         try:
@@ -140,7 +140,7 @@ class Loader(Stateful):
             raise ConfigError(str(error), where="global_batch_size") from error
         self.samples, self.global_batch_size, self.rank, self.world_size = samples, global_batch_size, rank, world_size
         self.allocate = allocate
-        self._threads, self._prefetch, self._stalled_s = max(1, threads), max(1, prefetch), stalled_s
+        self._threads, self._prefetch, self._read_timeout_s = max(1, threads), max(1, prefetch), read_timeout_s
         self._position = 0  # of the next batch to be returned
         self._skipped_batches = 0  # batches of other workers between two of this one
         self._pid, self._readers = 0, None  # type: int, ReadThreads | None
@@ -156,9 +156,9 @@ class Loader(Stateful):
     def __next__(self) -> NumpyBatch:
         """Return the next batch. It is valid until the next call.
 
-        Raises DataError for damaged files; Unreachable for a failed read or a read over `stalled_s`. After an error
-        the next call reads the same batch again; after a read over `stalled_s` it waits for that read again, unless
-        `load_state` was called.
+        Raises DataError for damaged files; Unreachable for a failed read or a read over `read_timeout_s`. After an
+        error the next call reads the same batch again; after a read over `read_timeout_s` it waits for that read again,
+        unless `load_state` was called.
         """
         began = time.perf_counter()
         if self._returned is not None:
@@ -281,11 +281,11 @@ class Loader(Stateful):
         assert self._readers
         for part in pending.parts:
             try:
-                error = part.exception(self._stalled_s)
+                error = part.exception(self._read_timeout_s)
             except TimeoutError:
                 self._stalled = True
                 where = self._readers.describe_reads(pending.parts) or "a batch"
-                message = f"{where}: read timed out after {self._stalled_s:g} s"
+                message = f"{where}: read timed out after {self._read_timeout_s:g} s"
                 hint = "test the file system: ls -l on this file"
                 raise Unreachable(message, where=self.samples.description, hint=hint) from None
             if error is not None:

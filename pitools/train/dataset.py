@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
-from pitools.loader.sampling.protocol import Buffers, DrawnSamples, Field, WindowSamples
+from pitools.loader.sampling.protocol import Buffers, DrawnSamples, Field
 from pitools.loader.sampling.shuffle import Indices
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 from pitools.store.resolve import find_version

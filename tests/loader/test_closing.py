@@ -11,7 +11,7 @@ import pytest
 
 from pitools.loader.loader import Loader
 from pitools.loader.read_threads import ReadThreads
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 from tests.loader.conftest import Record

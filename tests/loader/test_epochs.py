@@ -15,7 +15,7 @@ import pytest
 
 from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 

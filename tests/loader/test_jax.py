@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError, DataError, Unreachable, UsageError
 from pitools.dataset.ingest.ingest import ingest
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import DrawnSamples, WindowSamples
+from pitools.loader.sampling.protocol import DrawnSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 
@@ -254,7 +255,7 @@ def test_a_read_that_does_not_come_back_is_named(raw: Path, monkeypatch: pytest.
     batches = loader(raw, resident=0)
     first = next(batches).samples.tolist()
     assert first == expected[0]
-    monkeypatch.setattr(batches, "_stalled_s", 0.2)
+    monkeypatch.setattr(batches, "_read_timeout_s", 0.2)
     with stuck(monkeypatch, skip=1) as release:
         for _ in range(2):
             with pytest.raises(Unreachable, match=r"/c/0.* 0\.2 s") as error:
@@ -271,7 +272,7 @@ def test_a_stuck_read_holds_up_nothing_else(raw: Path, monkeypatch: pytest.Monke
     """With all threads stuck, `close` returns, and the loader reads elsewhere with others."""
     expected = numbers(loader(raw), 3)
     batches = loader(raw, resident=0)
-    monkeypatch.setattr(batches, "_stalled_s", 0.1)
+    monkeypatch.setattr(batches, "_read_timeout_s", 0.1)
     with stuck(monkeypatch) as release:
         with pytest.raises(Unreachable):
             next(batches)
@@ -324,7 +325,7 @@ sys.path.insert(0, {here!r})
 from test_loader import loader
 batches = loader(Path({path!r}), resident=0)
 next(batches)
-batches._stalled_s = 0.2
+batches._read_timeout_s = 0.2
 gate, _ = os.pipe()
 os.preadv = lambda *args: os.read(gate, 1)
 try:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 
@@ -31,7 +31,7 @@ WORKERS = """
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 

@@ -25,7 +25,7 @@ from pitools.loader.benchmark import measure
 from pitools.loader.benchmark.measure import Measurement, Transform
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.episode_filter import filter_episodes
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import RESIDENT_BYTES, VersionReader
 from pitools.store.zarr.chunk_layout import chunk_layout

@@ -17,8 +17,8 @@ from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.core.record import decode_json
 from pitools.loader.on_demand import ipc
+from pitools.loader.on_demand.fetcher import MAX_LOCK_WAIT_S, FetchRequest
 from pitools.loader.on_demand.ipc import Greeting
-from pitools.loader.on_demand.serve import MAX_LOCK_WAIT_S, FetchRequest
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import set_path
 from pitools.stage.cache.lease import acquire
@@ -113,7 +113,7 @@ class RemoteOpener:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         try:
             try:
-                argv = [sys.executable, "-m", "pitools.loader.on_demand.serve", request]
+                argv = [sys.executable, "-m", "pitools.loader.on_demand.fetcher", request]
                 process = subprocesses.start_detached(
                     argv, env=dict(os.environ), log=Path(f"/proc/self/fd/{write_fd}"), session=True
                 )

@@ -21,7 +21,10 @@ from pitools.loader.sampling.shuffle import Indices
 
 
 class WindowSpan(NamedTuple):
-    """Steps [anchor - before, anchor + after)."""
+    """Steps [anchor - before, anchor + after): `before` excludes the anchor step, `after` includes it.
+
+    (1, 0) is the step before the anchor alone, (0, 1) the anchor alone, (1, 1) both.
+    """
 
     before: int
     after: int

@@ -26,7 +26,7 @@ from s3_server import BUCKET, KEY_ID, SECRET, Exchange, Server, proxied
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, Unreachable, UsageError
 from pitools.loader.loader import Loader
 from pitools.loader.open import open_version
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.stage.cache.evict import KeptReason, evict_item, eviction_order
 from pitools.stage.cache.inventory import list_sets
@@ -170,7 +170,7 @@ def fetchers(root: Path) -> list[int]:
                 words = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"pitools.loader.on_demand.serve" in words and f'"root":"{root}"'.encode() in words:
+            if b"pitools.loader.on_demand.fetcher" in words and f'"root":"{root}"'.encode() in words:
                 actual.append(int(entry.name))
     return actual
 
@@ -502,7 +502,7 @@ def test_no_secret_is_in_what_others_may_see(url: str, root: Path, switch: Switc
     remote = open_remote(url, root)
     images(remote, stop=40)
     observed = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in fetchers(root))
-    assert b"on_demand.serve" in observed
+    assert b"on_demand.fetcher" in observed
     observed += b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
     assert SECRET.encode() not in observed
     assert KEY_ID.encode() not in observed

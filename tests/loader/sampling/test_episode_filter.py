@@ -16,7 +16,7 @@ from pitools.dataset.reader import open_dataset
 from pitools.loader.loader import Loader
 from pitools.loader.open import open_version
 from pitools.loader.sampling.episode_filter import EpisodeFilters, are_complete, filter_episodes
-from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.stage.cache import records
 from pitools.stage.cache.layout import set_path

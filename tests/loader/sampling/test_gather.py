@@ -10,8 +10,9 @@ import pytest
 from pitools.core.errors import UsageError
 from pitools.loader.sampling.bucketing import BucketedSamples
 from pitools.loader.sampling.packing import PackedSamples, PackingPlan
-from pitools.loader.sampling.protocol import Samples, WindowSamples
+from pitools.loader.sampling.protocol import Samples
 from pitools.loader.sampling.sequences import cut_sequences
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 

@@ -15,9 +15,9 @@ from pitools.loader.loader import Loader
 from pitools.loader.sampling.bucketing import BucketedSamples
 from pitools.loader.sampling.mixture import MixtureSamples
 from pitools.loader.sampling.packing import PackedSamples, PackingPlan
-from pitools.loader.sampling.protocol import WindowSamples
 from pitools.loader.sampling.sequences import cut_sequences
 from pitools.loader.sampling.weighted_turns import MAX_CYCLE, integer_weights, make_cycle
+from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 

@@ -195,7 +195,9 @@ def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
     assert (first["episodes"], first["sequences"], first["cut"], first["dropped"]) == (4, 5, 1, 0)
     assert (first["rows"], first["steps"], first["padding_steps"], first["longest"]) == (3, 128, 16, 60)
     assert (second["rows"], second["fill"], second["cut"]) == (2, 0.8, 0)
-    run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--long", "drop", "--format", "table"])
+    run = CliRunner().invoke(
+        plan_packing, [str(path), "--length", "48", "--when-too-long", "drop", "--format", "table"]
+    )
     assert run.exit_code == 0, run.output
     assert run.stdout.splitlines()[0].split()[-2:] == ["CUT", "DROPPED"]
     assert run.stdout.splitlines()[1].split()[-2:] == ["0", "1"]
@@ -203,5 +205,5 @@ def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48"])
     assert (run.exit_code, run.stderr.startswith(f"pit: note: {path}: retired")) == (0, True)
     assert len(run.stderr.splitlines()) == 1
-    run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--long", "refuse"])
+    run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--when-too-long", "refuse"])
     assert isinstance(run.exception, ConfigError)
