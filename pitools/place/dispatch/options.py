@@ -30,7 +30,7 @@ class OptionCache:
     def __init__(self) -> None:
         self._cached: dict[str, tuple[float, frozenset[str], survey.PlacementOptions]] = {}
         self._deadline = 0.0
-        self._postponed: set[str] = set()
+        self._postponed: dict[str, None] = {}  # in order
 
     def begin_tick(self) -> None:
         """Begin a tick: reset the time budget for new estimates."""
@@ -44,7 +44,7 @@ class OptionCache:
         cached = self._cached.get(job.job_id)
         is_stale = cached is None or not answered <= cached[1] or now - cached[0] > CACHE_S
         if is_stale and now > self._deadline:
-            self._postponed.add(job.job_id)
+            self._postponed[job.job_id] = None
         elif is_stale:
             wanted = survey.PlacementRequest(
                 request=job.request.request, origin=job.job_id, text=job.request.request_text
@@ -56,6 +56,11 @@ class OptionCache:
         return tuple(
             option for option in (cached[2].options if cached else ()) if option.pool.partition("/")[0] in answered
         )
+
+    @property
+    def postponed(self) -> tuple[str, ...]:
+        """The ids of the jobs for whose estimates this tick had no time, in the order of the calls."""
+        return tuple(self._postponed)
 
     def unfit_reason(self, job_id: str) -> str:
         """Return why the job has no options, for `list`; "" if it has some."""

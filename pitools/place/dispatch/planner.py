@@ -81,9 +81,20 @@ class Planner:
     def __init__(self, decide: Decide, queue_dir: Path) -> None:
         self._decide, self._offers = decide, OptionCache()
         self._expected = RuntimeHistory(queue_dir)
+        self._postponed_before: tuple[str, ...] = ()
 
-    def build_view(self, state: QueueState, sites: Mapping[str, Site], replies: Mapping[str, SiteReply]) -> ClusterView:
-        """Return the pools of the sites that answered, with our own jobs in their present states."""
+    def build_view(
+        self,
+        state: QueueState,
+        sites: Mapping[str, Site],
+        replies: Mapping[str, SiteReply],
+        postponed: tuple[str, ...] = (),
+    ) -> ClusterView:
+        """Return the pools of the sites that answered, with our own jobs in their present states.
+
+        postponed: jobs to estimate first, as the tick before, in another process or not, had no time for them.
+        """
+        self._postponed_before = postponed
         names = {ticket.name for job in state.jobs.values() for ticket in job.tickets}
         answered = {name: (sites[name], reply.snapshot) for name, reply in replies.items() if reply.snapshot}
         closed = _closed_sites(state)
@@ -99,6 +110,11 @@ class Planner:
     def options(self, job: QueueJob, view: ClusterView) -> tuple[types.PlacementOption, ...]:
         """Return the job's options at the sites that answered."""
         return self._offers.options(job, view.answered)
+
+    @property
+    def postponed(self) -> tuple[str, ...]:
+        """The jobs that this tick had no time to estimate."""
+        return self._offers.postponed
 
     def unfit(self, state: QueueState) -> dict[str, str]:
         """Return job id → why it has no option at the sites that answered."""
@@ -131,11 +147,13 @@ class Planner:
         self, state: QueueState, view: ClusterView
     ) -> tuple[dict[str, types.PendingJob], list[types.Ticket]]:
         """Return the jobs that have not started, and their tickets."""
-        open_jobs = {
+        rank = {job_id: number for number, job_id in enumerate(self._postponed_before)}
+        pending_jobs = {
             job.job_id: pending
-            for job in state.jobs.values()
+            for job in sorted(state.jobs.values(), key=lambda job: (not job.live, rank.get(job.job_id, len(rank))))
             if is_undecided(job) and (pending := self._pending_job(job, view))
         }
+        open_jobs = {job_id: pending_jobs[job_id] for job_id in state.jobs if job_id in pending_jobs}
         tickets = [
             types.Ticket(job_id=job_id, pool=ticket.pool, submitted_s=unix_time(ticket.submitted_at))
             for job_id in open_jobs

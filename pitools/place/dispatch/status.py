@@ -47,13 +47,15 @@ class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/
 class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status/1"):
     """The sites as of the last tick. broken: errors of jobs that cannot be read or archived.
 
-    unfit: job id → why it has no option at the sites that answered.
+    unfit: job id → why it has no option at the sites that answered. postponed: jobs that the tick had no time to
+    estimate, in the order in which the next one does.
     """
 
     ticked_at: str
     sites: tuple[SiteStatusRow, ...]
     broken: tuple[str, ...] = ()
     unfit: dict[str, str] = {}
+    postponed: tuple[str, ...] = ()
 
     @property
     def unreachable(self) -> dict[str, SiteStatusRow]:
@@ -113,11 +115,12 @@ def write_status(
     faults: Mapping[str, PitError],
     answered: Collection[str],
     unfit: Mapping[str, str],
+    postponed: tuple[str, ...] = (),
 ) -> TickResult:
     """Write this tick's status for `list` and `watch` and for the next tick, and return its result.
 
     answered: sites that answered the query at `queried_at`. The row of a site that was not queried stays as before.
-    unfit: as in DispatchStatus.
+    unfit, postponed: as in DispatchStatus.
     """
     previous = {row.site: row for row in read_site_status(queue_dir).sites}
     names = {job_site for job in queue.jobs.values() for job_site in job.request.sites}
@@ -148,7 +151,11 @@ def write_status(
             reason = error.message if error.where == name else str(error)
         rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_pending=pending[name], reason=reason))
     status = DispatchStatus(
-        ticked_at=queried_at, sites=tuple(rows), broken=tuple(str(error) for error in queue.errors), unfit=dict(unfit)
+        ticked_at=queried_at,
+        sites=tuple(rows),
+        broken=tuple(str(error) for error in queue.errors),
+        unfit=dict(unfit),
+        postponed=postponed,
     )
     write_atomic(queue_dir / "sites.json", msgspec.json.encode(status) + b"\n", mode=0o600, durable=False)
     jobs = [job_row(job, status) for job in queue.jobs.values()]

@@ -64,7 +64,8 @@ class Dispatcher:
             name: answer.value for name, answer in answers.items() if isinstance(answer.value, planner.SiteReply)
         }
         faults |= {name: one.value for name, one in answers.items() if isinstance(one.value, PitError)}
-        rows = {row.site: row for row in status.read_site_status(self.queue_dir).sites}
+        previous = status.read_site_status(self.queue_dir)
+        rows = {row.site: row for row in previous.sites}
         actions = {
             name: reconcile_tickets(
                 state, name, _queried_at(answers[name]), reply.tickets, _answering_since(rows.get(name), queried_at)
@@ -80,17 +81,15 @@ class Dispatcher:
         self._collect_and_remove(state, sites, actions, faults)
         usable = sites.keys() - faults.keys()
         self._revoke(state, sites, actions, unreachable_since, usable, faults)
-        view = self._planner.build_view(
-            state, sites, {name: look for name, look in replies.items() if name not in faults}
-        )
+        replies_to_use = {name: reply for name, reply in replies.items() if name not in faults}
+        view = self._planner.build_view(state, sites, replies_to_use, previous.postponed)
         self._apply(state, sites, view, planner.Decisions([], self._planner.withdrawals(state, view)), faults)
         self._apply(state, sites, view, self._planner.decide(state, view), faults)
         _finish_cancelled(state)
         state.archive_finished()
         store.prune_archive(self.queue_dir)
-        return status.write_status(
-            self.queue_dir, state, queried_at, view.pools, faults, replies, self._planner.unfit(state)
-        )
+        unfit, postponed = self._planner.unfit(state), self._planner.postponed
+        return status.write_status(self.queue_dir, state, queried_at, view.pools, faults, replies, unfit, postponed)
 
     def _load_sites(self, state: QueueState) -> tuple[dict[str, Site], dict[str, PitError]]:
         """Lock the sites of open jobs and tickets. Return them, and the errors of those that cannot be used now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -78,6 +79,34 @@ def test_a_job_without_time_for_its_estimate_says_so(tmp_path: Path, monkeypatch
         cache.begin_tick()
         assert cache.options(job, answered) == (offered.options if is_known else ())
         assert bool(cache.unfit_reason(job.job_id)) is not is_known
+
+
+def test_every_job_of_a_long_queue_is_estimated_in_time(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tick is a process with time for two of five jobs: the next one begins with those that were left out."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    request = Request(name="a", command="true", time="1m")
+    store.enqueue(store.queue_dir(), [store.make_request(request, ("x",), user="ada") for _ in range(5)])
+    estimated: list[str] = []
+    clock = [0.0]
+
+    def estimate(wanted: Any, *_: object, **__: object) -> PlacementOptions:
+        estimated.append(wanted.origin)
+        clock[0] += 3.0
+        return PlacementOptions((), "too small")
+
+    monkeypatch.setattr(options.survey, "options_from_snapshots", estimate)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    state, postponed = QueueState(store.queue_dir()), ()
+    for _ in range(3):
+        decider = planner.Planner(partial(decide, policy=PolicyParams()), store.queue_dir())
+        reply = planner.SiteReply({}, made.snapshot())
+        view = decider.build_view(state, {"x": made.site()}, {"x": reply}, postponed)
+        decider.decide(state, view)
+        postponed = decider.postponed
+    assert len(estimated) == 6
+    assert set(estimated) == set(state.jobs)
 
 
 def test_the_users_jobs_outside_the_queue_compete_with_it(
