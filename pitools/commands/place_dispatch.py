@@ -26,7 +26,7 @@ _TICK_EVERY_S = 5.0
 @click.option(
     "--site", "sites", multiple=True, envvar="PIT_SITES", metavar="NAME", help="May run there; else anywhere."
 )
-@click.option("--owner", metavar="NAME", help="Owner in `list`, and key of the run-time history.")
+@click.option("--owner", metavar="NAME", help="Owner in the records of `list`, and key of the run-time history.")
 @click.option("--wait", is_flag=True, help="Tick until all have ended; exit 1 unless all completed.")
 @format_option
 @click.pass_context

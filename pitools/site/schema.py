@@ -41,8 +41,9 @@ class Dialect(Section, frozen=True, kw_only=True):
 
     gpus: the flag that requests GPUs; `none` for no flag. gpu_type: include the type (`gpu:h100:8`).
     refuse: long flags of sbatch that requests may not set under [sbatch], such as `reservation`.
-    account, qos, memory, exclusive, signal, requeue: whether the flag is used. `memory="all"` requests all memory of
-    the node (`--mem=0`). segment: `--segment` of block topologies. extra: additional flags, unchanged.
+    account, qos, signal, requeue: whether a request's flag is used. exclusive: whether `--exclusive` is added.
+    memory: `ask` for the request's memory, `all` for that of the node (`--mem=0`), `none` for no flag.
+    segment: `--segment` of block topologies. extra: additional flags, unchanged.
     """
 
     gpus: Literal["gres", "gpus-per-node", "none"] = "gres"

@@ -130,7 +130,7 @@ def gpus_per_node(site_partition: SitePartition, nodes: Iterable[Node]) -> int:
 
 
 def _is_competing(job: SlurmJob, partition: str, own_jobs: frozenset[str]) -> bool:
-    """Return whether this is another user's job that waits for nodes of the partition."""
+    """Return whether this job, which is not of our queue, waits for nodes of the partition."""
     if job.state != "PENDING" or partition not in job.partition.split(","):
         return False
     if pending_reason(job.reason) not in _COMPETING_REASONS:

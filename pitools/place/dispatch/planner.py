@@ -35,8 +35,9 @@ Decide = Callable[
 
 
 class SiteReply(NamedTuple):
-    """The answer of one site. tickets: its tickets and every other job of this user there, by name.
+    """The answer of one site. tickets: the states of its tickets and of every other job of this user there, by name.
 
+    tickets is empty, without a query, where the queue has no ticket.
     snapshot: the site's nodes and jobs; None where nothing is to be placed there.
     """
 
@@ -125,7 +126,7 @@ class Planner:
         }
 
     def withdrawals(self, state: QueueState, view: ClusterView) -> list[types.Withdraw]:
-        """Return withdrawals of short jobs that wait in one queue while another has room and none of ours."""
+        """Return withdrawals of short jobs that start sooner in another queue, once every open job has a ticket."""
         jobs, tickets = self._open_jobs(state, view)
         if len({ticket.job_id for ticket in tickets}) < len(jobs):
             return []

@@ -147,8 +147,9 @@ def reconcile_tickets(
     actions = SiteActions([], {}, [], [], [])
     time = timestamps.now_rfc3339()
     for job, ticket in state.tickets(site):
-        # A reply older than the ticket does not contain it. A ticket newer than now: the clock was set back.
-        if not queried_at <= ticket.submitted_at <= time:
+        # The reply lacks tickets submitted since the query. One dated in the future counts: the clock was set back.
+        is_newer_than_reply = queried_at <= ticket.submitted_at <= time
+        if not is_newer_than_reply:
             _reconcile_ticket(
                 state, state.jobs[job.job_id], ticket, tickets.get(ticket.name, TicketState(ABSENT)), actions, up_since
             )

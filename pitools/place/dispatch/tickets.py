@@ -1,7 +1,7 @@
-"""Carry out a tick's actions at one site: withdraw tickets and submit new ones. Each action is safe to repeat.
+"""Carry out a tick's actions at one site. Each is safe to repeat.
 
-Each intent is in the job's journal before the action. An uncertain outcome is left as journalled: the next tick
-queries first.
+They are: submit a ticket, withdraw one, cancel its job, fetch its run, remove its folder, and release its nodes. The
+first two are in the job's journal before they are done; if the outcome is uncertain, the next tick queries first.
 """
 
 from __future__ import annotations
