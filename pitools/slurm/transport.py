@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONNECT_S = 10
 _SERVICE_ACCOUNT = "slurm"  # owns Slurm's files in some cloud images; it controls what runs on nodes anyway
 
-# All programs that pitools calls on a cluster, also within shell scripts: a site's `bin` is searched for each.
+# All programs that pitools calls on a cluster, also within shell scripts: a site's `bin` is first on their PATH.
 _COMMANDS = (
     "sbatch",
     "scancel",
@@ -37,6 +37,20 @@ _COMMANDS = (
     "id",
     "env",
     "grep",
+    "awk",
+    "base64",
+    "cat",
+    "cut",
+    "find",
+    "ln",
+    "mkdir",
+    "mv",
+    "readlink",
+    "rm",
+    "sha256sum",
+    "tar",
+    "timeout",
+    "wc",
 )
 
 # Variables with these prefixes change the commands' output (SQUEUE_FORMAT, SLURM_TIME_FORMAT), their cluster

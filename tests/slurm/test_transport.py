@@ -148,7 +148,8 @@ def test_a_folder_of_commands_comes_before_the_path(far_end: Transport, host: st
     assert stdout.startswith("mine\n")
     assert f"PATH={folder}:" in stdout
     if not host:
-        for path in (folder, folder / "scontrol"):
+        (folder / "tar").touch(0o755)
+        for path in (folder, folder / "scontrol", folder / "tar"):
             path.chmod(0o777)
             with pytest.raises(ConfigError, match=rf"{path.name}.* can be written by everybody"):
                 run_command(Transport(bin=str(folder)), ["scontrol"], env={})

@@ -39,7 +39,7 @@ class SitePoller(Generic[T]):
     """Queries sites in parallel, with a thread for each. hint: for the error of a site that does not answer.
 
     A site that was Unreachable in the last call gets only `straggler_s` more than the others in the next. A query left
-    running is not started again: the next call of `query` returns its late answer, which a process that ends loses.
+    running is not started again: the next call of `query` returns its late answer, which is lost if none follows.
     """
 
     straggler_s = 2.0
