@@ -126,7 +126,14 @@ def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
     callback=duration_callback,
     help="Wait this long for another process that stages the same version: 90s, 30m; a bare number is minutes.",
 )
-@click.option("--receipt", type=FILE_TYPE, metavar="FILE", help="Also write the records to FILE, when all are staged.")
+@click.option(
+    "--receipt",
+    "receipts",
+    type=FILE_TYPE,
+    multiple=True,
+    metavar="FILE",
+    help="Also write the records to FILE, when all are staged; or give it once for each source.",
+)
 @format_option
 def run(
     sources: tuple[str, ...],
@@ -142,7 +149,7 @@ def run(
     quota: int | None,
     min_free: int | None,
     timeout: int,
-    receipt: Path | None,
+    receipts: tuple[Path, ...],
     form: str,
 ) -> int:
     """Copy dataset versions to ROOT/objects/<version>, verified; safe to repeat.
@@ -169,7 +176,10 @@ def run(
         return _plan(requests, form)
     group = _fanout_group() if fanout else None
     lines = []
-    if receipt:
+    if len(receipts) not in (0, 1, len(requests)):
+        message = f"{len(receipts)} receipts (expected one, or one for each of the {len(requests)} sources)"
+        raise UsageError(message, where="--receipt", hint="give one: it holds all records")
+    for receipt in receipts:
         _check_receipt_writable(receipt)
     with stop_on_signals(), _report_interrupt(), ExitStack() as leases, Output(form, _RUN_COLUMNS) as out:
         for source, request_root, _, limits in requests:
@@ -195,8 +205,9 @@ def run(
                 leases.enter_context(leased_set(Path(record.path)))
             out(record)
             lines.append(msgspec.json.encode(record) + b"\n")
-        if receipt:
-            write_atomic(receipt, b"".join(lines))
+        texts = lines if len(receipts) > 1 else [b"".join(lines)]
+        for receipt, data in zip(receipts, texts, strict=False):
+            write_atomic(receipt, data)
     return 0
 
 

@@ -5,7 +5,9 @@ To renew them after a change that is meant: python tests/site/golden.py
 
 from __future__ import annotations
 
+import re
 import runpy
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -75,3 +77,14 @@ def test_slurm_takes_the_scripts(clusters: Path, name: str, script: str) -> None
     """`sbatch --test-only` of the running cluster accepts the script."""
     verdicts = list(user_scripts.check_script(load.load_site(name), GOLDEN["text"](name, script)))
     assert [(verdict.check, verdict.ok) for verdict in verdicts] == [("bash", True), ("sbatch", True)]
+
+
+def test_one_process_stages_all_datasets_on_a_node() -> None:
+    """It leases each until the last one is there: else room for the third is made by evicting the first."""
+    site, data = load.load_site("alpha"), {"a b": "/data/a/1f", "c": "/data/c/2f"}
+    options = {"nodes": 4, "tasks_per_node": 1, "gpus_per_node": None, "time": "2h", "framework": "jax", "data": data}
+    script = user_scripts.render_for_user(site, "stage", [], **options)
+    (step,) = re.findall("-m pitools stage run (.*)", script.replace("\\\n", ""))
+    words = shlex.split(step)
+    assert [word for word in words if word in data.values()] == list(data.values())
+    assert [Path(word).stem for word in words if word.endswith(".json")] == list(data)

@@ -56,6 +56,16 @@ def test_run_stages_several_and_writes_the_receipt(small: Path, make_dataset, tm
     assert receipt.read_text() == out
 
 
+def test_each_source_may_have_a_receipt_of_its_own(make_dataset, tmp_path: Path, pit_stage):
+    """In the order of the sources; another number of receipts, but for one, is a mistake."""
+    sources = [make_dataset({"a": name.encode()}, name) for name in ("one", "two", "three")]
+    receipts = [tmp_path / "receipts" / f"{number}.json" for number in range(3)]
+    options = [text for receipt in receipts for text in ("--receipt", receipt)]
+    assert pit_stage("run", *sources, "--to", tmp_path / "pit", *options)[0] == 0
+    assert [json.loads(receipt.read_bytes())["dataset"] for receipt in receipts] == ["one", "two", "three"]
+    assert pit_stage("run", *sources, "--to", tmp_path / "pit", *options[:4])[0] == 2
+
+
 def test_a_version_by_its_tag_and_a_retired_one(make_dataset, tmp_path: Path, pit_stage):
     """What `pit dataset` accepts, `pit-stage` does; a retired version is staged when it is named, and that is said."""
     old, new = make_dataset({"a": b"1"}), make_dataset({"a": b"2"})

@@ -117,12 +117,10 @@ def _run_attempt(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest
 
 def _stage_datasets(plan: Plan, attempt: Path, stopper: _StopRequest) -> int:
     node = socket.gethostname()
-    for data in plan.data:
-        if stopper.number:
-            break
-        receipt = attempt / "nodes" / node / f"{data.name}.json"
-        argv = [plan.python, "-m", "pitools", "stage", "run", data.source]
-        argv += ["--to", expand_placeholders(plan.nvme), "--receipt", str(receipt)]
+    if plan.data and not stopper.number:
+        argv = [plan.python, "-m", "pitools", "stage", "run", "--to", expand_placeholders(plan.nvme)]
+        for data in plan.data:
+            argv += [data.source, "--receipt", str(attempt / "nodes" / node / f"{data.name}.json")]
         stopper.children = [
             subprocesses.start_detached(argv, env=os.environ, log=attempt / "logs" / f"stage.{node}.out", session=True)
         ]

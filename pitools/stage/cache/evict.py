@@ -38,7 +38,7 @@ from pitools.stage.cache.layout import (
 )
 from pitools.stage.sources.open import is_url, is_zarr_store
 
-# Covers the time between `pit-stage run` and a job's own lease, or between two steps of a job.
+# Covers the time between `pit-stage run` and a job's own lease, or between two of its steps, while that is shorter.
 GRACE_S = 600.0
 _SOURCE_TIMEOUT_S = 2.0
 

@@ -102,6 +102,20 @@ def test_three_nodes_read_the_source_once(commands: Commands, make_dataset: Call
     assert not any(SECRET.encode() in data for data in [*paths, json.dumps(result).encode()])
 
 
+def test_several_sources_are_passed_on_one_after_another(commands: Commands, make_dataset: Callable[..., Path], files):
+    """As the nodes of a job stage its datasets: each is read once, and all nodes have all."""
+    sources = [make_dataset(files, name) for name in ("one", "two")]
+    commands.start(sources[0], *NAMES, options=(str(sources[1]),))
+    copied = {"one": 0, "two": 0}
+    for name in NAMES:
+        out, err = commands.processes[name].communicate(timeout=60)
+        assert commands.processes[name].returncode == 0, err
+        for record in map(json.loads, out.splitlines()):
+            copied[record["dataset"]] += record["copied_bytes"]
+        assert all(commands.is_right(source, name) for source in sources)
+    assert copied == {source.parent.name: load_dataset(source).manifest.total_bytes for source in sources}
+
+
 def test_three_nodes_stage_a_part(commands: Commands, tmp_path: Path):
     """Each writes the part's own metadata from its manifest, and opens just the arrays that are there."""
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
