@@ -11,9 +11,9 @@ import msgspec
 
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.inventory import matches_sizes, total_bytes
+from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import OBJECTS, free_bytes, free_inodes, require_safe, set_path
-from pitools.stage.cache.space import QuotaLimits, Shortfall, Usages, make_room
+from pitools.stage.cache.space import QuotaLimits, make_room, shortfall_within
 from pitools.stage.copy.resume import MissingFiles, find_missing
 from pitools.stage.request import StageRequest
 from pitools.stage.resolve import Selection, UnmanagedStore
@@ -64,6 +64,7 @@ def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
     """Yield the plan of each request, in order. Changes nothing. Raises ClusterError when a root is refused."""
     planned_bytes: dict[Path, int] = {}
     evicted_bytes: dict[Path, int] = {}
+    kept: dict[Path, set[str]] = {}  # versions of earlier requests, which `run` leases
     for source, request_root, selection, limits in requests:
         root = request_root.absolute()
         require_safe(root)
@@ -76,9 +77,10 @@ def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
         needed = 0 if present else missing.needed_bytes
         planned_before, evicted_before = planned_bytes.get(root, 0), evicted_bytes.get(root, 0)
         free = max(0, free_bytes(root) - planned_before)
-        fits, evict_bytes = (
-            _fits_limits(root, planned_before + needed, limits, source) if needed else (True, evicted_before)
-        )
+        fits, evict_bytes = True, evicted_before
+        if needed:
+            key = _as_dataset(source).version
+            fits, evict_bytes = _fits_limits(root, key, planned_before + needed, limits, kept.get(root, set()))
         yield StagePlan(
             dataset=source.manifest.name,
             version=version,
@@ -96,6 +98,7 @@ def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
             min_free_bytes=limits.min_free_bytes,
             **selection._asdict(),
         )
+        kept.setdefault(root, set()).add(version)
         planned_bytes[root], evicted_bytes[root] = planned_before + needed, max(evict_bytes, evicted_before)
 
 
@@ -105,20 +108,18 @@ def _as_dataset(source: Dataset | UnmanagedStore) -> Dataset:
     return Dataset(source=source.source, manifest=source.manifest, data=b"", version=source.key)
 
 
-def _fits_limits(root: Path, needed: int, limits: QuotaLimits, source: Dataset | UnmanagedStore) -> tuple[bool, int]:
-    """Return whether `needed` bytes fit within a root's limits, and how many bytes would be evicted for them."""
-    disk = needed + limits.min_free_bytes - free_bytes(root)
-
-    def shortfall(usages: Usages) -> Shortfall:
-        quota = limits.quota_bytes
-        return Shortfall(0 if quota is None else total_bytes(usages.values()) + needed - quota, disk)
-
-    if limits.quota_bytes is None and disk <= 0:
+def _fits_limits(root: Path, version: str, needed: int, limits: QuotaLimits, kept: set[str]) -> tuple[bool, int]:
+    """Return whether `needed` bytes fit within a root's limits, and how many bytes would be evicted for them, none of
+    the versions `kept`.
+    """
+    shortfall = shortfall_within(root, version, needed, limits)
+    if limits.quota_bytes is None and not shortfall({}).bytes:
         return True, 0  # without measuring the root
     if not (root / OBJECTS).is_dir():
         return shortfall({}).bytes <= 0, 0
     try:
-        result = make_room(root, shortfall, except_version=_as_dataset(source).version, dry_run=True)
+        evictable = frozenset(path.name for path in (root / OBJECTS).iterdir()) - kept
+        result = make_room(root, shortfall, except_version=version, evictable=evictable, dry_run=True)
     except PitError:  # a root of another user: only its owner may evict
         return False, 0
     return not result.missing_bytes, sum(size for _, size in result.evicted)

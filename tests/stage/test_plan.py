@@ -8,6 +8,8 @@ import pytest
 
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.stage import plan as planning
+from pitools.stage.cache.layout import create_root, version_lock
+from pitools.stage.cache.space import QuotaLimits, reserve
 from pitools.stage.request import StageRequest
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
@@ -38,6 +40,31 @@ def test_plans_add_up(make_dataset, tmpfs):
         False,
     ]
     assert [next(planning.plan_requests([StageRequest(dataset, disk)])).fits for dataset in datasets] == [True, True]
+
+
+def test_a_plan_evicts_nothing_that_it_names(make_dataset, tmp_path: Path):
+    """`run` leases a set that it finds present until its end, so that it makes no room for the next."""
+    first, second = (load_dataset(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two"))
+    stage_version(first, tmp_path)
+    os.utime(tmp_path / ".leases" / first.version, (1000, 1000))
+    requests = [
+        StageRequest(dataset, tmp_path, limits=QuotaLimits(quota_bytes=17 << 20)) for dataset in (first, second)
+    ]
+    assert [(plan.state, plan.fits) for plan in planning.plan_requests(requests)] == [
+        ("present", True),
+        ("absent", False),
+    ]
+    assert [plan.fits for plan in planning.plan_requests(requests[1:])] == [True]
+
+
+def test_a_plan_counts_what_others_are_copying(make_dataset, tmp_path: Path):
+    """The whole copy of a running stager counts towards the quota, as for `run`."""
+    dataset = load_dataset(make_dataset({"a": os.urandom(6 << 20)}))
+    request = StageRequest(dataset, tmp_path, limits=QuotaLimits(quota_bytes=20 << 20))
+    create_root(tmp_path)
+    with version_lock(tmp_path, "f" * 32, timeout_s=1), reserve(tmp_path, "f" * 32, 15 << 20, QuotaLimits()):
+        assert [plan.fits for plan in planning.plan_requests([request])] == [False]
+    assert [plan.fits for plan in planning.plan_requests([request])] == [True]
 
 
 def test_a_plan_counts_what_need_not_be_copied(build, tmp_path: Path, tmpfs):

@@ -218,20 +218,7 @@ def _require_space(
     on_evicted: Callable[[Eviction], None],
 ) -> None:
     purge_trash(root)
-    reservations = read_reservations(root, except_version=version)
-
-    def shortfall(usages: Usages) -> Shortfall:
-        disk = needed + limits.min_free_bytes - available_bytes(root, except_version=version)
-        if limits.quota_bytes is None:
-            return Shortfall(0, disk)
-        used_bytes = total_bytes(usages.values())
-        for (
-            other_version,
-            reservation,
-        ) in reservations.items():  # count other partial copies as complete
-            used_bytes += max(0, reservation.bytes - usages.get(partial_path(root, other_version), _NO_USAGE).own_bytes)
-        return Shortfall(used_bytes + needed - limits.quota_bytes, disk)
-
+    shortfall = shortfall_within(root, version, needed, limits)
     if limits.quota_bytes is None and not shortfall({}).bytes:
         return  # without measuring the root
     result = make_room(root, shortfall, except_version=version, evictable=limits.evictable, grace_s=grace_s)
@@ -247,6 +234,22 @@ def _require_space(
             where=str(root),
             hint=no_space_hint(result.kept_reasons),
         )
+
+
+def shortfall_within(root: Path, version: str, needed: int, limits: QuotaLimits) -> Callable[[Usages], Shortfall]:
+    """Return a function that measures what `needed` bytes for a version lack within the limits, for `make_room`."""
+    reservations = read_reservations(root, except_version=version)
+
+    def shortfall(usages: Usages) -> Shortfall:
+        disk = needed + limits.min_free_bytes - available_bytes(root, except_version=version)
+        if limits.quota_bytes is None:
+            return Shortfall(0, disk)
+        used_bytes = total_bytes(usages.values())
+        for other, reservation in reservations.items():  # count other partial copies as complete
+            used_bytes += max(0, reservation.bytes - usages.get(partial_path(root, other), _NO_USAGE).own_bytes)
+        return Shortfall(used_bytes + needed - limits.quota_bytes, disk)
+
+    return shortfall
 
 
 def _shortfall_message(shortfall: Shortfall, needed: int, limits: QuotaLimits) -> str:
