@@ -155,9 +155,14 @@ class ShardWorker:
             done = 0
             while count := file.readinto(data[done:]):
                 done += count
-        copied = self._work_dir.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
-        if copied != entry.digest:
-            raise _damaged_error(source, entry)
+
+        def write_verified(part: Path) -> str:
+            copied = shard_writer.write_durable(part, data, direct=True)
+            if copied != entry.digest:
+                raise _damaged_error(source, entry)
+            return copied
+
+        self._work_dir.put_file(key, write_verified)
 
     def _hash(self, key: str, job: HashJob) -> FinishedJob:
         source = self._plan.sources[job.file]

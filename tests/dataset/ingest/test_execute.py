@@ -2,21 +2,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
-from pitools.core.errors import ClusterError, NoSpace
+from pitools.core.errors import ClusterError, DataError, NoSpace
 from pitools.dataset.ingest import chunking, execute, finalize
 from pitools.dataset.ingest import ingest as ingesting
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.ingest.shard_worker import ShardWorker
-from pitools.dataset.ingest.work_dir import open_work_dir
+from pitools.dataset.ingest.work_dir import IngestWorkDir, open_work_dir
 from pitools.dataset.versions import VersionInfo, check_complete
 from pitools.store import manifest as manifests
 from pitools.store.publish import BUILD_DIR
@@ -180,3 +181,20 @@ def test_other_libraries_do_not_share(robomimic, tmp_path, monkeypatch) -> None:
             monkeypatch.setattr(ingesting.metadata, "version", lambda name: "0.0")
         ingest([source], root=tmp_path / str(number), name="x")
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_damaged_copy_of_the_parent(robomimic, tmp_path, monkeypatch) -> None:
+    """Where files cannot be linked, a shard that was copied with damage never has its path in the new version."""
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(chunking, "SHARD_BYTES", 4096)
+    parent = Path(ingest([robomimic(40)], root=tmp_path / "root", name="x", codec="raw").path)
+    shard = "obs/eye_image/c/0/0/0/0"
+    content = bytearray((parent / shard).read_bytes())
+    content[0] ^= 1
+    (parent / shard).write_bytes(content)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "cross-device link")))
+    monkeypatch.setattr(IngestWorkDir, "remove", lambda _: None)
+    with pytest.raises(DataError):
+        ingest([robomimic(5, name="b.hdf5")], root=tmp_path / "root", name="x", append=parent, workers=1)
+    (work_dir,) = (tmp_path / "root/.tmp").iterdir()
+    assert not (work_dir / "store" / shard).exists()
