@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pitools.core.fs import open_regular, write_atomic
 from pitools.dataset.formats.model import Recording, RejectedEpisode
 from pitools.dataset.ingest import chunking, shard_writer, statistics
 from pitools.dataset.ingest.chunking import ArraySpec, shard_path
@@ -19,6 +22,7 @@ from pitools.dataset.ingest.parent import ParentVersion, statistics_attribute
 from pitools.dataset.ingest.plan import IngestPlan, RecordingFile, range_key
 from pitools.dataset.ingest.statistics import PartialStats
 from pitools.dataset.ingest.work_dir import IngestWorkDir
+from pitools.dataset.versions import check_complete
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, EPISODE_OFFSETS, ArraySchema, FileEntry, Manifest
@@ -213,3 +217,15 @@ def _write_file(work_dir: IngestWorkDir, path: str, data: bytes | memoryview) ->
     return FileEntry(
         path=path, bytes=len(data), digest=work_dir.put_file(path, lambda part: shard_writer.write_durable(part, data))
     )
+
+
+def restore_manifest(final: Path, manifest: Manifest, data: bytes) -> None:
+    """Write the manifest of a published version that has lost it, or has it damaged. Raises DataError where a file is
+    missing, NoSpace or ClusterError."""
+    path = final / manifests.MANIFEST_FILE
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        if file.read() == data:
+            return
+    write_atomic(path, data)
+    print(f"pit: {final}: its {path.name} was lost or damaged, and is restored", file=sys.stderr)
+    check_complete(final, manifest)

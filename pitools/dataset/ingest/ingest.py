@@ -239,7 +239,10 @@ def _publish(request: IngestRequest, work_dir: IngestWorkDir, data: bytes) -> Ve
         append_checks.inherit_quarantine(parent.path, final)
     if not work_dir.has_files(manifest.files):
         return None
-    return describe_version(final, new=work_dir.publish(final))[0]
+    new = work_dir.publish(final)
+    if not new:
+        finalize.restore_manifest(final, manifest, data)
+    return describe_version(final, new=new)[0]
 
 
 def _make_plan(request: IngestRequest, scanned: ScanResult) -> IngestPlan:

@@ -185,6 +185,21 @@ def test_damage_is_not_taken_for_done(robomimic, tmp_path) -> None:
     assert caught.value.where == version.path
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_manifest_is_restored(robomimic, tmp_path, lost) -> None:
+    """A version whose manifest is lost or damaged has it again after its recordings are ingested again."""
+    source = robomimic(3)
+    version = ingest([source], root=tmp_path / "root", name="x")
+    path = Path(version.path) / "manifest.json"
+    data = path.read_bytes()
+    path.unlink()
+    if not lost:
+        path.write_bytes(data[:-9])
+    again = ingest([source], root=tmp_path / "root", name="x")
+    assert (again.version, again.new, path.read_bytes()) == (version.version, False, data)
+    assert not (tmp_path / "root/.tmp").exists()
+
+
 def test_given_twice(robomimic, tmp_path) -> None:
     """The same recording given twice, be it through a link, is a usage error."""
     source = robomimic(3)
