@@ -93,7 +93,7 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
     (file, bytes, digest, layout) per ingested file. appended_to: version that this one begins with, or "". subset: set
     where this is a part of another version; episodes, steps and shapes are then still those of the whole, and so are
-    statistics (by array name) and tasks (instruction → episodes that have it).
+    statistics (by array name) and tasks (instruction → episodes that have it). Both include episodes in quarantine.
     """
 
     name: str

@@ -19,6 +19,7 @@ from pitools.store.resolve import find_version
 
 BLOCK_ROWS = 1 << 16  # rows per read for the statistics
 SINGLE_STEP = WindowSpan(0, 1)
+Ranges = tuple[tuple[int, int], ...]  # of steps, [start, stop)
 
 
 class Normalizer(NamedTuple):
@@ -61,7 +62,8 @@ class DemonstrationDataset:
                 hint=hint,
             )
         train = EpisodeFilters(splits=("train",) if reader.attributes.get("splits", {}).get("train") else ())
-        self._normalizers = {name: make_normalizer(reader, name) for name in (*self.proprio, "action")}
+        ranges = _ranges_without_quarantine(reader)
+        self._normalizers = {name: make_normalizer(reader, name, ranges) for name in (*self.proprio, "action")}
         spans = dict.fromkeys((*self.cameras, *self._normalizers), SINGLE_STEP)
         self._steps = WindowSamples(reader, Windows(reader.offsets, filter_episodes(reader, train), spans), seed=seed)
         self.description, self.identity = self._steps.description, self._steps.identity
@@ -99,21 +101,33 @@ class DemonstrationDataset:
         return {}
 
 
-def make_normalizer(reader: VersionReader, name: str) -> Normalizer:
-    """Return the mean and deviation of a (steps, columns) array, from the manifest, else computed.
+def _ranges_without_quarantine(reader: VersionReader) -> Ranges:
+    """Return the steps of the episodes that are not in quarantine; () for a version without a quarantine."""
+    episodes = filter_episodes(reader)
+    if len(episodes) == len(filter_episodes(reader, EpisodeFilters(quarantined=True))):
+        return ()
+    return tuple((int(reader.offsets[episode]), int(reader.offsets[episode + 1])) for episode in episodes)
+
+
+def make_normalizer(reader: VersionReader, name: str, ranges: Ranges = ()) -> Normalizer:
+    """Return the mean and deviation of a (steps, columns) array: of these steps, else the manifest's, else computed.
 
     A column that never changes has deviation 1.
     """
-    statistics = (reader.manifest.statistics or {}).get(name)
+    statistics = None if ranges else (reader.manifest.statistics or {}).get(name)
     mean, deviation = (
-        (np.array(statistics.mean), np.array(statistics.deviation)) if statistics else compute_moments(reader, name)
+        (np.array(statistics.mean), np.array(statistics.deviation))
+        if statistics
+        else compute_moments(reader, name, ranges)
     )
     return Normalizer(mean, np.where(deviation < 1e-6, 1.0, deviation))
 
 
-def compute_moments(reader: VersionReader, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute mean and deviation over the local steps, in two passes."""
-    runs = reader.manifest.runs(name)
+def compute_moments(
+    reader: VersionReader, name: str, ranges: Ranges = ()
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute mean and deviation over these steps, or all that are local, in two passes."""
+    runs = ranges or reader.manifest.runs(name)
     blocks = [(low, min(low + BLOCK_ROWS, stop)) for start, stop in runs for low in range(start, stop, BLOCK_ROWS)]
     steps, columns = sum(stop - start for start, stop in runs), reader.metadata_of(name).shape[1]
     mean, square = np.zeros(columns), np.zeros(columns)

@@ -15,6 +15,7 @@ import pytest
 from pitools.core.errors import DataError
 from pitools.dataset.ingest.ingest import ingest
 from pitools.loader.loader import Loader
+from pitools.store import version_state
 from pitools.store.manifest import Statistics
 from pitools.store.reader.version_reader import VersionReader
 from pitools.train import dataset
@@ -85,6 +86,20 @@ def test_statistics_are_the_manifest_s(small: Path) -> None:
     np.testing.assert_allclose(scale.apply(np.array([[3.0, 2.0, 5.0]])), [[1, 0, 2]])
     joints = dataset.make_normalizer(raw, "obs/joints")
     np.testing.assert_allclose(joints.mean, raw.read("obs/joints", 0, 70).mean(axis=0))
+
+
+def test_quarantine_does_not_scale(small: Path) -> None:
+    """The scale is that of the episodes that are not in quarantine, though the manifest's statistics are of all."""
+    version_state.set_quarantine(
+        small, version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("jump",)})
+    )
+    try:
+        actual = epoch(DemonstrationDataset(small), 35, 7)["action"]
+    finally:
+        version_state.set_quarantine(small, None)
+    rows = VersionReader(small).read("action", 0, 70)
+    kept = np.concatenate([rows[:10], rows[35:]])
+    np.testing.assert_allclose(actual, (rows[35:] - kept.mean(0)) / kept.std(0), atol=1e-5)
 
 
 def test_a_column_that_never_changes_stays_finite(tmp_path: Path) -> None:
