@@ -85,8 +85,9 @@ def ingest(
     """
     from pitools.dataset.ingest.append_checks import resolve_parent
     from pitools.dataset.ingest.ingest import ingest as run
-    from pitools.store.resolve import unusable_reason
+    from pitools.store.resolve import require_root, unusable_reason
 
+    require_root(root)
     if array_jobs:  # tasks may begin in another folder
         files, root = tuple(path.absolute() for path in files), root.absolute()
     version = run(
@@ -97,7 +98,7 @@ def ingest(
         codec=codec or "",
         skip=skip,
         transform=transform,
-        append=resolve_parent(append) if append else None,
+        append=resolve_parent(append, root) if append else None,
         workers=workers or 0,
         skip_rejected=skip_rejected,
         fail_on_drift=not accept_drift,

@@ -54,6 +54,9 @@ def tag(
     root, name = split_dataset_path(dataset)
     if sum((bool(version), remove, history)) > 1 or (remove and not tag):
         raise UsageError("VERSION, --remove, --history: mutually exclusive", hint="see `pit dataset tag --help`")
+    if (expect is not None or reason or version is not None) and not (version or remove):
+        hint = "pit dataset tag ROOT/NAME TAG VERSION; see `pit dataset tag --help`"
+        raise UsageError("VERSION: missing or empty (expected the version for the tag)", where=dataset, hint=hint)
     if tag and not version and tag not in (names := tags.tag_names(root, name)):
         raise UsageError(f'no tag "{tag}"', where=f"{root / name}@{tag}", hint=suggest(tag, names))
     with Output(form, TAG_COLUMNS) as out:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from pitools.core import timestamps
 from pitools.core.errors import TryLater, UsageError
 from pitools.core.fs import from_os_error
@@ -15,10 +17,18 @@ from pitools.store.version_list import published_at
 
 
 def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datetime | None = None) -> Retirement:
-    """Retire the version in folder `path`; idempotent. Raises UsageError when it is missing or has a tag."""
+    """Retire the version in folder `path`; of a retired one, replace the reason, and extend the grace.
+
+    Raises UsageError when it is missing or has a tag.
+    """
     root, name, version = _split_path(path)
+    file = version_state.retired_file(root, name, version)
     if existing := retirement.retirement_of(root, name, version, path):
-        return existing
+        reason, grace_s = reason or existing.reason, max(grace_s, existing.grace_s)
+        record = msgspec.structs.replace(existing, reason=reason, grace_s=grace_s)
+        if record != existing:
+            version_state.write_annotation(file, record)
+        return record
     try:
         written_ns = (path / MANIFEST_FILE).stat().st_mtime_ns
     except OSError as error:
@@ -32,7 +42,6 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
         reason=reason,
         grace_s=grace_s,
     )
-    file = version_state.retired_file(root, name, version)
     for written in (False, True):  # checked before and after the write: a tag may be set meanwhile
         if named := [tag for tag, value in tags.read_tags(root, name).items() if value.version == version]:
             file.unlink(missing_ok=True)

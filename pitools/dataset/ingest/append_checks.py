@@ -31,10 +31,14 @@ class DriftError(DataError):
     """The added episodes drift from the parent's."""
 
 
-def resolve_parent(text: str) -> Path:
-    """Return the folder of the named version. Raises UsageError for a retired or quarantined one, and as
-    `resolve_version`."""
+def resolve_parent(text: str, root: Path) -> Path:
+    """Return the folder of the named version. Raises UsageError for a retired or quarantined one, or one of another
+    root, whose `gc` would not know of the append, and as `resolve_version`."""
     path = resolve_version(text)
+    parent_root = path.resolve().parent.parent
+    if parent_root != root.resolve():
+        problem = f"parent: of another root (expected one of {root})"
+        raise UsageError(problem, where=str(path), hint=f"--to {parent_root}")
     if reason := unusable_reason(path):
         raise UsageError(f"parent: {reason}", where=str(path), hint="append to another version, or undo that")
     return path

@@ -43,6 +43,14 @@ def test_tag(pit, lines, publish, tmp_path) -> None:
         assert (unknown.returncode, 'did you mean "prod"?' in unknown.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("words", [[""], ["--expect", "none"], ["--reason", "good"], ["", "--expect", "none"]])
+def test_no_version_for_a_tag(pit, publish, tmp_path, words) -> None:
+    """A move without a version, as of an empty variable, is a usage error, never taken for a question."""
+    version = publish(tmp_path / "root", "x")
+    assert pit("dataset", "tag", "root/x", "prod", version.name).returncode == 0
+    assert pit("dataset", "tag", "root/x", "prod", *words).returncode == 2
+
+
 def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
     """A version is retired by name, shown as such, kept by the site's runs, taken back, and removed in the end."""
     root = tmp_path / "root"

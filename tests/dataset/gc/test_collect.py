@@ -53,6 +53,16 @@ def test_grace(publish, tmp_path) -> None:
     assert not (tmp_path / version_state.TRASH).exists()
 
 
+def test_retired_again(publish, tmp_path) -> None:
+    """Of a retired version the grace grows and the reason changes; a shorter grace or no reason leaves them."""
+    version = publish(tmp_path, "x")
+    first = retire_version(version, reason="bad", grace_s=5)
+    second = retire_version(version, reason="worse", grace_s=30 * 86400)
+    assert (second.reason, second.grace_s, second.retired_at) == ("worse", 30 * 86400, first.retired_at)
+    assert retire_version(version) == second
+    assert run(tmp_path)[version.name][0] == "kept"
+
+
 def test_undo(publish, tmp_path) -> None:
     """A retirement that was taken back in time never was; of a version that is gone it cannot be."""
     version = publish(tmp_path, "x")

@@ -258,3 +258,14 @@ def test_missing_package(robomimic, tmp_path, package) -> None:
     )
     assert (done.returncode, "pip install 'pitools-hpc[data]'" in done.stderr) == (4, True), done.stderr
     assert not (tmp_path / "root").exists()
+
+
+def test_root_is_a_root(pit, robomimic, publish, tmp_path) -> None:
+    """A version is no root, and an append goes beside its parent; nothing is written otherwise."""
+    source = str(robomimic(3))
+    (version,) = records(pit("dataset", "ingest", source, "--to", "root", "--name", "x"))
+    more = str(robomimic(4, name="more.hdf5", seed=1))
+    for words in (["--to", version["path"]], ["--to", "root/x"], ["--to", "other", "--append", "root/x"]):
+        assert pit("dataset", "ingest", more, "--name", "x", *words).returncode == 2
+    assert not (tmp_path / "other").exists()
+    assert pit("dataset", "check", "root/x").returncode == 0
