@@ -169,6 +169,7 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 )
 @click.option("--since", metavar="TIME", help="Only lines from then on, by their own times: 10m, or RFC 3339.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--attempt", metavar="N", help="Of this attempt, 0 for the first. [default: the last]")
 @click.option("--follow", "-f", is_flag=True, help="Follow the log until the run ends; Ctrl-C stops.")
 def logs(
     run: str,
@@ -178,9 +179,10 @@ def logs(
     kind: LogKind | None,
     since: str | None,
     grep: str | None,
+    attempt: str | None,
     follow: bool,
 ) -> None:
-    """Print output of the last attempt: of one rank as it is, or of several with the source of each line.
+    """Print output of an attempt: of one rank as it is, or of several with the source of each line.
 
     Before the ranks start, one rank's output is the job's, or a failed staging's.
     """
@@ -193,15 +195,21 @@ def logs(
     if ranks is not None and rank is not None:
         raise UsageError("--rank and --ranks are both given", hint="leave one of them out")
     ranks = str(rank) if rank is not None and kind else ranks
+    names = [path.name for path in folder.attempt_dirs(run_dir)]
+    if attempt is not None and attempt not in names:
+        raise UsageError(
+            f"no attempt {attempt}", where=run_dir.name, hint=f"there are: {', '.join(names[-20:]) or 'none'}"
+        )
     if rank is None:
-        attempt = folder.last_attempt(run_dir)
-        failed = first_failure(attempt) if attempt else None
+        attempt_dir = run_dir / "attempts" / attempt if attempt else folder.last_attempt(run_dir)
+        failed = first_failure(attempt_dir) if attempt_dir else None
         rank = failed.rank if failed else 0
-    if ranks or kind or since or grep:
+    if ranks or kind or since or grep or attempt:
         wanted = merged_logs.LogFilter(
             merged_logs.parse_since(since) if since else "", merged_logs.compile_pattern(grep) if grep else None
         )
-        _print_merged(run_dir, site, ranks or ("all" if kind else str(rank)), kind or "ranks", wanted, follow)
+        chosen = ranks or ("all" if kind else str(rank))
+        _print_merged(run_dir, site, chosen, kind or "ranks", wanted, follow, attempt or "")
         return
     is_empty = True
     for text in rank_log.read_log(run_dir, site, rank, follow=follow):
@@ -214,7 +222,9 @@ def logs(
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
 
 
-def _print_merged(run_dir: Path, site: Site, ranks: str, kind: LogKind, wanted: LogFilter, follow: bool) -> None:
+def _print_merged(
+    run_dir: Path, site: Site, ranks: str, kind: LogKind, wanted: LogFilter, follow: bool, attempt: str
+) -> None:
     """Print lines of several logs, each with its source; of a single one, as they are."""
     from pitools.launch.monitor import merged_logs
     from pitools.launch.plan import load_plan
@@ -228,7 +238,8 @@ def _print_merged(run_dir: Path, site: Site, ranks: str, kind: LogKind, wanted: 
     def note(text: str) -> None:
         click.echo(f"pit: {text}", err=True)
 
-    for line in merged_logs.read_lines(run_dir, site, chosen, kind, wanted, follow=follow, report=note):
+    lines = merged_logs.read_lines(run_dir, site, chosen, kind, wanted, follow=follow, report=note, attempt=attempt)
+    for line in lines:
         is_empty = False
         colour = colours.setdefault(line.source, _COLOURS[len(colours) % len(_COLOURS)])
         prefix = "" if is_single else click.style(f"{line.source:>{width}}: ", fg=colour)

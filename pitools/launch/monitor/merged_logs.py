@@ -64,9 +64,9 @@ def parse_since(text: str) -> str:
     return timestamps.to_rfc3339(datetime.now(UTC) - timedelta(seconds=units.parse_duration(text)))
 
 
-def log_files(run_dir: Path, ranks: Collection[int], kind: LogKind) -> dict[str, Path]:
-    """Return source → log file of the last attempt, ranks first, for those that exist."""
-    attempt = run_folder.last_attempt(run_dir)
+def log_files(run_dir: Path, ranks: Collection[int], kind: LogKind, attempt_name: str = "") -> dict[str, Path]:
+    """Return source → log file of an attempt, ranks first, for those that exist. attempt_name: "" for the last one."""
+    attempt = run_dir / "attempts" / attempt_name if attempt_name else run_folder.last_attempt(run_dir)
     files: dict[str, Path] = {}
     if attempt and kind in ("ranks", "all"):
         files |= {str(rank): attempt / "logs" / f"{rank}.out" for rank in ranks}
@@ -86,8 +86,9 @@ def read_lines(
     *,
     follow: bool,
     report: Callable[[str], None],
+    attempt: str = "",
 ) -> Iterator[LogLine]:
-    """Yield the wanted lines; with `follow`, also later ones until the run has ended.
+    """Yield the wanted lines; with `follow`, also later ones until the run has ended. attempt: "" for the last one.
 
     The lines that exist at one time are in the order of their own times; a line without a time follows the one before
     it. Lines before the first time of their log come first, in the order of the sources. report: gets a line for a log
@@ -97,7 +98,7 @@ def read_lines(
     poller, ended = wait.RunPoller(run_dir, site), not follow
     load_plan(run_dir)  # raises for a folder that is not a run
     while True:
-        for source, path in log_files(run_dir, ranks, kind).items():
+        for source, path in log_files(run_dir, ranks, kind, attempt).items():
             readers.setdefault(path, LogReader(source, path, _span(run_dir), report))
         lines = [reader.read(wanted, is_last=ended) for reader in readers.values()]
         yield from heapq.merge(*lines, key=lambda line: line.t)

@@ -113,6 +113,13 @@ def test_a_run_s_logs_as_they_are_typed(pit: Pit, tmp_path: Path) -> None:
     assert logs("--ranks", "0-1", "--grep", "from 1$", "-f") == ["1: from 1"]
     assert logs("--rank", "1", "--grep", "from") == logs("--rank", "1", "--of", "ranks", "--grep", "from") == ["from 1"]
     assert len(logs("--ranks", "all", "--since", "10m")) == 4
+    assert logs("--attempt", "0", "--rank", "1", "--grep", "from") == ["from 1"]
     assert all(line.partition(":")[0] in ("0", "1", "job") for line in logs("--of", "all"))
-    for words in (("--ranks", "2"), ("--grep", "("), ("--since", "soon"), ("--rank", "0", "--ranks", "all")):
+    for words in (
+        ("--ranks", "2"),
+        ("--grep", "("),
+        ("--since", "soon"),
+        ("--rank", "0", "--ranks", "all"),
+        ("--attempt", "1"),
+    ):
         assert pit("launch", "logs", run, *words).returncode == 2, words
