@@ -80,17 +80,17 @@ def train(module: str, data: Path, attempt: Path, world_size: int, until: int) -
 
 def same_batches(data: Path, count: int) -> bool:
     """Whether the parts that each world's ranks are given are together the batches of one process."""
-    full = [batch.samples.tolist() for batch in islice(_copies(data, 0, 1), count)]
+    full = [batch.sample_indices.tolist() for batch in islice(_copies(data, 0, 1), count)]
     for world_size in WORLDS:
         parts = [list(islice(_copies(data, rank, world_size), count)) for rank in range(world_size)]
-        if [np.concatenate([part[index].samples for part in parts]).tolist() for index in range(count)] != full:
+        if [np.concatenate([part[index].sample_indices for part in parts]).tolist() for index in range(count)] != full:
             return False
     return True
 
 
 def _copies(data: Path, rank: int, world_size: int) -> Iterator[NumpyBatch]:
     for batch in Loader(DemonstrationDataset(data), global_batch_size=BATCH, rank=rank, world_size=world_size):
-        yield batch._replace(samples=batch.samples.copy())
+        yield batch._replace(sample_indices=batch.sample_indices.copy())
 
 
 def main() -> int:

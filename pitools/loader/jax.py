@@ -21,8 +21,8 @@ def jax_batches(loader: Loader, sharding: Any) -> DevicePrefetcher[JaxBatch]:
 
     sharding: a device, for this rank's part alone; or a sharding whose first axis is the sample axis. Over a mesh the
     arrays are global, and each process's devices must need just the samples that its loader reads: else the first
-    batch raises ConfigError. keys: (b, 2) uint32, for `jax.random.wrap_key_data`. samples (a NumPy array), bytes_read
-    and waited_s are of this process's part.
+    batch raises ConfigError. sample_seeds: (b, 2) uint32, for `jax.random.wrap_key_data`. sample_indices (a NumPy
+    array), bytes_read and waited_s are of this process's part.
     """
     if not isinstance(sharding, jax.sharding.Sharding):
         sharding = jax.sharding.SingleDeviceSharding(sharding)
@@ -41,13 +41,17 @@ def jax_batches(loader: Loader, sharding: Any) -> DevicePrefetcher[JaxBatch]:
         arrays, valid_mask, extras = (
             {name: to_device(array, batch.global_size) for name, array in part.items()} for part in parts
         )
-        keys = to_device(batch.keys.view(np.uint32).reshape(-1, 2), batch.global_size)
+        sample_seeds = to_device(batch.sample_seeds.view(np.uint32).reshape(-1, 2), batch.global_size)
         return batch._replace(
-            arrays=arrays, valid_mask=valid_mask, extras=extras, samples=batch.samples.copy(), keys=keys
+            arrays=arrays,
+            valid_mask=valid_mask,
+            extras=extras,
+            sample_indices=batch.sample_indices.copy(),
+            sample_seeds=sample_seeds,
         )
 
     def wait_for_copy(batch: JaxBatch) -> None:
-        jax.block_until_ready((batch.arrays, batch.valid_mask, batch.extras, batch.keys))
+        jax.block_until_ready((batch.arrays, batch.valid_mask, batch.extras, batch.sample_seeds))
 
     return DevicePrefetcher(loader, put, wait_for_copy, early=True)
 

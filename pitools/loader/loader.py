@@ -43,8 +43,8 @@ class Batch(NamedTuple, Generic[A]):
 
     step: number of the global batch. global_size: its samples. arrays: (b, length, *row) by name.
     valid_mask: (b, length) by name, False at padded steps. extras: (b, …) by name; see `Samples.extras`.
-    samples, keys: (b,), see `ShuffledOrder`. bytes_read: from files, for this part.
-    waited_s: seconds that training waited for this batch.
+    sample_indices: (b,) numbers of the samples. sample_seeds: (b,) random, for augmentation. bytes_read: from files,
+    for this part. waited_s: seconds that training waited for this batch.
     """
 
     step: int
@@ -52,8 +52,8 @@ class Batch(NamedTuple, Generic[A]):
     arrays: dict[str, A]
     valid_mask: dict[str, A]
     extras: dict[str, A]
-    samples: A
-    keys: A
+    sample_indices: A
+    sample_seeds: A
     bytes_read: int = 0
     waited_s: float = 0.0
 
@@ -263,7 +263,7 @@ class Loader(Stateful):
         cuts = itertools.pairwise(count * piece // pieces for piece in range(pieces + 1))
         parts = [self._readers.submit(partial(self.samples.read, drawn, first, last, arrays)) for first, last in cuts]
         valid_mask, extras = self.samples.valid_mask(drawn), self.samples.extras(drawn)
-        batch = Batch(number, size, arrays, valid_mask, extras, drawn.samples, drawn.keys)
+        batch = Batch(number, size, arrays, valid_mask, extras, drawn.sample_indices, drawn.sample_seeds)
         return PendingBatch(batch, parts, self._advance_position(start + size, self._skipped_batches), buffers)
 
     def _buffers(self, count: int, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:

@@ -185,7 +185,7 @@ def _require_function(make_loader: Any) -> None:
 def _tensors(batch: NumpyBatch) -> TorchBatch:
     """Return the batch as tensors that share its memory."""
     # torch supports few operations on unsigned integers.
-    return _map_tensors(batch._replace(keys=batch.keys.view(np.int64)), _view)
+    return _map_tensors(batch._replace(sample_seeds=batch.sample_seeds.view(np.int64)), _view)
 
 
 def _view(array: NDArray[Any]) -> Any:
@@ -203,11 +203,15 @@ def _map_tensors(batch: TorchBatch, change: Callable[[Any], Any]) -> TorchBatch:
     parts = (batch.arrays, batch.valid_mask, batch.extras)
     arrays, valid_mask, extras = ({name: change(tensor) for name, tensor in part.items()} for part in parts)
     return batch._replace(
-        arrays=arrays, valid_mask=valid_mask, extras=extras, samples=change(batch.samples), keys=change(batch.keys)
+        arrays=arrays,
+        valid_mask=valid_mask,
+        extras=extras,
+        sample_indices=change(batch.sample_indices),
+        sample_seeds=change(batch.sample_seeds),
     )
 
 
 def _tensors_of(batch: TorchBatch) -> Iterator[Any]:
     for part in (batch.arrays, batch.valid_mask, batch.extras):
         yield from part.values()
-    yield from (batch.samples, batch.keys)
+    yield from (batch.sample_indices, batch.sample_seeds)

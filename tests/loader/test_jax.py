@@ -91,9 +91,9 @@ for batch, expected in zip(islice(batches, 6), plain):
             np.testing.assert_array_equal(found, array.astype(found.dtype))
             for shard in found.addressable_shards:
                 np.testing.assert_array_equal(shard.data, array[shard.index].astype(found.dtype))
-    np.testing.assert_array_equal(np.asarray(batch.keys).view(np.uint64)[:, 0], expected.keys)
-    assert jax.random.uniform(jax.random.wrap_key_data(batch.keys[3])).shape == ()
-    assert batch.samples.tolist() == expected.samples.tolist()
+    np.testing.assert_array_equal(np.asarray(batch.sample_seeds).view(np.uint64)[:, 0], expected.sample_seeds)
+    assert jax.random.uniform(jax.random.wrap_key_data(batch.sample_seeds[3])).shape == ()
+    assert batch.sample_indices.tolist() == expected.sample_indices.tolist()
     kept.append((batch, {name: array.copy() for name, array in expected.arrays.items()}))
 for batch, arrays in kept:  # after their buffers have been filled again
     for name, array in arrays.items():
@@ -123,8 +123,9 @@ over = NamedSharding(mesh, PartitionSpec("data"))
 batches = jax_batches(loader(rank=rank, world_size=count), over)
 sums = []
 for batch in islice(batches, 5):
-    assert batch.arrays["obs/image"].shape[0] == 16 and len(batch.samples) == 16 // count
-    weighted = jax.jit(lambda x, k: (x.astype(float).sum((1, 2, 3, 4)), k))(batch.arrays["obs/image"], batch.keys)
+    assert batch.arrays["obs/image"].shape[0] == 16 and len(batch.sample_indices) == 16 // count
+    images, seeds = batch.arrays["obs/image"], batch.sample_seeds
+    weighted = jax.jit(lambda x, k: (x.astype(float).sum((1, 2, 3, 4)), k))(images, seeds)
     whole, keys = multihost_utils.process_allgather(weighted, tiled=True)
     sums.append([whole.tolist(), np.asarray(keys).tolist()])
 wrong = jax_batches(loader(rank=count - 1 - rank, world_size=count), over)
@@ -154,7 +155,7 @@ def test_processes_put_the_global_batch_together(path: Path, run: Callable[..., 
     expected = [
         [
             batch.arrays["obs/image"].astype(np.float32).sum((1, 2, 3, 4)).tolist(),
-            batch.keys.view(np.uint32).reshape(-1, 2).tolist(),
+            batch.sample_seeds.view(np.uint32).reshape(-1, 2).tolist(),
         ]
         for batch in islice(scope["loader"](path), 5)
     ]

@@ -93,7 +93,7 @@ def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, 
 
 
 def numbers(batches: Iterator[Any], count: int) -> list[list[int]]:
-    return [batch.samples.tolist() for batch in islice(batches, count)]
+    return [batch.sample_indices.tolist() for batch in islice(batches, count)]
 
 
 @pytest.mark.parametrize("pad", [True, False])
@@ -102,7 +102,7 @@ def test_batches_are_those_of_a_naive_reader(version: Path, pad: bool, resident:
     """From memory and from files, padded and not: each window of each batch, to the bit, over more than an epoch."""
     batches = loader(version, pad=pad, resident=resident)
     for number, batch in enumerate(islice(batches, 12)):
-        expected = naive(version, batch.samples, pad=pad)
+        expected = naive(version, batch.sample_indices, pad=pad)
         assert (batch.step, batch.arrays.keys()) == (number, expected.keys())
         for name, array in expected.items():
             assert np.array_equal(batch.arrays[name], array), name
@@ -133,7 +133,7 @@ def test_the_global_batches_are_the_same_for_any_world_size(raw: Path, world_siz
         full, parts = next(alone), [next(each) for each in ranks]
         for name in SPANS:
             assert np.array_equal(np.concatenate([part.arrays[name] for part in parts]), full.arrays[name])
-        assert np.array_equal(np.concatenate([part.keys for part in parts]), full.keys)
+        assert np.array_equal(np.concatenate([part.sample_seeds for part in parts]), full.sample_seeds)
         assert {part.step for part in parts} == {full.step}
     for each in (alone, *ranks):
         each.close()
@@ -152,7 +152,7 @@ def test_it_resumes_where_it_was_at_another_world_size(raw: Path):
         next(each)  # wherever it is
         each.load_state(states[0])
     for samples in expected:
-        assert np.concatenate([next(each).samples for each in after]).tolist() == samples
+        assert np.concatenate([next(each).sample_indices for each in after]).tolist() == samples
 
 
 def test_workers_take_turns(raw: Path):
@@ -165,7 +165,7 @@ def test_workers_take_turns(raw: Path):
         worker.load_state(begin.state())
         worker.restrict_to_worker(number, 3)
     actual = [next(workers[number % 3]) for number in range(10)]
-    assert [batch.samples.tolist() for batch in actual] == expected[1:]
+    assert [batch.sample_indices.tolist() for batch in actual] == expected[1:]
     assert [batch.step for batch in actual] == list(range(1, 11))
 
 
@@ -197,7 +197,7 @@ class Failing(WindowSamples):
 
     def read(self, drawn: Any, low: int, high: int, *buffers: Any) -> None:
         """As the windows', or the error of a failing disk."""
-        if self.fails in drawn.samples[low:high].tolist():
+        if self.fails in drawn.sample_indices[low:high].tolist():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().read(drawn, low, high, *buffers)
 
@@ -217,7 +217,7 @@ def test_an_error_is_that_of_its_batch_and_does_not_end_the_loader(raw: Path):
     here = batches.state()
     assert here.position == 3 * 16
     samples.fails = None
-    assert next(batches).samples.tolist() == expected[3]
+    assert next(batches).sample_indices.tolist() == expected[3]
     batches.load_state(here)
     assert numbers(batches, 5) == expected[3:]
     batches.close()
@@ -253,7 +253,7 @@ def test_a_read_that_does_not_come_back_is_named(raw: Path, monkeypatch: pytest.
     """Unreachable after the time-out and again on the next call, naming the file; when it does come, so do batches."""
     expected = numbers(loader(raw), 4)
     batches = loader(raw, resident=0)
-    first = next(batches).samples.tolist()
+    first = next(batches).sample_indices.tolist()
     assert first == expected[0]
     monkeypatch.setattr(batches, "_read_timeout_s", 0.2)
     with stuck(monkeypatch, skip=1) as release:
@@ -289,11 +289,11 @@ def test_a_stuck_read_holds_up_nothing_else(raw: Path, monkeypatch: pytest.Monke
 def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: pytest.MonkeyPatch):
     """Gone elsewhere while a thread still reads ahead: what it reads in the end is in no batch that is given since."""
     samples, read = windowed(raw), WindowSamples.read
-    second = samples.draw(np.arange(16, 32)).samples.tolist()
+    second = samples.draw(np.arange(16, 32)).sample_indices.tolist()
     event, go, over = threading.Event(), threading.Event(), threading.Event()
 
     def slow(self: WindowSamples, drawn: DrawnSamples, *more: Any) -> None:
-        late = drawn.samples.tolist() == second and not event.is_set()
+        late = drawn.sample_indices.tolist() == second and not event.is_set()
         if late:
             event.set()
             go.wait(20)

@@ -42,7 +42,7 @@ def make(path, seed=0):
     return Loader(WindowSamples(arrays, windows, seed=seed), global_batch_size=16)
 
 def total(batch):
-    return {"step": batch.step, "samples": batch.samples, "total": batch.arrays["obs/image"].sum(dtype=int)}
+    return {"step": batch.step, "samples": batch.sample_indices, "total": batch.arrays["obs/image"].sum(dtype=int)}
 """
 WORKERS = WORKERS.replace("dtype=int", "dtype=__import__('torch').int64")
 
@@ -80,8 +80,8 @@ def test_tensors_are_views_of_the_batch(path: Path):
         for name in ("arrays", "valid_mask"):
             for key, array in getattr(expected, name).items():
                 np.testing.assert_array_equal(getattr(batch, name)[key].numpy(), array)
-        np.testing.assert_array_equal(batch.samples.numpy(), expected.samples)
-        np.testing.assert_array_equal(batch.keys.numpy().view(np.uint64), expected.keys)
+        np.testing.assert_array_equal(batch.sample_indices.numpy(), expected.sample_indices)
+        np.testing.assert_array_equal(batch.sample_seeds.numpy().view(np.uint64), expected.sample_seeds)
         assert batch.bytes_read > 0
         places.add(batch.arrays["obs/image"].data_ptr())
         if expected.step == 19:
@@ -90,7 +90,7 @@ def test_tensors_are_views_of_the_batch(path: Path):
     assert batches.stats.batches == 20
     assert batches.state() == plain.state()
     batches.load_state(batches.state())
-    assert next(batches).samples.tolist() == next(plain).samples.tolist()
+    assert next(batches).sample_indices.tolist() == next(plain).sample_indices.tolist()
     batches.close()
 
 
@@ -168,12 +168,14 @@ def test_a_copy_that_fails_loses_no_batch(path: Path, step: int, where: str):
 def test_a_dataloader_gives_the_same_batches(path: Path, context: str | None, workers: Any):
     """No workers, or two, forked after this process has read, or spawned: batches of the loader, in its order."""
     plain = loader(path)
-    expected = [(batch.step, batch.samples.tolist(), batch.arrays["obs/image"].copy()) for batch in islice(plain, 7)]
+    expected = [
+        (batch.step, batch.sample_indices.tolist(), batch.arrays["obs/image"].copy()) for batch in islice(plain, 7)
+    ]
     stream = to_torch.BatchStream(partial(workers.make, path))
     count = {"num_workers": 2, "multiprocessing_context": context, "timeout": 60} if context else {"num_workers": 0}
     actual = list(islice(to_torch.StreamLoader(stream, **count), 7))
     for batch, (step, samples, images) in zip(actual, expected, strict=True):
-        assert (batch.step, batch.samples.tolist()) == (step, samples)
+        assert (batch.step, batch.sample_indices.tolist()) == (step, samples)
         np.testing.assert_array_equal(batch.arrays["obs/image"].numpy(), images)
     plain.close()
 
@@ -232,8 +234,8 @@ def test_another_kind_of_device_is_given_copies(path: Path):
     batches = to_torch.torch_batches(loader(path), "meta")
     for step, batch in enumerate(islice(batches, 3)):
         assert batch.step == step
-        assert {tensor.device.type for tensor in (*batch.arrays.values(), *batch.valid_mask.values(), batch.keys)} == {
-            "meta"
-        }
+        assert {
+            tensor.device.type for tensor in (*batch.arrays.values(), *batch.valid_mask.values(), batch.sample_seeds)
+        } == {"meta"}
         assert batch.arrays["action"].shape == (16, 8, 3)
     batches.close()

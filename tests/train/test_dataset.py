@@ -25,7 +25,7 @@ from pitools.train.dataset import DemonstrationDataset
 def epoch(data: DemonstrationDataset, samples: int, global_batch_size: int = 6) -> dict[str, Any]:
     """All samples of an epoch, by array, in the dataset's order."""
     loader = Loader(data, global_batch_size=global_batch_size)
-    read = [({**batch.arrays}, batch.samples) for batch in islice(copies(loader), samples // global_batch_size)]
+    read = [({**batch.arrays}, batch.sample_indices) for batch in islice(copies(loader), samples // global_batch_size)]
     loader.close()
     order = np.argsort(np.concatenate([numbers for _, numbers in read]))
     return {name: np.concatenate([arrays[name] for arrays, _ in read])[order] for name in data.fields}
@@ -58,8 +58,8 @@ def test_ranks_share_a_batch(small: Path) -> None:
     for name, array in full.arrays.items():
         np.testing.assert_array_equal(np.concatenate([part.arrays[name] for part in parts]), array)
     assert (
-        next(Loader(DemonstrationDataset(small, seed=1), global_batch_size=15)).samples.tolist()
-        != full.samples.tolist()
+        next(Loader(DemonstrationDataset(small, seed=1), global_batch_size=15)).sample_indices.tolist()
+        != full.sample_indices.tolist()
     )
 
 

@@ -122,11 +122,11 @@ class BucketedSamples:
         bucket = self._buckets[round_.bucket[index]]
         slots = positions - round_.first_positions[index] + round_.number[index] * bucket.size
         sequences = bucket.sequences[bucket.order.samples_at(slots)]
-        return DrawnSamples(sequences, self._order.keys_at(positions), self._fields(bucket.length), sequences)
+        return DrawnSamples(sequences, self._order.seeds_at(positions), self._fields(bucket.length), sequences)
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`; padding is zeros."""
-        sequences = drawn.samples[low:high]
+        sequences = drawn.sample_indices[low:high]
         starts, stops = self._sequences.start[sequences].tolist(), self._sequences.stop[sequences].tolist()
         targets = range(low, high) if rows is None else rows[low:high].tolist()
         for name in self.fields:
@@ -138,15 +138,15 @@ class BucketedSamples:
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
         """As `Samples.valid_mask`; one mask, the same for all arrays."""
         length = next(iter(drawn.fields.values())).shape[0]
-        return dict.fromkeys(self.fields, np.arange(length) < self._sequences.lengths[drawn.samples][:, None])
+        return dict.fromkeys(self.fields, np.arange(length) < self._sequences.lengths[drawn.sample_indices][:, None])
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
         """Return `episode`, `instruction` (index into `instructions`, -1 for none) and `length`, (n,) each."""
-        episode = self._sequences.episode[drawn.samples]
+        episode = self._sequences.episode[drawn.sample_indices]
         return {
             "episode": episode,
             "instruction": self._instructions.indices_of(episode),
-            "length": self._sequences.lengths[drawn.samples],
+            "length": self._sequences.lengths[drawn.sample_indices],
         }
 
     @property

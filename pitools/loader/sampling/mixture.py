@@ -97,9 +97,9 @@ class MixtureSamples:
         for number in np.unique(members).tolist():
             rows = np.flatnonzero(members == number)
             drawn = self._members[number].draw(positions_within[rows])
-            samples[rows] = drawn.samples
+            samples[rows] = drawn.sample_indices
             parts.append(_MemberDraw(number, rows, drawn))
-        return DrawnSamples(samples, self._order.keys_at(positions), self.fields, parts)
+        return DrawnSamples(samples, self._order.seeds_at(positions), self.fields, parts)
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`."""
@@ -115,13 +115,13 @@ class MixtureSamples:
         for part in drawn.locations:
             for member_name, mask in self._members[part.number].valid_mask(part.drawn).items():
                 name = self._names[part.number][member_name]
-                full_mask = masks.setdefault(name, np.ones((len(drawn.samples), *mask.shape[1:]), np.bool_))
+                full_mask = masks.setdefault(name, np.ones((len(drawn.sample_indices), *mask.shape[1:]), np.bool_))
                 full_mask[part.rows] = mask
         return masks
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
         """Return `dataset` and the datasets' extras; 0, or -1 for `episode` and `instruction`, where one has none."""
-        columns: dict[str, NDArray[Any]] = {"dataset": np.empty(len(drawn.samples), np.int64)}
+        columns: dict[str, NDArray[Any]] = {"dataset": np.empty(len(drawn.sample_indices), np.int64)}
         for part in drawn.locations:
             columns["dataset"][part.rows] = part.number
             for name, values in self._members[part.number].extras(part.drawn).items():
@@ -129,7 +129,7 @@ class MixtureSamples:
                     offset = sum(map(len, self._texts()[: part.number]))
                     values = np.where(values < 0, values, values + np.int32(offset))
                 if name != "dataset":  # of a nested mixture: here `dataset` is the outer number
-                    _assign_rows(columns, name, values, part.rows, len(drawn.samples))
+                    _assign_rows(columns, name, values, part.rows, len(drawn.sample_indices))
         return columns
 
     @property

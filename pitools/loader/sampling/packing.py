@@ -241,7 +241,7 @@ class PackedSamples:
         pieces = _PackedRows(
             np.concatenate([[0], ends]), sequences.episode[members], sequences.start[members], size, offset
         )
-        return DrawnSamples(rows, self.order.keys_at(positions), self.fields, pieces)
+        return DrawnSamples(rows, self.order.seeds_at(positions), self.fields, pieces)
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`; padding is zeros."""
@@ -284,8 +284,8 @@ class PackedSamples:
     def _spread(self, drawn: DrawnSamples, values: NDArray[Any], padding: int) -> NDArray[Any]:
         """Place values, one a piece or one a step, in an (n, length) array filled with `padding`."""
         packed: _PackedRows = drawn.locations
-        out = np.full(len(drawn.samples) * self.packing.length, padding, values.dtype)
-        row = np.repeat(np.arange(len(drawn.samples)), np.diff(packed.first_piece))
+        out = np.full(len(drawn.sample_indices) * self.packing.length, padding, values.dtype)
+        row = np.repeat(np.arange(len(drawn.sample_indices)), np.diff(packed.first_piece))
         steps = np.repeat(row * self.packing.length + packed.offset - _first_indices(packed.size), packed.size)
         steps += np.arange(len(steps))
         out[steps] = np.repeat(values, packed.size) if len(values) == len(packed.size) else values

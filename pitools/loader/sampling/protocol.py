@@ -1,6 +1,6 @@
 """The `Samples` protocol of the loader: map positions to samples, and read samples into buffers.
 
-    positions ──draw──▶ DrawnSamples: numbers, keys, locations ──read, by threads──▶ rows of the buffers
+    positions ──draw──▶ DrawnSamples: numbers, seeds, locations ──read, by threads──▶ rows of the buffers
                                                       ──valid_mask, extras──▶ small arrays, without reads
 
 Implemented by windows of one dataset (`WindowSamples`), several datasets (`MixtureSamples`), packed rows
@@ -52,12 +52,12 @@ def require_within_episodes(reader: VersionReader, episode: Indices, start: Indi
 class DrawnSamples(NamedTuple):
     """n samples that are drawn but not read.
 
-    samples: (n,) numbers of the samples. keys: (n,) random numbers. fields: of these samples; in buckets their length
-    depends on the batch. locations: the data for `read`; the type depends on the class of samples.
+    sample_indices: (n,) numbers of the samples. sample_seeds: (n,) random numbers. fields: of these samples; in buckets
+    their length depends on the batch. locations: the data for `read`; the type depends on the class of samples.
     """
 
-    samples: Indices
-    keys: Keys
+    sample_indices: Indices
+    sample_seeds: Keys
     fields: Mapping[str, Field]
     locations: Any
 

@@ -57,7 +57,7 @@ class ShuffledOrder(Struct, frozen=True, kw_only=True):
             )
         return samples
 
-    def keys_at(self, positions: Indices) -> Keys:
+    def seeds_at(self, positions: Indices) -> Keys:
         """Map (n,) positions to (n,) distinct random 64-bit numbers, for the samples' augmentation."""
         if positions.size and int(positions.min()) < 0:
             raise ValueError(f"position: below 0: {int(positions.min())}")

@@ -51,7 +51,7 @@ class WindowSamples:
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`."""
         samples = self.order.samples_at(positions)
-        return DrawnSamples(samples, self.order.keys_at(positions), self.fields, self._windows.locate(samples))
+        return DrawnSamples(samples, self.order.seeds_at(positions), self.fields, self._windows.locate(samples))
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`."""

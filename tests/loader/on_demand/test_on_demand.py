@@ -256,7 +256,7 @@ def test_batches_are_those_of_the_local_version(version: Path, url: str, root: P
     epoch, counts = len(windows), []
     for _ in range(3 * epoch // 8 + 1):
         expected, actual = next(local), next(remote)
-        assert np.array_equal(actual.samples, expected.samples)
+        assert np.array_equal(actual.sample_indices, expected.sample_indices)
         for name in ("obs/image", "action"):
             assert np.array_equal(actual.arrays[name], expected.arrays[name])
         counts.append(len(asked(tmp_path)))

@@ -40,18 +40,18 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int):
     samples, arrays = bucketed(version, resident=resident), VersionReader(version)
     batches = Loader(samples)
     for number, batch in enumerate(islice(batches, 30)):
-        lengths = [LENGTHS[sample] for sample in batch.samples]
+        lengths = [LENGTHS[sample] for sample in batch.sample_indices]
         (edge,) = {next(edge for edge in EDGES if length <= edge) for length in lengths}
         assert batch.step == number
         assert len(lengths) == 64 // edge
         for name in NAMES:
             assert batch.arrays[name].shape[:2] == (len(lengths), edge)
-            for row, sample in enumerate(batch.samples.tolist()):
+            for row, sample in enumerate(batch.sample_indices.tolist()):
                 start, stop = arrays.offsets[sample : sample + 2].tolist()
                 assert np.array_equal(batch.arrays[name][row, : stop - start], arrays.read(name, start, stop))
                 assert not batch.arrays[name][row, stop - start :].any()
         assert batch.valid_mask["action"].sum(axis=1).tolist() == lengths == batch.extras["length"].tolist()
-        assert batch.extras["episode"].tolist() == batch.samples.tolist()
+        assert batch.extras["episode"].tolist() == batch.sample_indices.tolist()
     batches.close()
 
 
@@ -86,10 +86,10 @@ def test_every_sequence_comes_equally_often(version, lengths, multiple, factor, 
         assert number == step
         assert size % multiple == 0
         assert size >= samples.planned_batch_size
-        (edge,) = {next(edge for edge in EDGES if lengths[sample] <= edge) for sample in drawn.samples}
+        (edge,) = {next(edge for edge in EDGES if lengths[sample] <= edge) for sample in drawn.sample_indices}
         assert drawn.fields["action"].shape == (edge, 3)
         assert size * edge <= 32 * multiple * factor
-        counts.update(drawn.samples.tolist())
+        counts.update(drawn.sample_indices.tolist())
         position, step = position + size, step + 1
     for low, edge in zip((0, *EDGES), EDGES, strict=False):
         of_bucket = [counts[i] for i, length in enumerate(lengths) if low < length <= edge]
@@ -103,7 +103,7 @@ def test_a_round_gives_each_its_due(version: Path):
     position, observed = 0, Counter[int]()
     for _ in range(2000):
         size = samples.batch_at(position)[1]
-        observed.update(samples.draw(np.arange(position, position + size)).samples.tolist())
+        observed.update(samples.draw(np.arange(position, position + size)).sample_indices.tolist())
         position += size
     assert max(observed.values()) - min(observed.values()) <= 4
     padded = sum(next(edge for edge in EDGES if length <= edge) for length in LENGTHS)
@@ -115,7 +115,7 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(version: 
     """Ranks' parts are equal and make the global batch; a state of one rank goes on as several."""
     make = lambda: bucketed(version, multiple=8, max_batch_steps=256, seed=1)  # noqa: E731
     alone = Loader(make())
-    expected = [(batch.step, batch.arrays["action"].copy(), batch.keys) for batch in islice(alone, 9)]
+    expected = [(batch.step, batch.arrays["action"].copy(), batch.sample_seeds) for batch in islice(alone, 9)]
     assert len({action.shape for _, action, _ in expected}) > 1
     first = Loader(make())
     for _ in range(3):
@@ -125,9 +125,9 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(version: 
         each.load_state(first.state())
     for step, action, keys in expected[3:]:
         parts = [next(each) for each in ranks]
-        assert {(part.step, len(part.samples)) for part in parts} == {(step, len(action) // world_size)}
+        assert {(part.step, len(part.sample_indices)) for part in parts} == {(step, len(action) // world_size)}
         assert np.array_equal(np.concatenate([part.arrays["action"] for part in parts]), action)
-        assert np.array_equal(np.concatenate([part.keys for part in parts]), keys)
+        assert np.array_equal(np.concatenate([part.sample_seeds for part in parts]), keys)
     with pytest.raises(ConfigError, match="max_batch_steps"):
         Loader(bucketed(version, multiple=8, max_batch_steps=512, seed=1)).load_state(first.state())
     for each in (alone, first, *ranks):

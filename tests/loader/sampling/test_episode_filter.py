@@ -187,7 +187,7 @@ def test_windows_of_a_staged_subset_are_those_of_the_whole(version: Path, tmp_pa
     spans = {"action": WindowSpan(0, 4), "obs/image": WindowSpan(1, 1)}
     loader = Loader(WindowSamples(part, Windows(part.offsets, episodes, spans, pad=True)), global_batch_size=32)
     for batch in islice(loader, 3):
-        anchors = Windows(version_reader.offsets, episodes, spans, pad=True).locate(batch.samples)
+        anchors = Windows(version_reader.offsets, episodes, spans, pad=True).locate(batch.sample_indices)
         for row, (start, stop, anchor) in enumerate(zip(*(field.tolist() for field in anchors[1:]), strict=True)):
             steps = np.clip(np.arange(anchor, anchor + 4), start, stop - 1) - start
             assert np.array_equal(batch.arrays["action"][row], version_reader.read("action", start, stop)[steps])

@@ -94,7 +94,7 @@ def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resi
     batches = Loader(samples, global_batch_size=32)
     used: list[list[int]] = [[], [], []]
     for batch in islice(batches, 10):
-        for row, sample in enumerate(batch.samples.tolist()):
+        for row, sample in enumerate(batch.sample_indices.tolist()):
             number = int(batch.extras["dataset"][row])
             arrays = reader[number]
             place = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), SPANS, pad=True).locate([sample])
@@ -123,8 +123,8 @@ def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Pa
     drawn = samples.draw(np.arange(3 * span))
     for part, weight in zip(drawn.locations, WEIGHTS, strict=True):
         own = windowed(versions[part.number]).order.samples_at(np.arange(round(3 * span * weight)))
-        assert sorted(part.drawn.samples.tolist()) == sorted(own.tolist())
-    assert not np.array_equal(drawn.samples[:span], drawn.samples[span : 2 * span])
+        assert sorted(part.drawn.sample_indices.tolist()) == sorted(own.tolist())
+    assert not np.array_equal(drawn.sample_indices[:span], drawn.sample_indices[span : 2 * span])
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
@@ -132,7 +132,9 @@ def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Pa
 def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions, world_size: int, turn: str):
     """Ranks' parts make the global batch, with the same keys; a state of one rank goes on as several."""
     alone, first = (Loader(mixture(versions, turn_order=turn), global_batch_size=24) for _ in range(2))
-    expected = [(batch.arrays["obs/image"].copy(), batch.extras["dataset"], batch.keys) for batch in islice(alone, 7)]
+    expected = [
+        (batch.arrays["obs/image"].copy(), batch.extras["dataset"], batch.sample_seeds) for batch in islice(alone, 7)
+    ]
     next(first), next(first)
     ranks = [
         Loader(mixture(versions, turn_order=turn), global_batch_size=24, rank=rank, world_size=world_size, threads=1)
@@ -144,7 +146,7 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions,
         actual = [next(each) for each in ranks]
         assert np.array_equal(np.concatenate([part.arrays["obs/image"] for part in actual]), image)
         assert np.array_equal(np.concatenate([part.extras["dataset"] for part in actual]), dataset)
-        assert np.array_equal(np.concatenate([part.keys for part in actual]), keys)
+        assert np.array_equal(np.concatenate([part.sample_seeds for part in actual]), keys)
     for each in (alone, first, *ranks):
         each.close()
 
@@ -177,7 +179,7 @@ def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callabl
     mixed = MixtureSamples([first, second], [1, 1], rename={1: {"obs/joints": "obs/state"}})
     batch = next(Loader(mixed, global_batch_size=4))
     (row,) = np.flatnonzero(batch.extras["dataset"] == 1)[:1]
-    anchor = int(Windows(version_reader.offsets, np.arange(2), spans).locate(batch.samples[[row]]).anchor[0])
+    anchor = int(Windows(version_reader.offsets, np.arange(2), spans).locate(batch.sample_indices[[row]]).anchor[0])
     assert np.array_equal(batch.arrays["obs/state"][row], version_reader.read("obs/joints", anchor - 1, anchor + 1))
     with pytest.raises(ConfigError, match=r"rename: .*'obs/joint'"):
         MixtureSamples([first, second], [1, 1], rename={1: {"obs/joint": "obs/state"}})
@@ -199,7 +201,7 @@ def test_another_process_is_given_the_same(versions: list[Path]):
         first, two = (
             next(Loader(each, global_batch_size=0 if each.planned_batch_size else 4)) for each in (samples, record)
         )
-        assert np.array_equal(first.samples, two.samples)
+        assert np.array_equal(first.sample_indices, two.sample_indices)
         assert np.array_equal(first.arrays["action"], two.arrays["action"])
 
 
@@ -211,7 +213,7 @@ def test_packs_and_mixtures_can_be_mixed(versions: list[Path]):
         sequences = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 40)
         packs.append(PackedSamples(arrays, ["action"], PackingPlan(sequences, 40)))
     batch = next(Loader(MixtureSamples([MixtureSamples(packs, [1, 1]), packs[0]], [1, 1]), global_batch_size=8))
-    for row, (number, sample) in enumerate(zip(batch.extras["dataset"], batch.samples, strict=True)):
+    for row, (number, sample) in enumerate(zip(batch.extras["dataset"], batch.sample_indices, strict=True)):
         steps = int((batch.extras["segment"][row] > 0).sum())
         assert steps == int(batch.valid_mask["action"][row].sum()) > 0
         assert not batch.arrays["action"][row, steps:].any()

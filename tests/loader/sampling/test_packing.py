@@ -139,7 +139,7 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassig
     batches = Loader(samples, global_batch_size=4)
     observed = []
     for batch in islice(batches, 6):
-        for row, number in enumerate(batch.samples.tolist()):
+        for row, number in enumerate(batch.sample_indices.tolist()):
             epoch = (batch.step * 4 + row) // plan.rows
             observed.append((epoch, number))
             at, expected = 0, {name: np.zeros_like(batch.arrays[name][0]) for name in NAMES}
@@ -165,7 +165,9 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassig
 def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Path, world_size: int):
     """Ranks' parts make the global batch; a state of one rank goes on as several."""
     alone = Loader(packed(version), global_batch_size=8)
-    expected = [(batch.arrays["action"].copy(), batch.extras["segment"], batch.keys) for batch in islice(alone, 5)]
+    expected = [
+        (batch.arrays["action"].copy(), batch.extras["segment"], batch.sample_seeds) for batch in islice(alone, 5)
+    ]
     first = Loader(packed(version), global_batch_size=8)
     next(first), next(first)
     ranks = [
@@ -178,7 +180,7 @@ def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Pat
         parts = [next(each) for each in ranks]
         assert np.array_equal(np.concatenate([part.arrays["action"] for part in parts]), action)
         assert np.array_equal(np.concatenate([part.extras["segment"] for part in parts]), segment)
-        assert np.array_equal(np.concatenate([part.keys for part in parts]), keys)
+        assert np.array_equal(np.concatenate([part.sample_seeds for part in parts]), keys)
     with pytest.raises(ConfigError, match="reassign"):
         Loader(packed(version, reassign=False), global_batch_size=8).load_state(first.state())
     for each in (alone, first, *ranks):

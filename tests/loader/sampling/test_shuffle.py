@@ -30,7 +30,7 @@ def test_an_epoch_has_every_sample_once(samples: int, seed: int, epoch: int):
 def test_it_is_the_same_for_ever():
     """Frozen: another answer would change the order of runs that are to be resumed or repeated."""
     assert order(1000, 7).samples_at(np.arange(990, 1010)).tolist() == FROZEN
-    assert [hex(key) for key in order(1000, 7).keys_at(np.arange(3)).tolist()] == KEYS
+    assert [hex(key) for key in order(1000, 7).seeds_at(np.arange(3)).tolist()] == KEYS
 
 
 def test_everything_that_names_it_changes_it():
