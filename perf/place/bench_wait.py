@@ -53,7 +53,7 @@ class Replay:
 
         def watched(arrival: Arrival) -> Sequence[int]:
             (pool,) = bind(arrival)
-            site = arrival.pools_state[pool]
+            site = arrival.schedulers[pool]
             self.raw_s[arrival.job] = foretell(arrival, pool) - arrival.now_s
             self.ahead[arrival.job] = sum(entry[3] for entry in site.queue) / site.units
             return (pool,)

@@ -35,15 +35,14 @@ def run(
 ) -> None:
     """Put REQUESTS (TOML files, or - for names of such files on stdin) in the queue that several sites serve."""
     from pitools.core.output import Output
-    from pitools.place.dispatch import status, store
-    from pitools.place.dispatch import watch as follow
-    from pitools.place.estimate import plan as survey
+    from pitools.place.dispatch import status, store, watch
+    from pitools.place.estimate import plan
     from pitools.site import template
 
     place = store.queue_dir()
     loaded = _sites(sites)
     wanted = [_check_request(path, loaded) for path in _paths(requests)]
-    survey.require_feasible([request for request, _, _ in wanted], loaded)
+    plan.require_feasible([request for request, _, _ in wanted], loaded)
     owner_name = owner or template.expand_placeholders("{user}")
     jobs = store.enqueue(
         place, [store.make_request(request, may, user=owner_name, request_text=text) for request, may, text in wanted]
@@ -52,14 +51,14 @@ def run(
     rows = [status.job_row(job, site_status) for job in jobs]
     if wait:
         ids = [job.job_id for job in jobs]
-        news = follow.Messages(own_jobs=ids)
+        news = watch.Messages(own_jobs=ids)
 
         def is_over(ticked: TickResult) -> bool:
             _print_lines(news.new_messages(ticked))
-            return follow.finished_rows(place, ids) is not None
+            return watch.finished_rows(place, ids) is not None
 
-        follow.tick_until(_make_dispatcher(place), _TICK_EVERY_S, is_over)
-        rows = follow.finished_rows(place, ids) or rows
+        watch.tick_until(_make_dispatcher(place), _TICK_EVERY_S, is_over)
+        rows = watch.finished_rows(place, ids) or rows
     with Output(form, status.JOB_COLUMNS) as out:
         for row in rows:
             out(row)
@@ -107,13 +106,12 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     from pitools.core import units
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
-    from pitools.place.dispatch import store
-    from pitools.place.dispatch import watch as follow
+    from pitools.place.dispatch import store, watch
 
     if form == "hosts":
         raise UsageError("--format hosts: the queue has no nodes to list", hint="--format jsonl")
     place = store.queue_dir()
-    ticker, changes = _make_dispatcher(place), follow.ChangedRows()
+    ticker, changes = _make_dispatcher(place), watch.ChangedRows()
     every_s = units.parse_duration(every)
     printed: set[str] = set()
 
@@ -132,14 +130,14 @@ def watch(every: str, until_empty: bool, form: str) -> None:
             def lines(ticked: TickResult) -> bool:
                 records = changes.changed(ticked, place)
                 if form == "table":
-                    for line in follow.change_lines(records):
+                    for line in watch.change_lines(records):
                         click.echo(line)
                 else:
                     for row in records:
-                        out(follow.to_change_row(row) if form == "tsv" else row)
+                        out(watch.to_change_row(row) if form == "tsv" else row)
                 return is_enough(ticked)
 
-            follow.tick_until(ticker, every_s, lines)
+            watch.tick_until(ticker, every_s, lines)
         return
     from rich.live import Live
 
@@ -147,12 +145,12 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     with Live(auto_refresh=False) as live:
 
         def drawn(ticked: TickResult) -> bool:
-            latest.extend(follow.change_lines(changes.changed(ticked, place)))
+            latest.extend(watch.change_lines(changes.changed(ticked, place)))
             del latest[:-10]
-            live.update(follow.live_table(ticked, latest), refresh=True)
+            live.update(watch.live_table(ticked, latest), refresh=True)
             return is_enough(ticked)
 
-        follow.tick_until(ticker, every_s, drawn)
+        watch.tick_until(ticker, every_s, drawn)
 
 
 @click.command("list")

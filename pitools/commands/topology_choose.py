@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from pitools.commands.options import SINGLE_VALUE, format_option
-from pitools.commands.topology_options import load_fabric
+from pitools.commands.topology_fabric import load_fabric
 
 if TYPE_CHECKING:
     from pitools.slurm.records import Node

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pitools.commands.options import SINGLE_VALUE, format_option
-from pitools.commands.topology_options import load_fabric
+from pitools.commands.topology_fabric import load_fabric
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -119,8 +119,7 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
     from pitools.core.errors import ClusterError, UsageError
     from pitools.core.output import Output
     from pitools.topology.fabric_model import expand_ordered
-    from pitools.topology.show.score import PlacementScore
-    from pitools.topology.show.score import score_job as judge
+    from pitools.topology.show.score import PlacementScore, score_job
 
     fabric, slurm, _ = load_fabric(site_name, source)
     columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "ring_hops", "reordered_ring_hops", "locality")
@@ -128,7 +127,7 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
     with Output(form, columns if form != "jsonl" else ()) as out:
 
         def score_order(order: list[str], job_id: str = "", name: str = "") -> PlacementScore:
-            return judge(order, fabric, job_id=job_id, name=name)
+            return score_job(order, fabric, job_id=job_id, name=name)
 
         if nodes:
             if jobs:

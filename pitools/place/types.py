@@ -58,7 +58,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     maintenance_windows: Sequence[tuple[float, float]] = ()
 
     @property
-    def contested(self) -> int:
+    def units_held_for_others(self) -> int:
         """Return the idle units that are not free, as others' pending jobs need them."""
         idle = self.units - sum(units for _, units in self.running)
         return max(0, idle - self.free) if self.others_pending else 0

@@ -43,8 +43,8 @@ from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Tr
 __all__ = ["Client", "Transport"]
 
 
-def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> job_components.SqueueRow:
-    row = job_components.SqueueRow(job_id, raw_id, parse_job_state(state))
+def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> job_components.JobPart:
+    row = job_components.JobPart(job_id, raw_id, parse_job_state(state))
     return (
         row._replace(reason=none_to_empty(reason), start=parse_slurm_time(start, UTC))
         if row.state == "PENDING"
@@ -170,7 +170,7 @@ class Client:
             return {}
         jobs = self.jobs(ids, all_states=True, each_task=True)
         states = job_components.states_from_squeue(
-            job_components.SqueueRow(job.job_id, job.raw_id, job.state) for job in jobs
+            job_components.JobPart(job.job_id, job.raw_id, job.state) for job in jobs
         )
         missing = [job_id for job_id in ids if job_id not in states]
         if missing:
@@ -183,10 +183,10 @@ class Client:
         except PitError:
             return {}
         return job_components.states_from_accounting(
-            job_components.SqueueRow(job.job_id, job.raw_id, job.state) for job in jobs
+            job_components.JobPart(job.job_id, job.raw_id, job.state) for job in jobs
         )
 
-    def my_jobs(self) -> list[job_components.SqueueRow]:
+    def my_jobs(self) -> list[job_components.JobPart]:
         """Return all jobs and array tasks of this user, with those that ended minutes ago.
 
         Pending jobs have a reason and an expected start. The cheapest squeue for polling: one call for all jobs.

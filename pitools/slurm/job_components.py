@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pitools.slurm.states import combined_state, is_final
 
 
-class SqueueRow(NamedTuple):
+class JobPart(NamedTuple):
     """Job id, raw id and state: `6_1`, `14`, `RUNNING`. reason, start: pending reason and expected start, else ""."""
 
     job_id: str
@@ -18,9 +18,9 @@ class SqueueRow(NamedTuple):
     start: str = ""
 
 
-def pending_by_id(rows: Iterable[SqueueRow]) -> dict[str, SqueueRow]:
+def pending_by_id(rows: Iterable[JobPart]) -> dict[str, JobPart]:
     """Return id → row of pending jobs, for each of their ids; for an array, its first pending part."""
-    rows_by_id: dict[str, SqueueRow] = {}
+    rows_by_id: dict[str, JobPart] = {}
     for row in rows:
         if row.state == "PENDING":
             for name in (row.job_id, row.raw_id, parent_job_id(row.job_id)):
@@ -28,7 +28,7 @@ def pending_by_id(rows: Iterable[SqueueRow]) -> dict[str, SqueueRow]:
     return rows_by_id
 
 
-def states_from_squeue(rows: Iterable[SqueueRow]) -> dict[str, str]:
+def states_from_squeue(rows: Iterable[JobPart]) -> dict[str, str]:
     """Return id → state of squeue's rows; an array or het job is included only while a part is unfinished.
 
     slurmctld forgets parts of an array one by one, so the array may have unlisted parts that did not complete.
@@ -42,7 +42,7 @@ def states_from_squeue(rows: Iterable[SqueueRow]) -> dict[str, str]:
     }
 
 
-def states_from_accounting(rows: Iterable[SqueueRow]) -> dict[str, str]:
+def states_from_accounting(rows: Iterable[JobPart]) -> dict[str, str]:
     """Return id → state of accounting's rows, which include all parts of a job."""
     return {job_id: combined_state(states) for job_id, states in _states_by_id(rows).items()}
 
@@ -52,7 +52,7 @@ def parent_job_id(job_id: str) -> str:
     return job_id.replace("+", "_").partition("_")[0]
 
 
-def _states_by_id(rows: Iterable[SqueueRow]) -> dict[str, list[str]]:
+def _states_by_id(rows: Iterable[JobPart]) -> dict[str, list[str]]:
     """Return id → states, for the id of each row, its raw id, and its array's or het job's id."""
     states_by_id: dict[str, list[str]] = {}
     for row in rows:

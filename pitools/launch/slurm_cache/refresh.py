@@ -169,7 +169,7 @@ def _query_sacct(slurm: Client, cached: CachedAnswers, dropped_ids: Sequence[str
             return replace(cached, accounting_failure=_make_failure(error, cached.accounting_failure))
         jobs = []  # without accounting there will never be more
     states = job_components.states_from_accounting(
-        job_components.SqueueRow(job.job_id, job.raw_id, job.state) for job in jobs
+        job_components.JobPart(job.job_id, job.raw_id, job.state) for job in jobs
     )
     accounts = dict(cached.accounts)
     for job_id in dropped_ids:

@@ -46,7 +46,7 @@ class CachedAnswers(Record, frozen=True, kw_only=True, tag="pit.slurm-cache/1"):
     """
 
     queried_at_s: float = 0.0
-    jobs: tuple[job_components.SqueueRow, ...] = ()
+    jobs: tuple[job_components.JobPart, ...] = ()
     wait_s: float = 0.0
     squeue_failure: QueryFailure | None = None
     accounting_failure: QueryFailure | None = None

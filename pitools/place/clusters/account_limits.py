@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pitools.core.record import Record
 from pitools.site.schema import Site
 from pitools.slurm import argv, parse_accounting
-from pitools.slurm.batch import run_batch, stdout_or_raise
 from pitools.slurm.fields import new_separator, parse_count
+from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.slurm.records import AccountingRow, Association, Qos
 from pitools.slurm.transport import Transport
 
@@ -35,7 +35,7 @@ def query_account_limits(site: Site, transport: Transport) -> AccountLimits:
     since = datetime.now(UTC) - timedelta(days=QUOTA_DAYS)
     # Without --user, sacct lists only the caller's jobs, but all users' jobs for an operator.
     sacct_own_jobs = ["sh", "-c", 'user=$(id -un) && exec "$@" --user="$user"', "sh", *argv.sacct(since=since, sep=sep)]
-    outputs = run_batch(transport, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, sacct_own_jobs])
+    outputs = run_queries(transport, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, sacct_own_jobs])
     user, groups, associations, qos, jobs = (stdout_or_raise(transport, output) for output in outputs)
     name = user.strip()
     per_node = {name: partition.gpus_per_node for name, partition in site.partitions.items()}

@@ -13,7 +13,6 @@ import msgspec
 from pitools.core.record import Record
 from pitools.place.clusters import cache, snapshot
 from pitools.site.schema import Site
-from pitools.slurm.batch import run_batch, stdout_or_raise
 from pitools.slurm.fields import (
     new_separator,
     parse_count,
@@ -22,6 +21,7 @@ from pitools.slurm.fields import (
     parse_slurm_time,
     split_rows,
 )
+from pitools.slurm.multi_query import run_queries, stdout_or_raise
 
 DAYS = 14
 _DAY_S = 86400.0
@@ -92,7 +92,7 @@ def query_history(site: Site, timeout_s: float, last_days: int = DAYS) -> Accoun
         "-o",
         _COLUMNS,
     ]
-    (output,) = run_batch(transport, [command])
+    (output,) = run_queries(transport, [command])
     waits: list[PastWait] = []
     failures: dict[str, tuple[float, int]] = {}
     for row in split_rows(stdout_or_raise(transport, output), sep, len(_COLUMNS.split(",")), "sacct"):

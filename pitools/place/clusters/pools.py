@@ -234,7 +234,7 @@ def estimate_start_s(pool: PoolState, units: int, limit_s: float, now_s: float) 
     """
     wait_s = 0.0
     if units > pool.free:
-        by_end = [(now_s, pool.contested), *pool.running]
+        by_end = [(now_s, pool.units_held_for_others), *pool.running]
         wait_s = wait_until_free_s(by_end, units - pool.free, now_s) + pool.others_pending_s / max(pool.units, 1)
     return pool.opens_s(now_s + wait_s, limit_s) - now_s
 

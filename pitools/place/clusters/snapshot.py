@@ -23,8 +23,8 @@ from pitools.site import load
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import argv, parse_cluster, parse_jobs, parse_nodes
-from pitools.slurm.batch import run_batch, stdout_or_raise
 from pitools.slurm.fields import new_separator
+from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.slurm.records import Node, Partition, Reservation, SlurmJob
 from pitools.slurm.transport import Transport
 
@@ -186,7 +186,7 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
     squeue = ["squeue", "-h", "--noconvert", "-o", sep.join(parse_jobs.JOB_FORMAT[name] for name in _FIELDS)]
     transport = make_transport(site, timeout_s)
     before_s = time.time()
-    outputs = run_batch(
+    outputs = run_queries(
         transport, [["date", "+%s"], argv.CONFIG, argv.PARTITIONS, argv.show_nodes(), argv.RESERVATIONS, squeue]
     )
     clock, config, partitions, nodes, reservations, jobs = (stdout_or_raise(transport, output) for output in outputs)

@@ -50,7 +50,7 @@ class QueuedRequest(Record, frozen=True, kw_only=True, tag="pit.queued-request/1
     job_id: str
     request: Request
     sites: tuple[str, ...]
-    submitted: str
+    queued_at: str
     tier: str = ""
     owner: str = ""
     request_text: str = ""
@@ -117,7 +117,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "started"
 
 
-QueueJobState = Literal["queued", "submitted", "running", "done", "failed", "withdrawn"]
+QueueJobState = Literal["queued", "submitted", "running", "done", "failed", "cancelled"]
 
 
 class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +154,8 @@ class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job is done, failed or withdrawn."""
-        return self.state in ("done", "failed", "withdrawn")
+        """Whether the job is done, failed or cancelled."""
+        return self.state in ("done", "failed", "cancelled")
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
@@ -249,7 +249,7 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
 def _job_state(tickets: Sequence[QueueTicket], end: JournalEntry | None) -> QueueJobState:
     if end is not None:
         if end.kind is EntryKind.CANCELLED or end.state == "CANCELLED":
-            return "withdrawn"
+            return "cancelled"
         return "done" if end.state == "COMPLETED" else "failed"
     if any(ticket.is_running for ticket in tickets):
         return "running"

@@ -9,8 +9,7 @@ from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch.journal import QueueJob
-from pitools.place.estimate import candidates
-from pitools.place.estimate import plan as survey
+from pitools.place.estimate import candidates, plan
 from pitools.place.types import PlacementOption
 from pitools.site.schema import Site
 
@@ -28,7 +27,7 @@ class OptionCache:
     """Caches each job's options for CACHE_S."""
 
     def __init__(self) -> None:
-        self._cached: dict[str, tuple[float, frozenset[str], survey.PlacementOptions]] = {}
+        self._cached: dict[str, tuple[float, frozenset[str], plan.PlacementOptions]] = {}
         self._deadline = 0.0
         self._postponed: dict[str, None] = {}  # in order
 
@@ -46,10 +45,10 @@ class OptionCache:
         if is_stale and now > self._deadline:
             self._postponed[job.job_id] = None
         elif is_stale:
-            wanted = survey.PlacementRequest(
+            wanted = plan.PlacementRequest(
                 request=job.request.request, origin=job.job_id, text=job.request.request_text
             )
-            offered = survey.options_from_snapshots(
+            offered = plan.options_from_snapshots(
                 wanted, [snapshots[name] for name in sorted(answered)], timeout_s=_BUDGET_S
             )
             cached = self._cached[job.job_id] = (now, answered, offered)

@@ -181,7 +181,7 @@ class Planner:
             return None  # no option, or queued at a site that did not answer: nothing to decide
         return types.PendingJob(
             job_id=job.job_id,
-            submit_s=unix_time(job.request.submitted),
+            submit_s=unix_time(job.request.queued_at),
             options=options,
             tier=_TIERS.get(job.request.tier, 0),
         )

@@ -69,7 +69,7 @@ class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status
 
 
 class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
-    """One job of the queue. state: queued, submitted, in-doubt, running, done, failed or withdrawn.
+    """One job of the queue. state: queued, submitted, in-doubt, running, done, failed or cancelled.
 
     pool: where the job runs or waits. run, slurm_id: its run id and Slurm id there. exit_code: of an ended job.
     """
@@ -78,10 +78,9 @@ class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
     state: str
     pool: str
     slurm_id: str
-    tickets: int
     owner: str
     tier: str
-    submitted: str
+    queued_at: str
     reason: str
     exit_code: int | None = None
     run: str = ""
@@ -200,10 +199,9 @@ def job_row(job: QueueJob, status: DispatchStatus) -> QueueJobRow:
         state=state,
         pool=ticket.pool if ticket else "",
         slurm_id=ticket.slurm_id if ticket else "",
-        tickets=len(job.live),
         owner=job.request.owner,
         tier=job.request.tier,
-        submitted=job.request.submitted,
+        queued_at=job.request.queued_at,
         reason=_reason(job, ticket, doubtful, status),
         exit_code=job.end_entry.exit_code if job.end_entry else None,
         run=ticket.name if ticket else "",
@@ -225,14 +223,14 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
         state = "runs" if doubtful[0].is_running else "may start or have started"
         return f"{state} at {site}, which is unreachable since {unreachable[site].since}"
     if job.is_cancelled:
-        return "being withdrawn"
+        return "being cancelled"
     if ticket and ticket.held_reason:
         return f"held at {ticket.site} ({ticket.held_reason}); to start it: scontrol release {ticket.slurm_id}"
     if ticket and ticket.site in not_up and not_up[ticket.site].state == "misconfigured":
         return f"{ticket.site} is misconfigured: {not_up[ticket.site].reason}"
     if ticket:
         return ticket.reason
-    if status.ticked_at < job.request.submitted:
+    if status.ticked_at < job.request.queued_at:
         return "no tick has run since it was queued; run: pit place tick, or pit place watch"
     if not_up.keys() >= set(job.request.sites):
         row = not_up[job.request.sites[0]]

@@ -60,7 +60,7 @@ def make_request(request: Request, sites: tuple[str, ...], *, user: str, request
         job_id=run_folder.new_run_id(request.name),
         request=request,
         sites=sites,
-        submitted=timestamps.now_rfc3339(),
+        queued_at=timestamps.now_rfc3339(),
         tier=request.tier,
         owner=user,
         request_text=request_text,
@@ -103,7 +103,7 @@ def read_jobs(queue_dir: Path, *, done: bool = False) -> tuple[list[QueueJob], l
             broken.append(error)
         except OSError as error:
             broken.append(DataError(error.strerror or str(error), where=str(error.filename or path)))
-    return sorted(jobs, key=lambda job: (job.request.submitted, job.job_id)), broken
+    return sorted(jobs, key=lambda job: (job.request.queued_at, job.job_id)), broken
 
 
 def find_job(queue_dir: Path, job_id: str) -> QueueJob:

@@ -63,7 +63,7 @@ class ChangedRows:
         rows += [row for row in ticked.jobs if self._jobs.get(row.job_id) != row]
         job_ids = {row.job_id for row in ticked.jobs}
         for job_id, row in self._jobs.items():
-            if job_id not in job_ids and row.state not in ("done", "failed", "withdrawn"):
+            if job_id not in job_ids and row.state not in ("done", "failed", "cancelled"):
                 with contextlib.suppress(PitError):  # damaged, which the status reports, or removed
                     rows.append(status.job_row(store.find_job(queue_dir, job_id), ticked.sites))
         self._sites = {row.site: row for row in ticked.sites.sites}

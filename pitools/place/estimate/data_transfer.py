@@ -16,7 +16,7 @@ from pitools.place.clusters import wait_log
 from pitools.place.clusters.snapshot import Snapshot, make_transport
 from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
-from pitools.slurm.batch import run_batch, stdout_or_raise
+from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.store import manifest
 from pitools.store.manifest import MANIFEST_FILE
 
@@ -54,7 +54,7 @@ def missing_data(data: Sequence[StagedDataset], site: Site, snapshot: Snapshot, 
     user = snapshot.account.user if snapshot.account else ""
     checks = [(dataset, path) for dataset in data for path in candidate_paths(site, dataset, user)]
     transport = make_transport(site, timeout_s)
-    (output,) = run_batch(transport, [["sh", "-c", _DIGEST_SCRIPT, "sh", *(path for _, path in checks)]])
+    (output,) = run_queries(transport, [["sh", "-c", _DIGEST_SCRIPT, "sh", *(path for _, path in checks)]])
     digests = stdout_or_raise(transport, output).split("\n")[:-1]
     if len(digests) != len(checks) or not all(map(_DIGEST.fullmatch, digests)):
         message = f"{len(digests)} lines (expected {len(checks)} digests of manifests)"

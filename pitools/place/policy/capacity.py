@@ -47,7 +47,7 @@ class PoolCapacity:
         """
         import numpy as np
 
-        running = [*([(self.now_s, pool.contested)] if pool.contested else []), *pool.running]
+        running = [*([(self.now_s, pool.units_held_for_others)] if pool.units_held_for_others else []), *pool.running]
         ends = np.array([end_s for end_s, _ in running])
         back = np.array([float(units) for _, units in running])
         backlog_s = pool.others_pending_s / max(pool.units, 1)

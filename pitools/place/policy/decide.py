@@ -64,7 +64,7 @@ class _Decision:
         self.jobs, self.order, self.capacity, self.policy = jobs, order, capacity, policy
         self.placed: list[Submit] = []
         self.open = np.ones(len(jobs), dtype=bool)  # not yet placed or rejected
-        self.fits = np.zeros(order.start_pool.shape, dtype=bool)
+        self.fits = np.zeros(order.accepts.shape, dtype=bool)
         self.reserved = 0
         for pool in range(len(capacity.names)):
             self._refresh(pool)
@@ -75,7 +75,7 @@ class _Decision:
 
         is_starving = self.order.is_starving
         tickets_left = self.policy.starvation_tickets - sum(
-            waiting for pool, waiting in enumerate(self.capacity.waiting) if not self._is_contested(pool)
+            waiting for pool, waiting in enumerate(self.capacity.waiting) if not self._others_wait(pool)
         )
         while True:
             can_start = self.fits.any(axis=1) & self.open
@@ -95,7 +95,7 @@ class _Decision:
                 break
         placed = {submit.job_id for submit in self.placed}
         for row in range(len(self.jobs)):
-            if not any(self._is_contested(pool) and self._has_room(pool) for pool in range(len(self.capacity.names))):
+            if not any(self._others_wait(pool) and self._has_room(pool) for pool in range(len(self.capacity.names))):
                 break
             if self._job(row).job_id not in placed:
                 self._queue_behind_others(row)
@@ -135,8 +135,8 @@ class _Decision:
         Contested pools without room in our share of the queue are passed over; in other pools the job waits for a
         later decision.
         """
-        pools = [pool for pool in self._sorted(row) if self._has_room(pool) or not self._is_contested(pool)]
-        if pools and self._is_contested(pools[0]):
+        pools = [pool for pool in self._sorted(row) if self._has_room(pool) or not self._others_wait(pool)]
+        if pools and self._others_wait(pools[0]):
             self._queue(row, pools[0], "waits behind others in this queue")
 
     def _queue(self, row: int, pool: int, why: str) -> None:
@@ -148,7 +148,7 @@ class _Decision:
     def _has_room(self, pool: int) -> bool:
         return self.capacity.waiting[pool] < self.capacity.pools[pool].max_pending
 
-    def _is_contested(self, pool: int) -> bool:
+    def _others_wait(self, pool: int) -> bool:
         return self.capacity.pools[pool].others_pending > 0
 
     def _sorted(self, row: int) -> list[int]:
@@ -167,7 +167,7 @@ class _Decision:
         table, now_s = self.order.table, self.capacity.now_s
         admitted = self.capacity.admits(pool, table.units[:, pool], self._end_s(pool))
         open_ = self.capacity.opens_s(pool, np.full(len(self.jobs), now_s), table.limit_s[:, pool]) == now_s
-        self.fits[:, pool] = self.order.start_pool[:, pool] & admitted & open_
+        self.fits[:, pool] = self.order.accepts[:, pool] & admitted & open_
 
     def _demand(self, row: int, pool: int) -> tuple[int, float, float]:
         return pool, float(self.order.table.units[row, pool]), float(self.order.table.limit_s[row, pool])

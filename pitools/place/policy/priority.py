@@ -18,7 +18,7 @@ class PriorityOrder(NamedTuple):
     """Jobs in the order in which they are served; every array is in this order.
 
     index: into the jobs as given. is_starving: (jobs,). takes_s: (jobs, pools), staging and run. ends_s: (jobs, pools),
-    expected time from now to the end. start_pool: (jobs, pools), pools that a job accepts now.
+    expected time from now to the end. accepts: (jobs, pools), pools that a job accepts now.
     """
 
     index: Any
@@ -26,7 +26,7 @@ class PriorityOrder(NamedTuple):
     table: JobTable
     takes_s: Array
     ends_s: Array
-    start_pool: Any
+    accepts: Any
 
 
 def prioritize(now_s: float, table: JobTable, capacity: PoolCapacity, policy: PolicyParams) -> PriorityOrder:

@@ -16,13 +16,13 @@ from pitools.place.simulate.workload import Workload
 class Arrival(NamedTuple):
     """A job that is submitted now.
 
-    pools: indices of the pools that are large enough. pools_state: the state of every pool.
+    pools: indices of the pools that are large enough. schedulers: the state of every pool.
     """
 
     now_s: float
     job: int
     pools: Sequence[int]
-    pools_state: Sequence[PoolScheduler]
+    schedulers: Sequence[PoolScheduler]
     work: Workload
 
     def demand(self, pool: int) -> tuple[int, float]:
@@ -52,7 +52,7 @@ class PlannedStart:
 
     def __call__(self, arrival: Arrival, pool: int) -> float:
         """Return the start in this pool."""
-        site = arrival.pools_state[pool]
+        site = arrival.schedulers[pool]
         version, count, free, start_s, ends = self._plans.get(pool, (-1, 0, 0, 0.0, []))
         if version != site.version:
             # Ascending, so it is a heap.
@@ -81,7 +81,7 @@ def free_space_start(arrival: Arrival, pool: int) -> float:
 
     That is after the running jobs, by their limits, and later by the queue's units x limit over the pool's units.
     """
-    site, (units, limit_s) = arrival.pools_state[pool], arrival.demand(pool)
+    site, (units, limit_s) = arrival.schedulers[pool], arrival.demand(pool)
     free, start_s = site.free, arrival.now_s
     for end_s, _, freed in site.running:
         if free >= units:
@@ -110,7 +110,7 @@ def _federation(arrival: Arrival) -> Sequence[int]:
 
 def _most_free(arrival: Arrival) -> Sequence[int]:
     """Bind a job to the pool with the most idle units; of equals, the first."""
-    return (max(arrival.pools, key=lambda pool: arrival.pools_state[pool].free),)
+    return (max(arrival.pools, key=lambda pool: arrival.schedulers[pool].free),)
 
 
 def _round_robin(arrival: Arrival) -> Sequence[int]:

@@ -85,7 +85,7 @@ class Simulator:
         self.bind = baselines.make_baseline(policy, scenario) if isinstance(policy, str) else None
         self.decide = None if isinstance(policy, str) else policy
         self.name = name or (policy if isinstance(policy, str) else "ours")
-        self.sites = [_make_pool(pool, scenario) for pool in scenario.pools]
+        self.schedulers = [_make_pool(pool, scenario) for pool in scenario.pools]
         self.view = PolicyAdapter(trace, self.work, predictor)
         self.tickets: list[dict[int, QueueEntry]] = [{} for _ in scenario.pools]
         self.waiting: set[int] = set()
@@ -147,7 +147,7 @@ class Simulator:
         heappush(self.events, SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure))
 
     def _handle(self, event: SimEvent, now: float) -> None:
-        site, job = self.sites[event.pool], event.job
+        site, job = self.schedulers[event.pool], event.job
         self.touched.add(event.pool)
         if not event.units:  # a window is over
             site.is_stale = True
@@ -168,11 +168,11 @@ class Simulator:
 
     def _handle_failure(self, event: SimEvent, now: float) -> None:
         """Take a node of the job out of service for its repair; the job keeps its work up to its last checkpoint."""
-        site, leaves = self.sites[event.pool], self.spans.leaves[event.span]
+        site, leaves = self.schedulers[event.pool], self.spans.leaves[event.span]
         self.work.lose_work(event.job, event.pool, now - self.spans.start_s[event.span], leaves)
         back_s = now + self.scenario.failures.repair_s
         absent_node = -2 - event.span  # a job number below 0
-        units = min(event.units, self.scenario.pools[event.pool].per_node)
+        units = min(event.units, self.scenario.pools[event.pool].gpus_per_node)
         if site.packing:
             units = site.packing.transfer(event.job, absent_node)
         site.hold(absent_node, units, back_s)
@@ -186,26 +186,26 @@ class Simulator:
         self.waiting.add(job)
         if self.bind:
             open_now = [pool for pool in fits if not self._is_unreachable(pool, now)]
-            for pool in self.bind(baselines.Arrival(now, job, open_now or fits, self.sites, self.work)):
+            for pool in self.bind(baselines.Arrival(now, job, open_now or fits, self.schedulers, self.work)):
                 self._enqueue(now, job, pool)
             self._start_jobs(now)
         else:
             self.view.add_waiting(job, fits)
 
     def _is_runnable(self, job: int, pool: int) -> bool:
-        packing = self.sites[pool].packing
+        packing = self.schedulers[pool].packing
         return packing is None or packing.fits_empty(self.work.units_on(job, pool))
 
     def _enqueue(self, now: float, job: int, pool: int) -> None:
         assert job not in self.tickets[pool], f"{self.trace.job_id[job]} has a ticket there"
         self.number += 1
         entry = (-self.work.tier[job], self.number, job, self.work.units_on(job, pool), self.work.limit_on(job, pool))
-        self.sites[pool].enqueue(entry)
+        self.schedulers[pool].enqueue(entry)
         self.tickets[pool][job] = entry
         self.touched.add(pool)
 
     def _withdraw(self, job: int, pool: int) -> None:
-        self.sites[pool].withdraw(self.tickets[pool].pop(job))
+        self.schedulers[pool].withdraw(self.tickets[pool].pop(job))
         self.touched.add(pool)
 
     def _is_unreachable(self, pool: int, now: float) -> bool:
@@ -218,7 +218,7 @@ class Simulator:
             self.touched.discard(pool)
             if self._is_unreachable(pool, now):
                 continue
-            for entry in self.sites[pool].startable(now):
+            for entry in self.schedulers[pool].startable(now):
                 job = entry[2]
                 self.waiting.discard(job)
                 del self.tickets[pool][job]
@@ -229,7 +229,7 @@ class Simulator:
 
     def _start(self, entry: QueueEntry, pool: int, now: float) -> None:
         _, _, job, units, limit_s = entry
-        site, spans, attempt = self.sites[pool], self.spans, self.attempts.get(job, 0)
+        site, spans, attempt = self.schedulers[pool], self.spans, self.attempts.get(job, 0)
         leaves = site.packing.leaf_count(job) if site.packing else 0
         run_s, limit_end_s = self.work.run_on(job, pool, leaves), now + limit_s
         if run_s > limit_s:  # slowed down beyond its limit: the limit is extended, as a user would have set it
@@ -254,9 +254,9 @@ class Simulator:
         if not self.waiting:
             return
         self.decides += 1
-        is_dark = [self._is_unreachable(pool, now) for pool in range(len(self.sites))]
+        is_dark = [self._is_unreachable(pool, now) for pool in range(len(self.schedulers))]
         jobs, tickets = self.view.jobs(), self.view.tickets(self.tickets)
-        for move in self.decide(now, jobs, self.view.pools(now, self.sites, is_dark), tickets):
+        for move in self.decide(now, jobs, self.view.pools(now, self.schedulers, is_dark), tickets):
             job, pool = self.view.job_index(move.job_id), self.view.pool_index[move.pool]
             if is_dark[pool]:
                 self.refused += 1

@@ -78,7 +78,7 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
     quantiles = np.percentile(jct, (50, 95, 99)) if jct.size else np.zeros(3)
     utilisation, delivered, fragments = _utilisation(result, trace, window_bounds(result, window))
     several = np.frombuffer(result.spans.leaves, np.int32)
-    several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.per_node for p in result.scenario.pools)]
+    several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.gpus_per_node for p in result.scenario.pools)]
     return SimulationSummary(
         policy=result.policy,
         trace=result.trace,

@@ -19,7 +19,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs in order of submission, one list per column.
 
     submit_s: from the trace's start. gpus: number held. run_s: on hardware of speed 1. limit_s: time limit, 0 if the
-    trace has none. owner, title, queue: user, job name, and queue or QOS; "" if unknown. rank_score: an estimate of
+    trace has none. owner, job_name, queue: user, name, and queue or QOS; "" if unknown. rank_score: an estimate of
     the run time made before the job, on any scale, 0 without one. skipped: number of rows that are not jobs.
     unallocated: number of jobs that never ran or held no GPU.
     """
@@ -31,7 +31,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     run_s: Sequence[float]
     limit_s: Sequence[float]
     owner: Sequence[str]
-    title: Sequence[str]
+    job_name: Sequence[str]
     queue: Sequence[str]
     rank_score: Sequence[float]
     skipped: int = 0
@@ -45,9 +45,9 @@ class SimPool(msgspec.Struct, frozen=True, kw_only=True):
     """One pool to simulate. speed: relative to the reference hardware. price: of a GPU hour. max_pending: limit of its
     queue.
 
-    fabric: its nodes; jobs are then placed on nodes of `per_node` GPUs, not only counted. maintenance_windows: windows
-    (from, to) in seconds in which nothing runs, announced before. unreachable_windows: windows in which its controller
-    does not answer: running jobs continue, none starts.
+    fabric: its nodes; jobs are then placed on nodes of `gpus_per_node` GPUs, not only counted. maintenance_windows:
+    windows (from, to) in seconds in which nothing runs, announced before. unreachable_windows: windows in which its
+    controller does not answer: running jobs continue, none starts.
     """
 
     pool: str
@@ -55,7 +55,7 @@ class SimPool(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     price: float = 0.0
     max_pending: int = 4
-    per_node: int = 8
+    gpus_per_node: int = 8
     fabric: Fabric | None = None
     maintenance_windows: Windows = ()
     unreachable_windows: Windows = ()

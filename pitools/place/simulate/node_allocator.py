@@ -19,20 +19,20 @@ class NodeAllocator:
 
     def __init__(self, pool: SimPool, fabric: Fabric, *, by_name: bool = False) -> None:
         every = fabric_model.nodes_of(fabric)
-        count, rest = divmod(pool.gpus, pool.per_node)
+        count, rest = divmod(pool.gpus, pool.gpus_per_node)
         if rest or count > len(every):
             raise ConfigError(
-                f'pool "{pool.pool}" has {pool.gpus} GPUs: that is not {len(every)} nodes of {pool.per_node} or fewer',
+                f'pool "{pool.pool}": {pool.gpus} GPUs are not {len(every)} nodes of {pool.gpus_per_node} or fewer',
                 where="fabric",
                 hint="set gpus to nodes x gpus_per_node",
             )
-        self.fabric, self.per_node, self.by_name = fabric, pool.per_node, by_name
+        self.fabric, self.gpus_per_node, self.by_name = fabric, pool.gpus_per_node, by_name
         nodes = every[:count]
         self.names = sorted(nodes, key=fabric_model.natural_sort_key)
         self.leaf = {node: leaf.path[-1] for leaf in fabric.leaves for node in leaf.nodes}
         # by_free[n]: nodes with n free GPUs, in the order in which they reached that number.
-        self.by_free: list[dict[str, None]] = [{} for _ in range(self.per_node)] + [dict.fromkeys(nodes)]
-        self.free = dict.fromkeys(nodes, self.per_node)
+        self.by_free: list[dict[str, None]] = [{} for _ in range(self.gpus_per_node)] + [dict.fromkeys(nodes)]
+        self.free = dict.fromkeys(nodes, self.gpus_per_node)
         self.held: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._could: dict[int, bool] = {}
         self._choice: tuple[str, ...] = ()  # the choice for the current state
@@ -40,16 +40,16 @@ class NodeAllocator:
     def fits_empty(self, units: int) -> bool:
         """Return whether an empty pool can hold a job of this size: not across unconnected leaves."""
         if units not in self._could:
-            self._could[units] = units <= self.per_node or bool(
-                self._choose_whole_nodes(self.names, units // self.per_node)
+            self._could[units] = units <= self.gpus_per_node or bool(
+                self._choose_whole_nodes(self.names, units // self.gpus_per_node)
             )
         return self._could[units]
 
     def fits_now(self, units: int) -> bool:
         """Return whether a job of this size can start now."""
-        if units <= self.per_node:
+        if units <= self.gpus_per_node:
             return any(self.by_free[units:])
-        empty, count = self.by_free[-1], units // self.per_node
+        empty, count = self.by_free[-1], units // self.gpus_per_node
         if len(empty) < count:
             return False
         if len(self._choice) != count:
@@ -58,12 +58,12 @@ class NodeAllocator:
 
     def allocate(self, job: int, units: int) -> None:
         """Allocate a job that fits: the part of a node that it fills best, or whole nodes near each other."""
-        if units <= self.per_node:
+        if units <= self.gpus_per_node:
             nodes: tuple[str, ...] = (next(next(iter(nodes)) for nodes in self.by_free[units:] if nodes),)
         else:
             assert self.fits_now(units)
             nodes = self._choice
-        share = min(units, self.per_node)
+        share = min(units, self.gpus_per_node)
         for node in nodes:
             self._change(node, -share)
         self.held[job] = share, nodes

@@ -93,7 +93,7 @@ class PolicyAdapter:
 
     def _features(self, job: int) -> JobFeatures:
         trace = self.trace
-        kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.rank_score[job]:g}" * (
+        kind = f"{trace.owner[job]} {trace.job_name[job]}".strip() or f"{trace.rank_score[job]:g}" * (
             trace.rank_score[job] > 0
         )
         return JobFeatures(limit_s=self.work.limit_s[job], units=trace.gpus[job], kind=kind)

@@ -136,7 +136,7 @@ def scenario_of_sites(names: Sequence[str]) -> Scenario:
                 speed=description.speed,
                 price=description.price_per_node_hour / max(description.gpus_per_node, 1),
                 max_pending=site.place.max_queued_jobs,
-                per_node=max(description.gpus_per_node, 1),
+                gpus_per_node=max(description.gpus_per_node, 1),
             )
             for partition, description in site.partitions.items()
             if description.nodes
@@ -170,7 +170,7 @@ def require_valid(scenario: Scenario, where: str) -> Scenario:
     }
     for pool in scenario.pools:
         wrong[f"pools.{pool.pool}: gpus, gpus_per_node, speed: expected numbers above 0"] = (
-            pool.gpus < 1 or pool.per_node < 1 or not 0 < pool.speed < inf
+            pool.gpus < 1 or pool.gpus_per_node < 1 or not 0 < pool.speed < inf
         )
         wrong[f"pools.{pool.pool}: max_pending, price_per_gpu_hour: expected 0 or more"] = (
             pool.max_pending < 0 or not 0 <= pool.price < inf
@@ -195,7 +195,7 @@ def _make_pool(name: str, table: PoolTable, path: Path) -> SimPool:
         speed=table.speed,
         price=table.price_per_gpu_hour,
         max_pending=table.max_pending,
-        per_node=table.gpus_per_node,
+        gpus_per_node=table.gpus_per_node,
         fabric=fabric,
         maintenance_windows=_windows(table.maintenance),
         unreachable_windows=_windows(table.unreachable),

@@ -28,9 +28,8 @@ class Workload:
     def units_on(self, job: int, pool: int) -> int:
         """Return the units a job holds in a pool: GPUs, in whole nodes if it needs more than one node."""
         gpus, target = self.gpus[job], self.scenario.pools[pool]
-        return (
-            gpus if target.fabric is None or gpus <= target.per_node else ceil(gpus / target.per_node) * target.per_node
-        )
+        per_node = target.gpus_per_node
+        return gpus if target.fabric is None or gpus <= per_node else ceil(gpus / per_node) * per_node
 
     def limit_on(self, job: int, pool: int) -> float:
         """Return a job's time limit in a pool: users scale it by the pool's speed."""

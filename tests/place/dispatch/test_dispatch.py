@@ -332,7 +332,7 @@ def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> 
     _until(lambda: pit(env, "tick").returncode == 0 and states([job_id]) == {"running"})
     assert pit(env, "cancel", job_id).returncode == 0
     drain(env)
-    assert states([job_id]) == {"withdrawn"}
+    assert states([job_id]) == {"cancelled"}
     assert pit(env, "cancel", job_id).returncode == 0
     assert pit(env, "cancel", "nosuch").returncode == 2
 

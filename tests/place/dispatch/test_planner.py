@@ -68,7 +68,7 @@ def test_a_job_without_time_for_its_estimate_says_so(tmp_path: Path, monkeypatch
     request = store.make_request(Request(name="a", command="true", time="1m"), ("a",), user="ada")
     (job,) = store.enqueue(store.queue_dir(), [request])
     offered = PlacementOptions((OPTION,), "")
-    monkeypatch.setattr(options.survey, "options_from_snapshots", lambda *_, **__: offered)
+    monkeypatch.setattr(options.plan, "options_from_snapshots", lambda *_, **__: offered)
     monkeypatch.setattr(options, "CACHE_S", -1.0)
     cache, answered = (
         options.OptionCache(),
@@ -96,7 +96,7 @@ def test_every_job_of_a_long_queue_is_estimated_in_time(
         clock[0] += 3.0
         return PlacementOptions((), "too small")
 
-    monkeypatch.setattr(options.survey, "options_from_snapshots", estimate)
+    monkeypatch.setattr(options.plan, "options_from_snapshots", estimate)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     state, postponed = QueueState(store.queue_dir()), ()
     for _ in range(3):

@@ -115,7 +115,7 @@ def test_what_is_over_is_put_away_and_still_found(place: Path, job: QueueJob) ->
     job = append_entry(job, entry("cancelled", 0))
     store.archive(place, job)
     assert store.read_jobs(place) == ([], [])
-    assert store.find_job(place, job.job_id).state == "withdrawn"
+    assert store.find_job(place, job.job_id).state == "cancelled"
     with pytest.raises(UsageError, match="is over"):
         store.write_mark(job, "cancel")
 

@@ -126,7 +126,7 @@ def test_a_withdrawn_job_leaves_every_queue(world: Callable[..., World]) -> None
         store.write_mark(store.find_job(fleet.place, job_id), "cancel")
     for _ in range(4):
         fleet.tick()
-    assert {store.find_job(fleet.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
+    assert {store.find_job(fleet.place, job_id).state for job_id in (waiting, running)} == {"cancelled"}
     states = {state for item in fleet.clusters.values() for _, state in item.jobs.values()}
     assert states == {"CANCELLED"}
 

@@ -108,7 +108,7 @@ def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatc
         requested.extend(text for text in commands[0] if text.startswith("--starttime"))
         raise Unreachable("no answer within 5 s")
 
-    monkeypatch.setattr(accounting_history, "run_batch", batch)
+    monkeypatch.setattr(accounting_history, "run_queries", batch)
     for _ in range(5):
         with pytest.raises(Unreachable):
             accounting_history.read_history(made.site(), 10)

@@ -18,7 +18,7 @@ def trace(*jobs: tuple[float, int, float, float], queues: Sequence[str] = ()) ->
         run_s=[job[2] for job in jobs],
         limit_s=[job[3] for job in jobs],
         owner=[""] * every,
-        title=[""] * every,
+        job_name=[""] * every,
         queue=list(queues) or [""] * every,
         rank_score=[0.0] * every,
     )

@@ -134,5 +134,5 @@ def test_free_space_counts_what_ends() -> None:
     """A job starts when as many units are free as it needs, whatever the running jobs hold each."""
     pool = SimpleNamespace(free=0, units=4, running=[(10.0, 0, 1), (20.0, 1, 1), (30.0, 2, 2)], queue=[])
     pool.opens_s = lambda start_s, _: start_s
-    arrival = SimpleNamespace(pools_state=[pool], now_s=0.0, demand=lambda _: (4, 60.0))
+    arrival = SimpleNamespace(schedulers=[pool], now_s=0.0, demand=lambda _: (4, 60.0))
     assert baselines.free_space_start(cast(baselines.Arrival, arrival), 0) == 30

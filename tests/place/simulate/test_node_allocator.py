@@ -27,7 +27,7 @@ def fabric(*sizes: int) -> Fabric:
 def world(wiring: Fabric, gpus: int, **more: object) -> Scenario:
     """One pool of nodes with 4 GPUs each."""
     plain = scenario(gpus, **more)
-    pool = msgspec.structs.replace(plain.pools[0], fabric=wiring, per_node=4)
+    pool = msgspec.structs.replace(plain.pools[0], fabric=wiring, gpus_per_node=4)
     return msgspec.structs.replace(plain, pools=(pool,))
 
 
@@ -103,7 +103,7 @@ def test_nodes_are_never_held_twice(rows: list[tuple[int, int, int]], by_name: b
     assert sorted(result.spans.job) == list(range(len(jobs)))
     _, used = metrics.timeline(result)
     assert (used <= 20).all()
-    packing = replay.sites[0].packing
+    packing = replay.schedulers[0].packing
     assert packing is not None
     assert not packing.held
     assert set(packing.free.values()) == {4}

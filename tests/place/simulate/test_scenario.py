@@ -64,7 +64,12 @@ def test_every_key_is_read(path: Path) -> None:
     assert (actual.tiers, actual.tier_shares) == ({"high": 1}, {1: 0.1})
     assert actual.limits.steps_s == (3600.0, 43200.0)
     assert (actual.failures.checkpoint_s, actual.failures.repair_s) == (1800.0, 14400.0)
-    assert (near.gpus, near.per_node, near.speed, near.maintenance_windows) == (48, 4, 2.0, ((259200.0, 302400.0),))
+    assert (near.gpus, near.gpus_per_node, near.speed, near.maintenance_windows) == (
+        48,
+        4,
+        2.0,
+        ((259200.0, 302400.0),),
+    )
     assert near.fabric is not None
     assert len(near.fabric.leaves) == 3
     assert (far.gpus, far.price, far.unreachable_windows) == (64, 2.5, ((86400.0, 90000.0),))

@@ -16,7 +16,7 @@ class TraceRow(NamedTuple):
     run_s: float
     limit_s: float = 0.0
     owner: str = ""
-    title: str = ""
+    job_name: str = ""
     queue: str = ""
     rank_score: float = 0.0
 

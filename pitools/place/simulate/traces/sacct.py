@@ -48,7 +48,7 @@ def row(raw: dict[str, str] | None) -> TraceRow | None:
         run_s=run_s,
         limit_s=limit_s or 0.0,
         owner=none_to_empty(raw.get("User", "")) or none_to_empty(raw.get("Account", "")),
-        title=raw.get("JobName", ""),
+        job_name=raw.get("JobName", ""),
         queue=none_to_empty(raw.get("QOS", "")),
     )
 

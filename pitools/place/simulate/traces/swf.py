@@ -33,7 +33,7 @@ def row(raw: list[str]) -> TraceRow | None:
         run_s=run_s,
         limit_s=max(0.0, parse_number(raw[8], "requested time")),
         owner=_known_or_empty(raw[11]),
-        title=_known_or_empty(raw[13]),
+        job_name=_known_or_empty(raw[13]),
         queue=_known_or_empty(raw[14]),
     )
 

@@ -17,7 +17,7 @@ from pitools.slurm.transport import QUERY_ENV, RunFunction, Transport, run_comma
 _BATCH_ENV = {**QUERY_ENV, "SCONTROL_ALL": "1", "SQUEUE_ALL": "1"}
 
 
-def run_batch(
+def run_queries(
     transport: Transport, commands: Sequence[Sequence[str]], *, run: RunFunction = subprocesses.run
 ) -> list[subprocesses.Completed]:
     """Run read-only commands one after another; a failed command does not stop the next.
