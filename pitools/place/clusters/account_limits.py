@@ -38,21 +38,26 @@ def query_account_limits(site: Site, transport: Transport) -> AccountLimits:
     outputs = run_queries(transport, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, sacct_own_jobs])
     user, groups, associations, qos, jobs = (stdout_or_raise(transport, output) for output in outputs)
     name = user.strip()
-    per_node = {name: partition.gpus_per_node for name, partition in site.partitions.items()}
+    rows = list(parse_accounting.parse_sacct(jobs, sep, UTC))
+    # A Slurm that does not track gres/gpu reports no GPUs of any job: count whole nodes.
+    is_tracked = any("gres/gpu" in row.alloc_tres for row in rows)
+    per_node = {} if is_tracked else {name: partition.gpus_per_node for name, partition in site.partitions.items()}
     return AccountLimits(
         user=name,
         associations=tuple(a for a in parse_accounting.parse_associations(associations) if a.user in ("", name)),
         qos=tuple(parse_accounting.parse_qos(qos)),
-        gpu_hours=sum(_gpu_hours(job, since, per_node) for job in parse_accounting.parse_sacct(jobs, sep, UTC)),
+        gpu_hours=sum(_gpu_hours(row, since, per_node) for row in rows),
         groups=frozenset(groups.split()),
     )
 
 
 def _gpu_hours(job: AccountingRow, since: datetime, per_node: Mapping[str, int]) -> float:
-    """Return the GPU hours of a job since a time. A job that started earlier counts from that time on."""
+    """Return the GPU hours of a job since a time. A job that started earlier counts from that time on.
+
+    per_node: partition → GPUs of a node, for a job that reports none.
+    """
     if not job.start:
         return 0.0
-    # A Slurm that does not track gres/gpu reports no GPUs: count whole nodes.
     tracked = job.alloc_tres.get("gres/gpu")
     gpus = parse_count(tracked) or 0 if tracked else job.nodes * per_node.get(job.partition, 0)
     skipped_s = max(0.0, (since - datetime.fromisoformat(job.start)).total_seconds())

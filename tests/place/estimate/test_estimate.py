@@ -352,7 +352,10 @@ def test_offers_leave_out_whoever_cannot_say_what_is_there(made: Any) -> None:
     assert [(item.pool, item.run_s, item.units) for item in actual] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
 
 
-def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gpus", "hours"), [("gres/gpu=", 4 * 2 + 10 * 3), ("gres/none=", 16 * (2 + 1 + 3))])
+def test_gpu_hours_are_those_of_the_last_month(
+    made: Any, home: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, hours: float
+) -> None:
     """GPUs x hours of our jobs, from a month ago on; whole nodes where Slurm does not count GPUs; accounts, and us."""
 
     def row(job: str, started_ago_h: float, ran_h: float, tracked: str) -> str:
@@ -373,10 +376,10 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
     month_h = 30 * 24.0
     rows = [
         "|".join(ACCOUNTING_FORMAT),
-        row("1", 10, 2, "cpu=8,gres/gpu=4"),
+        row("1", 10, 2, f"cpu=8,{gpus}4"),
         row("2", 10, 1, "cpu=8"),
-        row("3", month_h + 5, 8, "gres/gpu=10"),
-        row("4", month_h + 5, 4, "gres/gpu=10"),
+        row("3", month_h + 5, 8, f"{gpus}10"),
+        row("4", month_h + 5, 4, f"{gpus}10"),
     ]
     (home / "rows").write_text("\n".join(rows) + "\n")
     takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
@@ -385,7 +388,7 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
     ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
     put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
     actual = account_limits.query_account_limits(made.site(), make_transport(made.site(), 10))
-    assert actual.gpu_hours == pytest.approx(4 * 2 + 16 * 1 + 10 * 3, abs=0.1)
+    assert actual.gpu_hours == pytest.approx(hours, abs=0.1)
     assert [row.user for row in actual.associations] == ["", actual.user]
     assert actual.groups
 
