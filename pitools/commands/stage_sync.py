@@ -55,7 +55,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     if metrics and metrics.suffix != ".prom":
         raise UsageError(f'"{metrics}" does not end in .prom', hint="node_exporter reads only files NAME.prom")
     quiet = form == "auto" and not dry_run and not any(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
-    report = MetricsReport(None if dry_run else metrics, path.stem)
+    report = MetricsReport(None if dry_run else metrics, str(path.absolute()))
     try:
         policy = policies.load_policy(path)
     except PitError as error:

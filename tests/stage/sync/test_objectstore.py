@@ -144,7 +144,7 @@ def test_a_wrong_place_is_the_policys_mistake(bucket: Bucket, source: str, said:
     assert (code, changes, len(err.splitlines())) == (3, [], 1), err
     assert source in err
     assert said in err
-    assert 'errors_total{policy="stage",kind="policy"} 1' in metrics.read_text()
+    assert f'errors_total{{policy="{bucket.file}",kind="policy"}} 1' in metrics.read_text()
     assert bucket.staged() == {version}
 
 

@@ -79,7 +79,7 @@ class Site:
             os.utime(path, (time.time() - OLD_S,) * 2)
 
     def value(self, name: str, **labels: str) -> float | None:
-        return read_samples(self.metrics).get((PREFIX + name, (("policy", "stage"), *labels.items())))
+        return read_samples(self.metrics).get((PREFIX + name, (("policy", str(self.file)), *labels.items())))
 
 
 @pytest.fixture
@@ -435,6 +435,19 @@ def test_metrics_tell_what_was_done(site: Site):
     assert (site.value("staged_sets_total"), site.value("last_exit_code")) == (2, 0)
 
 
+def test_policies_of_one_name_have_samples_of_their_own(site: Site, tmp_path: Path):
+    """Two files of the same name in one file of metrics: neither hides what the other keeps."""
+    site.put("pick")
+    site.sync("--metrics", site.metrics)
+    first, site.file = site.file, tmp_path / "other" / "stage.toml"
+    site.file.parent.mkdir()
+    site.rules('pattern = "none"')
+    site.sync("--metrics", site.metrics)
+    assert site.value("kept_sets", rule="r0") == 0
+    site.file = first
+    assert site.value("kept_sets", rule="r0") == 1
+
+
 def test_metrics_that_cannot_be_written_are_an_error_of_their_own(site: Site):
     """The data is synced all the same, once and with one line."""
     version = site.put("pick")
@@ -668,7 +681,7 @@ def test_room_is_made_of_the_policys_own_sets_alone(site: Site, tmp_path: Path):
     assert [evicted[key] for key in ("action", "version", "dataset", "rule")] == ["evicted", own, "c", "r0"]
     assert evicted["bytes"] >= 3 << 20
     assert site.staged() == {by_hand, of_other, new}
-    assert site.metrics.read_text().count('evicted_sets_total{policy="other"} 1\n') == 1
+    assert site.value("evicted_sets_total") == 1
 
 
 def test_a_disk_that_is_not_mounted_gets_no_root(site: Site, tmp_path: Path):
