@@ -8,8 +8,9 @@ import pytest
 
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.stage import plan as planning
-from pitools.stage.cache.layout import create_root, version_lock
+from pitools.stage.cache.layout import create_root, journal_path, partial_path, version_lock
 from pitools.stage.cache.space import QuotaLimits, reserve
+from pitools.stage.copy.journal import CopyJournal
 from pitools.stage.request import StageRequest
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
@@ -85,6 +86,18 @@ def test_a_plan_counts_what_need_not_be_copied(build, tmp_path: Path, tmpfs):
     assert plan.free_bytes < 12 << 20
     (source / "c").write_bytes(files["c"])
     assert stage_version(dataset, disk).copied_bytes == plan.copy_bytes
+
+
+def test_ranges_of_a_file_that_is_gone_are_copied_again(small: Path, tmp_path: Path):
+    """A file that failed its digest is removed, while the journal goes on to list its ranges."""
+    dataset = load_dataset(small)
+    create_root(tmp_path)
+    partial_path(tmp_path, dataset.version).mkdir()
+    journal = CopyJournal(journal_path(tmp_path, dataset.version), dataset.version, durable=True, append=False)
+    journal.add_range(0, 0, b"x" * 16)
+    journal.close()
+    (plan,) = planning.plan_requests([StageRequest(dataset, tmp_path)])
+    assert plan.copy_bytes == plan.bytes
 
 
 def test_an_unsafe_root_is_refused(small: Path, tmp_path: Path):

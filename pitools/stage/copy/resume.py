@@ -59,6 +59,8 @@ def find_missing(dataset: Dataset, root: Path) -> MissingFiles:
     finished = journals.read_journal(journal_path(root, version), folder, version, files)
     if finished.ranges and not copies_by_ranges(dataset.source, folder, CopyOptions(readers=1)):
         finished.ranges.clear()
+    for index in [index for index in finished.ranges if not os.path.lexists(f"{folder}/{files[index].path}")]:
+        del finished.ranges[index]
     present = finished.files.keys() | find_shared(dataset, root, set(finished.files)).keys()
     for index in present & finished.ranges.keys():
         del finished.ranges[index]
