@@ -59,7 +59,9 @@ def unpin(versions: tuple[str, ...], root: Path, form: str) -> None:
 @click.option("--need", metavar="SIZE", help="Evict until this much is free, the least recently used first.")
 @click.option("--quarantined", is_flag=True, help="Remove the damaged sets that `check --repair` moved aside.")
 @click.option("--dry-run", is_flag=True, help="Only show the sets that would be removed.")
-@click.option("--force", is_flag=True, help="Also remove named sets with an unknown or missing source.")
+@click.option(
+    "--force", is_flag=True, help="Also named sets with an unknown or missing source, and copies of other nodes."
+)
 @format_option
 def evict(
     versions: tuple[str, ...],
@@ -101,6 +103,7 @@ def evict(
                 kept_reasons |= {record.reason} if record.reason else set()
     reasons, force_hint = evicting.KeptReason, "--force, if it is elsewhere"
     hints = {reasons.PINNED: "pit-stage unpin", reasons.UNKNOWN_SOURCE: force_hint, reasons.SOURCE_GONE: force_hint}
+    hints[reasons.OTHER_NODE] = "--force, if it does not"
     for reason, hint in hints.items():
         if reason in kept_reasons:
             click.echo(f"pit-stage evict: {evicting.KEPT_TEXT[reason]}: {hint}", err=True)

@@ -31,6 +31,7 @@ from pitools.stage.cache.layout import (
     LOCKS,
     OBJECTS,
     QUARANTINE,
+    partial_path,
     purge_trash,
     set_path,
     trash,
@@ -53,6 +54,7 @@ class KeptReason(StrEnum):
     UNKNOWN_SOURCE = "unknown-source"
     SOURCE_GONE = "source-gone"
     RECENTLY_USED = "recently-used"
+    OTHER_NODE = "other-node"
     OF_OTHERS = "of-others"
     NOT_PRESENT = "not-present"
 
@@ -65,6 +67,7 @@ KEPT_TEXT = {
     KeptReason.UNKNOWN_SOURCE: "its source is unknown",
     KeptReason.SOURCE_GONE: "the store that it was copied from is gone",
     KeptReason.RECENTLY_USED: "used a short time ago",
+    KeptReason.OTHER_NODE: "a copy of another node, which may still write it",
     KeptReason.OF_OTHERS: "staged by others than this policy, or selected by one",
     KeptReason.NOT_PRESENT: "already removed",
 }
@@ -107,7 +110,8 @@ def evict_item(
 ) -> KeptReason | None:
     """Evict one set or partial copy; return None when it is evicted (or would be, with `dry_run`), else why it is kept.
 
-    grace_s: how long a set is kept after its last use. force: also a set whose source is unknown or gone.
+    grace_s: how long a set is kept after its last use. force: also a set whose source is unknown or gone, and
+    a partial copy of another node.
 
     Raises ClusterError, TryLater.
     """
@@ -232,8 +236,8 @@ def _lease_reason(descriptor: int) -> KeptReason | None:
 
 
 def _kept_reason(root: Path, item: RootEntry, grace_s: float, *, force: bool) -> KeptReason | None:
-    if not item.is_complete:
-        return None
+    if not item.is_complete:  # a lock of another node cannot be tested from here
+        return None if force or item.path == partial_path(root, item.version) else KeptReason.OTHER_NODE
     record = records.read_stage_record(root, item.version)
     if record.pinned:
         return KeptReason.PINNED

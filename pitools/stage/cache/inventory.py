@@ -154,8 +154,9 @@ def _make_staged_set(
     written: str = "",
     part: str = "",
 ) -> StagedSet:
-    record = records.read_stage_record(root, version)
-    last_used = lease.last_used(root, version)
+    is_apart = state == "quarantined"  # the records, leases and locks are those of a set in `objects`
+    record = records.StageRecord() if is_apart else records.read_stage_record(root, version)
+    last_used = 0 if is_apart else lease.last_used(root, version)
     return StagedSet(
         dataset=dataset,
         version=version,
@@ -166,8 +167,8 @@ def _make_staged_set(
         staged=(record.staged or written) if state in ("whole", "damaged") else "",
         source=record.source,
         last_used=_format_time(last_used) if last_used else "",
-        leased=is_leased(root, version),
-        locked=lock_owner(root, version) is not None,
+        leased=not is_apart and is_leased(root, version),
+        locked=not is_apart and lock_owner(root, version) is not None,
         pinned=record.pinned,
         part=part,
     )

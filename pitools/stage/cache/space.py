@@ -163,10 +163,7 @@ def make_room(
     for item in eviction_order(root) if missing > 0 else ():
         if item.path not in usages:
             continue  # it has appeared since they were measured
-        if not item.is_complete and item.path != partial_path(root, item.version):
-            reason: KeptReason | None = KeptReason.LOCKED  # of another node, whose lock cannot be tested from here
-        else:
-            reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
+        reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
         if not reason and item.is_complete and evictable is not None and item.version not in evictable:
             reason = KeptReason.OF_OTHERS
         if reason:

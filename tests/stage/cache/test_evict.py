@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
 from pitools.stage.cache.evict import KeptReason, RootEntry
-from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.inventory import list_sets, matches_sizes
 from pitools.stage.cache.layout import create_root, journal_path, partial_path, purge_trash, trash, version_lock
 from pitools.stage.cache.lease import last_used, leased_set
 from pitools.stage.resolve import resolve_source
@@ -142,6 +142,35 @@ def test_an_unfinished_copy_goes_unless_somebody_goes_on_with_it(root: Path, res
     assert evict.evict_item(root, item) is None
     assert residue(root) == []
     assert evict.evict_item(root, item) == KeptReason.NOT_PRESENT
+
+
+def test_a_copy_of_another_node_is_left_to_a_person(root: Path):
+    """Whether that node still writes it cannot be told here: naming the version is not enough."""
+    create_root(root)
+    partial = root / ".tmp" / f"{'a' * 32}.n2.partial"
+    partial.mkdir()
+    (kept,) = evict.evict_version(root, "a" * 32)
+    assert (kept.state, kept.reason, partial.exists()) == ("kept", KeptReason.OTHER_NODE, True)
+    (evicted,) = evict.evict_version(root, "a" * 32, force=True)
+    assert (evicted.state, partial.exists()) == ("evicted", False)
+
+
+def test_a_quarantined_set_is_not_described_as_the_live_one(final: Path, root: Path, small: Path):
+    """What a set of the same version is leased, pinned and staged for is that set's own."""
+    quarantined = evict.quarantine_set(root, final.name)
+    stage_version(load_dataset(small), root)
+    records.set_pinned(root, final.name)
+    with leased_set(final):
+        live, damaged = list_sets(root)
+    assert (live.leased, live.pinned, live.source != "") == (True, True, True)
+    assert damaged.path == str(quarantined)
+    assert (damaged.leased, damaged.pinned, damaged.locked, damaged.source, damaged.last_used) == (
+        False,
+        False,
+        False,
+        "",
+        "",
+    )
 
 
 def test_a_quarantined_set_is_out_of_the_way(final: Path, root: Path):
