@@ -117,8 +117,8 @@ def _print_quarantine(record: Quarantine | None, path: Path, summary: CheckSumma
     elif record.whole_version:
         click.echo("in quarantine: the whole version", err=True)
     else:
-        note = "the manifest's statistics and task counts still include them"
-        click.echo(f"in quarantine: {_format_episodes(record)}; {note}", err=True)
+        click.echo(f"in quarantine: {_format_episodes(record)}", err=True)
+        click.echo("the manifest's statistics and task counts still include them", err=True)
 
 
 def _format_episodes(record: Quarantine) -> str:

@@ -61,7 +61,8 @@ def rebuild_version(
     with contextlib.ExitStack() as stack:
         for needed in (resolved, *([parent] if parent else [])):
             stack.enter_context(version_state.leased_version(needed, _LEASE_S, f"rebuild of {name}/{version}"))
-        rebuilt = _ingest(files, records, stack.enter_context(_scratch_root(root, name)), manifest.name, parent)
+        scratch_root = stack.enter_context(_scratch_root(root, name))
+        rebuilt = _ingest(_link_in_order(files, scratch_root), records, scratch_root, manifest.name, parent)
         known = manifests.load_manifest(rebuilt)[0]
         differences = [] if rebuilt.name == version else list(compare.compare_manifests(manifest, known))
         state = "identical" if rebuilt.name == version else _state(differences)
@@ -96,11 +97,27 @@ def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], 
         for matches, inner, names in os.walk(folder):
             for name in wanted.intersection((*inner, *names)):
                 places[name].append(Path(matches) / name)
-    return [_choose_by_digest(record, places[str(record.get("file"))]) for record in records]
+    chosen: list[Path] = []
+    for record in records:
+        chosen.append(_choose_by_digest(record, places[str(record.get("file"))], chosen))
+    return chosen
 
 
-def _choose_by_digest(record: dict[str, Any], places: list[Path]) -> Path:
-    places = list({path.resolve(): path for path in places}.values())
+def _link_in_order(files: Sequence[Path], scratch_root: Path) -> list[Path]:
+    """Return links to recordings of repeated names, in their order: an ingest sorts those of one name by folder."""
+    if len({file.name for file in files}) == len(files):
+        return list(files)
+    links = [scratch_root / ".recordings" / str(number) / file.name for number, file in enumerate(files)]
+    for link, file in zip(links, files, strict=True):
+        link.parent.mkdir(parents=True)
+        link.symlink_to(file.resolve())
+    return links
+
+
+def _choose_by_digest(record: dict[str, Any], places: list[Path], chosen: Sequence[Path]) -> Path:
+    by_target = {path.resolve(): path for path in places}
+    taken = {path.resolve() for path in chosen}
+    places = [path for target, path in by_target.items() if target not in taken]
     name, size, text = str(record.get("file")), record.get("bytes"), str(record.get("digest"))
     likely = [path for path in places if path.is_dir() or (path.is_file() and path.stat().st_size == size)]
     if len(likely) > 1:

@@ -128,6 +128,18 @@ def test_one_of_several(robomimic, archive, tmp_path) -> None:
     assert rebuild_version(Path(version.path), [archive, right.parent])[0].state == "identical"
 
 
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
+def test_one_name_for_all(robomimic, archive, tmp_path, seeds) -> None:
+    """Recordings of one name, of the same bytes or others, make the same version again, wherever they are now."""
+    for folder, seed in zip("ab", seeds, strict=True):
+        (tmp_path / folder).mkdir()
+        robomimic(3, 4, name=f"{folder}/demo.hdf5", seed=seed)
+    version = ingest([tmp_path / folder / "demo.hdf5" for folder in "ab"], root=tmp_path / "root", name="x")
+    (tmp_path / "a").rename(archive / "z")
+    (tmp_path / "b").rename(archive / "c")
+    assert rebuild_version(Path(version.path), [archive])[0].state == "identical"
+
+
 def test_refused_episodes(robomimic, tmp_path) -> None:
     """Episodes that were left out are left out again."""
     with h5py.File(file := robomimic(3, 4), "r+") as opened:
@@ -232,6 +244,9 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
     other = msgspec.structs.replace(numbers, mean=(0.5, 0.5))
     a, b = (msgspec.structs.replace(manifest, statistics={"action": each}) for each in (numbers, other))
     assert next((each.kind, each.shift) for each in compare.compare_manifests(a, b)) == ("statistics", None)
+    moved = msgspec.structs.replace(manifest, statistics={"action": msgspec.structs.replace(numbers, mean=(0.7,))})
+    (difference,) = [each for each in compare.compare_manifests(a, moved) if each.kind == "statistics"]
+    assert json.loads(msgspec.json.encode(difference))["shift"] > 1e6  # JSON has no infinity
 
 
 def test_not_found(robomimic, publish, tmp_path) -> None:

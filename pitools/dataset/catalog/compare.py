@@ -17,6 +17,7 @@ from pitools.store.manifest import EPISODE_JSON, FileEntry, Manifest, Statistics
 SHARED_KIND = "shared"
 # Keys of a provenance record that describe the file itself; the others describe how it was read.
 _FILE_FIELDS = ("file", "bytes", "digest")
+_MAX_SHIFT = 1e9  # JSON has no infinity
 _DIGITS = 12  # of a recording's digest, with each of its episodes
 # Keys of a manifest that are compared besides its parts.
 _FIELDS = ("name", "episodes", "steps", "subset")
@@ -27,7 +28,8 @@ class VersionDifference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff
     `manifest` (another field of it), `files`.
 
     change: `added`, `removed`, `changed`; of files also `shared`, which is no difference. count, bytes: of files.
-    shift: how far the mean moved, in standard deviations of the first version's, in the column where it moved most.
+    shift: how far the mean moved, in standard deviations of the first version's, in the column where it moved most; at
+    most 1e9, as where that column had one value. None where the columns differ.
     """
 
     kind: str
@@ -154,7 +156,7 @@ def _statistics(left: Mapping[str, Statistics], right: Mapping[str, Statistics])
 
 def _shift(before: float, after: float, deviation: float) -> float:
     moved = abs(after - before)
-    return moved / deviation if deviation > 0 else 0.0 if moved == 0 else float("inf")
+    return min(moved / deviation, _MAX_SHIFT) if deviation > 0 else _MAX_SHIFT if moved else 0.0
 
 
 def _format_statistics(statistics: Statistics) -> str:

@@ -29,8 +29,8 @@ def is_action(name: str) -> bool:
 
 
 def is_observed(name: str) -> bool:
-    """Return whether an array is a proprioceptive observation."""
-    return name.startswith(("obs/", "observation"))
+    """Return whether an array is an observation, by its name: those of a replay buffer are not below `obs/`."""
+    return name.startswith(("obs/", "observation", "state/", "keypoint")) or name == "state"
 
 
 def find_non_finite(array: VectorStats | SampledArray, offsets: NDArray[np.int64]) -> Iterator[Finding]:

@@ -79,6 +79,9 @@ def scan_recordings(
     sources, places = _sources(kept)
     about, differing = attributes.common_attributes(kept, parent.array_attributes if parent else None)
     notes = [(recording.path, note) for recording in kept for note in recording.notes]
+    if parent and parent.splits:
+        note = f"its episodes are in none of the parent's splits: {', '.join(sorted(parent.splits))}"
+        notes += [(recording.path, note) for recording in kept if parent.splits.keys().isdisjoint(recording.splits)]
     return ScanResult(
         recordings=tuple(kept),
         rejected=(*refused, *more),
@@ -192,8 +195,10 @@ def warn_duplicates(source: Iterable[Mapping[str, Any]]) -> None:
     """Warn about byte-identical recordings; they are ingested all the same."""
     first_files: dict[str, str] = {}
     for record in source:
-        if (first := first_files.setdefault(record["digest"], record["file"])) is not record["file"]:
+        if first := first_files.get(record["digest"]):
             print(f"pit: note: {record['file']} has the same bytes as {first}", file=sys.stderr)
+        else:
+            first_files[record["digest"]] = record["file"]
 
 
 def check_unchanged(sources: Iterable[RecordingFile]) -> None:

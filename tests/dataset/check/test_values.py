@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.dataset.check.vectors import VectorStats
+from pitools.dataset.ingest.ingest import ingest
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4", "zstd"])
@@ -268,3 +271,20 @@ def test_identity_is_of_order_and_content() -> None:
     a, b, c, d = array.fingerprint.tolist()
     assert a == c
     assert len({a, b, d}) == 3
+
+
+def test_state_is_observed(found, tmp_path) -> None:
+    """The state of a replay buffer, which is not below obs/, is judged as an observation is."""
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(1200, 4)).astype("f4")
+    state[:, 3] = 1
+    state[50:53, 0] = 1e9
+    group = zarr.create_group(tmp_path / "z.zarr", zarr_format=2)
+    group.create_array("data/state", data=state)
+    group.create_array("data/action", data=rng.normal(size=(1200, 2)).astype("f4"))
+    group.create_array("meta/episode_ends", data=np.arange(40, 1201, 40))
+    path = Path(ingest([tmp_path / "z.zarr"], root=tmp_path / "root", name="x").path)
+    assert {(each.check, each.array, each.episode) for each in found(path)} >= {
+        ("outlier", "state", 1),
+        ("constant", "state", None),
+    }

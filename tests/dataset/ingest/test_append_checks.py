@@ -178,3 +178,18 @@ def test_a_quarantine_that_cannot_be_read(first, robomimic, tmp_path, monkeypatc
     monkeypatch.setattr("pitools.dataset.ingest.ingest.open_work_dir", None)
     with pytest.raises(DataError, match="not a record of a quarantine"):
         ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
+
+
+def test_append_without_splits(robomimic, tmp_path, capsys) -> None:
+    """An append of recordings without masks to a version with splits says that no split has the new episodes."""
+    parent = Path(ingest([robomimic(3, 4)], root=tmp_path / "root", name="x").path)
+    capsys.readouterr()
+    told = []
+    for name in ("with.hdf5", "without.hdf5"):
+        more = robomimic(5, 6, name=name, seed=1)
+        if name == "without.hdf5":
+            with h5py.File(more, "r+") as file:
+                del file["mask"]
+        ingest([more], root=tmp_path / "root", name="x", append=parent)
+        told.append("train" in capsys.readouterr().err)
+    assert told == [False, True]

@@ -371,6 +371,10 @@ def test_what_is_odd_is_told_once(robomimic, tmp_path, capsys) -> None:
     paths = [robomimic(3, name="a.hdf5"), robomimic(3, name="b.hdf5")]
     ingest(paths, root=tmp_path / "root", name="x", skip=["next_obs/*"])
     assert capsys.readouterr().err == "pit: note: b.hdf5 has the same bytes as a.hdf5\n"
+    (tmp_path / "other").mkdir()
+    paths[1] = paths[1].rename(tmp_path / "other/a.hdf5")
+    ingest(paths, root=tmp_path / "root", name="y", skip=["next_obs/*"])
+    assert capsys.readouterr().err.count("a.hdf5") == 2
 
 
 def test_keys_of_records(robomimic, tmp_path) -> None:
