@@ -8,7 +8,7 @@ from pitools.commands.lazy_group import LazyGroup
 
 # Command → its module, its name there, and a line of help. Only the module of the used command is imported.
 COMMANDS = {
-    "ingest": ("dataset_ingest", "ingest", "Ingest recordings: HDF5, LeRobot, Zarr, JPEG rows."),
+    "ingest": ("dataset_ingest", "ingest", "Ingest recordings: robomimic and ALOHA (HDF5), LeRobot, Zarr."),
     "list": ("dataset_catalog", "list_command", "List the versions in a root, or those that match."),
     "show": ("dataset_catalog", "show", "Show arrays and episodes of a version; plot an episode."),
     "check": ("dataset_check", "check", "Find damage and bad data: files, values, frames, episodes."),

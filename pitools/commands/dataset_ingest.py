@@ -42,7 +42,9 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     help="TOML file that renames, drops, casts, resizes and derives arrays.",
 )
 @click.option("--append", metavar="DATASET", help="Version to append to, as ROOT/NAME@TAG or ROOT/NAME/VERSION.")
-@click.option("--accept-drift", is_flag=True, help="Append despite drift from the parent, which is else refused.")
+@click.option(
+    "--accept-drift", is_flag=True, help="Append episodes that drift from the parent; without this they are refused."
+)
 @click.option("--skip-rejected", is_flag=True, help="Leave out incomplete or incompatible episodes.")
 @click.option(
     "--report",
@@ -50,7 +52,11 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     metavar="FILE",
     help="Write one JSON line per episode: accepted, or refused with the reason.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Processes. [default: two a core, at most 8]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Processes; of each task with --array-jobs. [default: two a core, at most 8; 4 CPUs a task]",
+)
 @click.option("--array-jobs", type=click.IntRange(1), metavar="N", help="Run as a Slurm array of N jobs, and wait.")
 @click.option(
     "--site",
@@ -80,8 +86,8 @@ def ingest(
 ) -> None:
     """Publish recordings as one dataset version: HDF5 files, or folders of LeRobot or Zarr.
 
-    ROOT/NAME/VERSION appears whole or not at all. The same command again changes nothing; after an interrupt it
-    resumes.
+    ROOT/NAME/VERSION appears whole or not at all. The same command again changes nothing, if the
+    parent of an append is named by version or tag; after an interrupt it resumes.
     """
     from pitools.dataset.ingest.append_checks import resolve_parent
     from pitools.dataset.ingest.ingest import ingest as run

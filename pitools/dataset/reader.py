@@ -62,7 +62,7 @@ class DatasetReader:
     def take(self, name: str, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Return the steps at these indices, in their order, repeats allowed: (len(indices), *row). Raises as `read`.
 
-        An array of up to 256 MiB is read once and cached; from a larger one, runs of neighbouring chunks are read.
+        An array of up to 256 MiB is read once and cached; from a larger one, each run of consecutive steps is one read.
         """
         metadata = self._store.metadata_of(name)
         steps = np.asarray(indices, np.int64)

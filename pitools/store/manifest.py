@@ -33,7 +33,8 @@ _SAFE_LENGTH = MAX_NAME_BYTES // 4
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One file of a version.
 
-    path: relative to the dataset's folder, `/`-separated. bytes: its size. digest: `xxh3_128:<32 hex>`.
+    path: relative to the dataset's folder, `/`-separated. bytes: its size. digest: `xxh3_128:<32 hex>`, or above 64 MiB
+    `xxh3_128x64m:<32 hex>`.
     """
 
     path: str
@@ -89,11 +90,14 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     """The content and provenance of a version.
 
-    It contains no time and no host: the same input and options give the same bytes, hence the same version.
+    It contains no time and no host: the same input, options and release of pitools give the same bytes, hence the
+    same version.
+
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
-    (file, bytes, digest, layout) per ingested file. appended_to: version that this one begins with, or "". subset: set
-    where this is a part of another version; episodes, steps and shapes are then still those of the whole, and so are
-    statistics (by array name) and tasks (instruction → episodes that have it). Both include episodes in quarantine.
+    (file, bytes, digest, layout, options) per recording, a file or a folder. appended_to: version that this one begins
+    with, or "". subset: set where this is a part of another version; episodes, steps and shapes are then still those of
+    the whole, and so are statistics (by array name) and tasks (instruction → episodes that have it), which include
+    episodes in quarantine.
     """
 
     name: str
@@ -191,7 +195,9 @@ def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -
         seen = {MANIFEST_FILE}
         for entry in files:
             if entry.path in seen or entry.bytes < 0:
-                raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where)
+                raise DataError(
+                    f"the manifest's entry for {entry.path!r} is repeated, or of a negative size", where=where
+                )
             seen.add(entry.path)
     # With NUL in place of slashes, paths below a file sort directly after it.
     ordered = sorted([path.replace("/", "\0") for path in (*paths, MANIFEST_FILE)])

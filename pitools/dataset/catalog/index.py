@@ -1,7 +1,8 @@
 """A local index of the versions in a root, so that a search does not read every manifest.
 
-It is used as long as the folders that it was made from have not changed; of a changed dataset, only the changes are
-read. An index that is damaged, of another release, or of another user is ignored.
+It is used as long as a dataset's folder and its catalog have not changed; of a changed dataset, only the changes are
+read. What changes in a version's folder, such as a lost manifest, shows in a rebuilt index alone. An index that is
+damaged, of another release, or of another user is ignored.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _check_episodes(
 def _check_values(
     store: VersionReader, gathered: Collectors, offsets: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
 ) -> Iterator[Finding]:
-    """whole: nothing is damaged."""
+    """is_intact: nothing is damaged."""
     lengths, recorded = np.diff(offsets), store.manifest.statistics or {}
     is_intact = is_intact and not store.manifest.subset
     vectors = [known for known in gathered.values() if isinstance(known, VectorStats)]

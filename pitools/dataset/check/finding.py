@@ -12,7 +12,7 @@ Level = Literal["damage", "fault", "warning"]
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.dataset-finding/1"):
-    """One fault of a version.
+    """One thing that a check found.
 
     level: `damage` (files contradict the manifest, or cannot be read as a dataset), `fault` (readable, but not fit for
     training) or `warning` (for a human to judge). check: name of the check. array, episode, file, step: location, as

@@ -1,7 +1,7 @@
 """Convert attributes of recordings, episodes and arrays to JSON values.
 
 JSON has no NaN, no infinity and no bytes. Such values become text, with a note: an attribute is neither a reason to
-reject a recording, nor dropped silently.
+reject a recording, nor dropped silently. Left out are HDF5's own names, and `statistics`.
 """
 
 from __future__ import annotations

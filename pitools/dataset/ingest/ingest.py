@@ -47,7 +47,7 @@ _LIBRARIES = ("numcodecs", "numpy", "pillow", "av")
 # Errors of a removed folder; ESTALE is NFS's.
 _REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)
 
-# Called with (working folder, plan digest, total jobs, count of finished jobs): runs the plan on other nodes.
+# Called with (working folder, `<session>.<plan digest>`, jobs, count of finished ones): runs the plan on other nodes.
 SubmitArray = Callable[[Path, str, int, Callable[[], int]], None]
 
 

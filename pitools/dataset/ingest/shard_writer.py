@@ -1,5 +1,6 @@
-"""Write shards in Zarr v3's `sharding_indexed` layout, byte for byte as zarr-python does, except that large raw chunks
-are aligned.
+"""Write shards in Zarr v3's `sharding_indexed` layout, byte for byte as zarr-python does with `write_empty_chunks`.
+
+Only large raw chunks differ: they are aligned.
 
 A shard is chunk 0, chunk 1, …, then the index: (offset, bytes) of each chunk as little-endian uint64, and its crc32c.
 It is assembled in one reused page-aligned buffer and written by one direct write (O_DIRECT): this takes a tenth of the

@@ -306,7 +306,7 @@ def _open_verified(
 ) -> int:
     """Return a descriptor of a file with the manifest's size and digest; path "": of the folder.
 
-    seen: by path the state of a file at its verification: zarr-python opens a shard once per block that it reads.
+    verified: by path the state of a file at its verification: zarr-python opens a shard once per block that it reads.
     Raises OSError, DataError.
     """
     descriptor = opener(path)

@@ -55,7 +55,7 @@ def check_zstd(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
 
 
 def _zstd_frame(take: ReadRange, position: int) -> tuple[int, int | None, str]:
-    """Return the end of the frame with its header at `at`, the length of its content, and its problem or ""."""
+    """Return the end of the frame with its header at `position`, the length of its content, and its problem or ""."""
     head = take(position, 14)
     if not head:
         return position, None, "truncated in a Zstandard header"
