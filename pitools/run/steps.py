@@ -29,7 +29,8 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     """One step of one rank. Times are wall-clock seconds; `wall_s` is the whole step.
 
     input_s: waiting for the batch. compute_s: forward, backward and update. comm_s: collectives. The rest of `wall_s`
-    is everything else. bytes_read: from files, by this rank. loss: None for NaN and infinity, which JSON cannot encode.
+    is everything else. rank_samples: of this rank's part of the batch. bytes_read: from files, by this rank. loss: None
+    for NaN and infinity, which JSON cannot encode.
     """
 
     t: str
@@ -40,7 +41,7 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     input_s: float
     compute_s: float
     comm_s: float
-    samples: int
+    rank_samples: int
     bytes_read: int = 0
 
 
@@ -81,7 +82,7 @@ class StepLog:
         input_s: float,
         compute_s: float,
         comm_s: float,
-        samples: int,
+        rank_samples: int,
         bytes_read: int = 0,
     ) -> None:
         """Append one step."""
@@ -94,7 +95,7 @@ class StepLog:
             input_s=input_s,
             compute_s=compute_s,
             comm_s=comm_s,
-            samples=samples,
+            rank_samples=rank_samples,
             bytes_read=bytes_read,
         )
         line = msgspec.json.encode(record) + b"\n"

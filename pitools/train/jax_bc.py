@@ -207,7 +207,7 @@ def train(
                     input_s=input_s,
                     compute_s=compute_s,
                     comm_s=comm_s,
-                    samples=len(batch.sample_indices),
+                    rank_samples=len(batch.sample_indices),
                     bytes_read=batch.bytes_read,
                 )
             if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):

@@ -35,7 +35,7 @@ def main(at):
     for step in range(8):
         if step == at and attempt.name == "0" and rank == 1:
             time.sleep(600)
-        log.write(step=step, loss=1, wall_s=0.1, input_s=0, compute_s=0.1, comm_s=0, samples=1)
+        log.write(step=step, loss=1, wall_s=0.1, input_s=0, compute_s=0.1, comm_s=0, rank_samples=1)
         if step == at and attempt.name == "0":
             time.sleep(600)
         time.sleep(0.1)

@@ -36,7 +36,7 @@ step = int(safe.read_text()) if safe.exists() else 0
 log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"]) / "steps", rank)
 while step < int(sys.argv[1]) and not (run / "enough").exists():
     time.sleep(0.1)
-    log.write(step=step, loss=1 / (step + 1), wall_s=0.1, input_s=0, compute_s=0.1, comm_s=0, samples=1)
+    log.write(step=step, loss=1 / (step + 1), wall_s=0.1, input_s=0, compute_s=0.1, comm_s=0, rank_samples=1)
     step += 1
     if rank == 0 and step % 5 == 0:
         (run / ".progress").write_text(str(step))

@@ -144,7 +144,8 @@ from pitools.run.steps import StepLog
 attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
 log = StepLog(attempt / "steps", 0)
 for step in range(3):
-    log.write(step=step, loss=float("nan") if step == 1 else 1.0, wall_s=0, input_s=0, compute_s=0, comm_s=0, samples=1)
+    loss = float("nan") if step == 1 else 1.0
+    log.write(step=step, loss=loss, wall_s=0, input_s=0, compute_s=0, comm_s=0, rank_samples=1)
 while not Path("{out}").exists() or '"nan"' not in Path("{out}").read_text():
     time.sleep(0.05)
 sys.exit(attempt.name == "0")

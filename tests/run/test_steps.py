@@ -15,7 +15,13 @@ def write(folder: Path, rank: int, losses: list[float]) -> None:
     log = steps.StepLog(folder, rank)
     for number, loss in enumerate(losses):
         log.write(
-            step=number, loss=loss, wall_s=1.0 if number else 5.0, input_s=0.1, compute_s=0.6, comm_s=0.2, samples=8
+            step=number,
+            loss=loss,
+            wall_s=1.0 if number else 5.0,
+            input_s=0.1,
+            compute_s=0.6,
+            comm_s=0.2,
+            rank_samples=8,
         )
     log.close()
 

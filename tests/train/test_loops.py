@@ -58,7 +58,7 @@ def test_two_ranks_learn_what_one_does(
     logs = [job.log(0), job.log(1)]
     for number, (first, second) in enumerate(zip(*logs, strict=True)):
         assert (first.step, first.loss) == (second.step, second.loss) == (number, first.loss)
-        assert (first.samples, second.samples) == (8, 9)
+        assert (first.rank_samples, second.rank_samples) == (8, 9)
     for step in (*logs[0], *logs[1]):
         laps = (step.input_s, step.compute_s, step.comm_s)
         assert min(laps) > 0

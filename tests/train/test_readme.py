@@ -48,5 +48,5 @@ def test_the_recipes_run(repo: Path, tmp_path: Path) -> None:
         output = [run(blocks[0]), *pool.map(run, blocks[1:])]
     assert "step 199 loss" in output[0]
     last = json.loads(output[1])
-    assert (last["schema"], last["step"], last["samples"]) == ("pit.step/1", 99, 32)
+    assert (last["schema"], last["step"], last["rank_samples"]) == ("pit.step/1", 99, 32)
     assert "step 199 loss" in output[2]

@@ -90,9 +90,9 @@ def _read_run(run_dir: Path, request: Request, site: Site) -> tuple[str, Through
     except (OSError, msgspec.DecodeError, PitError):
         return None  # unreadable run: no measurement
     step_times_s = [step.wall_s for step in steps if step.step > 0 and step.wall_s > 0]
-    if not step_times_s or not steps[-1].samples:
+    if not step_times_s or not steps[-1].rank_samples:
         return None
-    step_s, batch = median(step_times_s), steps[-1].samples * ranks
+    step_s, batch = median(step_times_s), steps[-1].rank_samples * ranks
     exit_record = run_folder.last_exit(run_dir)
     is_complete = exit_record is not None and exit_record.exit_code == 0
     work_ratio = _work_ratio(request.args, plan.request.args)

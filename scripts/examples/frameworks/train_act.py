@@ -75,7 +75,7 @@ for step in range(first, args.steps):
         input_s=0,
         compute_s=wall,
         comm_s=0,
-        samples=8 // dist.get_world_size(),
+        rank_samples=8 // dist.get_world_size(),
     )
     if (step + 1) % 5 == 0 and dist.get_rank() == 0:
         part = checkpoint.with_suffix(".part")

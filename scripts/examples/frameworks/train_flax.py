@@ -79,7 +79,7 @@ def train(rank, group):
                 input_s=0,
                 compute_s=wall,
                 comm_s=0,
-                samples=64 // rank.world_size,
+                rank_samples=64 // rank.world_size,
             )
             if (step + 1) % 10 == 0:
                 log.heartbeat()

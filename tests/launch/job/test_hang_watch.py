@@ -53,7 +53,7 @@ def logs(tmp_path: Path) -> Iterator[list[StepLog]]:
 
 
 def write(log: StepLog, step: int, wall_s: float = 0.01) -> None:
-    log.write(step=step, loss=1.0, wall_s=wall_s, input_s=0, compute_s=wall_s, comm_s=0, samples=1)
+    log.write(step=step, loss=1.0, wall_s=wall_s, input_s=0, compute_s=wall_s, comm_s=0, rank_samples=1)
 
 
 def test_ranks_without_a_log_are_not_judged(tmp_path: Path, clock: Clock) -> None:
@@ -189,7 +189,7 @@ def made(rank: int, own_s: float) -> list[Step]:
             input_s=own_s / 4,
             compute_s=own_s * 3 / 4,
             comm_s=0.1,
-            samples=1,
+            rank_samples=1,
         )
         for step in range(WINDOW_STEPS + 5)
     ]

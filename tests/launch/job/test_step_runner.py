@@ -128,7 +128,7 @@ def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from pitools.run.steps import StepLog\n"
         f"at = Path({str(attempt)!r}); log = StepLog(at / 'made', 0)\n"
-        "for i in range(3): log.write(step=i, loss=1, wall_s=.1, input_s=0, compute_s=0, comm_s=0, samples=1)\n"
+        "for i in range(3): log.write(step=i, loss=1, wall_s=.1, input_s=0, compute_s=0, comm_s=0, rank_samples=1)\n"
         "(at / 'made').rename(at / 'steps')  # however long they took to write\n"
         "time.sleep(600)"
     )

@@ -41,7 +41,7 @@ def ended(run_dir: Path, *, loss: float, nodes: str) -> Path:
     """The run with an attempt that ended well."""
     attempt = run_dir / "attempts" / "0"
     log = steps.StepLog(attempt / "steps", 0)
-    log.write(step=4, loss=loss, wall_s=1, input_s=0, compute_s=0, comm_s=0, samples=1)
+    log.write(step=4, loss=loss, wall_s=1, input_s=0, compute_s=0, comm_s=0, rank_samples=1)
     log.close()
     (attempt / "hostfile").write_text(nodes)
     run_folder.write_record(

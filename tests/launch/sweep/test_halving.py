@@ -15,7 +15,7 @@ LOGS = st.lists(st.lists(LOSSES, max_size=12), min_size=1, max_size=8)
 
 
 def log(losses: list[float | None]) -> dict[int, Step]:
-    common = {"t": "", "rank": 0, "wall_s": 0.1, "input_s": 0.0, "compute_s": 0.1, "comm_s": 0.0, "samples": 1}
+    common = {"t": "", "rank": 0, "wall_s": 0.1, "input_s": 0.0, "compute_s": 0.1, "comm_s": 0.0, "rank_samples": 1}
     return {number: Step(step=number, loss=loss, **common) for number, loss in enumerate(losses)}
 
 

@@ -27,7 +27,7 @@ from pitools.run.steps import StepLog
 log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"], "steps"), int(os.environ["PIT_RANK"]))
 lr = float(os.environ["PIT_PARAM_LR"])
 for step in range(4):
-    log.write(step=step, loss=lr + 1 / (step + 1), wall_s=0.01, input_s=0, compute_s=0.01, comm_s=0, samples=1)
+    log.write(step=step, loss=lr + 1 / (step + 1), wall_s=0.01, input_s=0, compute_s=0.01, comm_s=0, rank_samples=1)
 log.close()
 print("lr", lr)
 

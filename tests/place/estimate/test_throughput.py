@@ -35,7 +35,7 @@ def write_run(
         log = StepLog(folder / "steps", rank)
         for step in range(steps):
             slow = 30.0 if step == 0 else wall_s
-            log.write(step=step, loss=1.0, wall_s=slow, input_s=0, compute_s=0, comm_s=0, samples=16)
+            log.write(step=step, loss=1.0, wall_s=slow, input_s=0, compute_s=0, comm_s=0, rank_samples=16)
         log.close()
     if done:
         (folder / "exit.json").write_text('{"schema":"pit.attempt-exit/1","job_id":"1","exit_code":0,"ended":""}')
