@@ -62,8 +62,7 @@ class _PendingSave(NamedTuple):
 class Checkpointer:
     """Save and restore the checkpoints of one run, at one rank. All ranks make the same calls in the same order.
 
-    A context manager: leaving it waits for the last save; after an error in the block only for seconds if there are
-    several ranks.
+    A context manager. Leaving it waits for the last save; after an error in the block, with several ranks, 5 s at most.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class Checkpointer:
             raise error
 
     def poll(self) -> None:
-        """Raise the error of the last save once all ranks know it, without waiting: the next save is an interval later.
+        """Raise the error of a failed save once all ranks know it, without waiting; else the next `save` raises it.
 
         A rank that raised before its peers would end them in a collective, whose error hides the cause.
         """

@@ -59,7 +59,8 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> RunRecord:
         """Wait until the run has ended, continuing it after faults, and return its record.
 
-        timeout_s: None for no limit. Raises TimeoutError, and ClusterError if Slurm holds the job until it is released.
+        timeout_s: None for no limit. Raises TimeoutError; ClusterError if Slurm holds the job until it is released. The
+        record of a run whose job is lost is returned with `is_over` false.
         """
         limit_s = math.inf if timeout_s is None else timeout_s
         return wait.wait_for_run(

@@ -54,8 +54,10 @@ _SIGNAL_DELAY_S = 90  # submitit's default: before the time limit, a callable wi
 class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
     """submitit's AutoExecutor for one site: `submit`, `map_array`, `submit_array`, `batch`, `update_parameters`.
 
-    Its parameters are those of AutoExecutor, generic ones and `slurm_*`; flags of sbatch that submitit does not name go
-    into `slurm_additional_parameters`. stderr_to_stdout has no effect. On a site without Slurm, jobs are processes of
+    Its parameters are AutoExecutor's generic ones, and those `slurm_*` that are keys of a request or flags of sbatch;
+    refused are those that change how ranks start (setup, teardown, srun_args, use_srun) or repeat gpus_per_node and mem
+    (gres, num_gpus, mem_per_cpu and the like). Other flags of sbatch go into `slurm_additional_parameters`.
+    stderr_to_stdout has no effect. On a site without Slurm, jobs are processes of
     this machine, by submitit's LocalExecutor, and no runs. pitools does not repeat a failed callable; submitit requeues
     one with a method `checkpoint` before the time limit (slurm_signal_delay_s) and at a preemption.
     """

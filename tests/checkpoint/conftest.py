@@ -25,7 +25,7 @@ def contents(seed: int) -> dict[str, bytes]:
 
 
 def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1, token: str = "") -> Path:
-    """An unpublished folder that is written and digested, for `seal.publish`."""
+    """An unpublished folder that is written and digested, for `publish.publish_checkpoint`."""
     place = layout.create_unpublished(folder, step, token or os.urandom(4).hex())
     for name, data in files.items():
         path = layout.payload_path(place) / name

@@ -110,7 +110,7 @@ def test_batches_are_those_of_a_naive_reader(version: Path, pad: bool, resident:
 
 
 def test_padded_steps_are_told(raw: Path):
-    """`inside` is False exactly where a window reaches over an end of its episode."""
+    """`valid_mask` is False exactly where a window reaches over an end of its episode."""
     batch = next(loader(raw, pad=True, global_batch_size=sum(LENGTHS)))
     assert set(batch.valid_mask) == set(SPANS)
     assert batch.valid_mask["obs/image"].shape == (sum(LENGTHS), 2)

@@ -25,7 +25,7 @@ ComputeReplies = Callable[[list[bytes]], Sequence[bytes]]
 class SaveExchange:
     """The messages of one save. Every rank makes the same calls in the same order; a rank that fails calls `fail`.
 
-    folder: an existing folder for this save alone, visible to all ranks.
+    folder: for this save alone, visible to all ranks; created before the first call.
     """
 
     def __init__(self, barrier: Barrier, name: str, folder: Path) -> None:
