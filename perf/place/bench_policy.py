@@ -8,8 +8,9 @@ are of the jobs submitted in its second half. Ratios: the baseline's mean comple
 longest wait over ours; our utilisation over the baseline's, as GPU time held while jobs of the second half arrive, and
 as work delivered, where each GPU counts by its speed.
 
-The constants are `Policy`'s defaults: patience 2, queueing 1, used 0.3, reserve 2, starvation_s 9 h, starvation_share
-1, starvation_tickets 2, short_job_s 10 min. They were chosen on the first half alone, the second cut off, at both loads
+The constants are `PolicyParams`' defaults: max_slowdown 2, queue_weight 1, limit_usage 0.3, max_reserved_jobs 2,
+starvation_s 9 h, starvation_share 1, starvation_tickets 2, short_job_s 10 min.
+They were chosen on the first half alone, the second cut off, at both loads
 and seeds 0 to 4 of the limits: one or two constants at a time from a coarse grid, taking the least mean completion
 where the longest wait stayed within 1.2 x federation's there. Single seeds differ by a fifth, and neighbours in the
 grid by as much (bursts of hundreds of brief 128-GPU jobs either find a pool drained or not), so nothing was tuned

@@ -203,12 +203,12 @@ def _end_s(job: SlurmJob, snapshot: Snapshot) -> float:
     return max(snapshot.seen_s, _to_local_time(job.end, snapshot))
 
 
-def units_by_end(snapshot: Snapshot, per_node: int, holds: Callable[[SlurmJob], bool]) -> list[tuple[float, int]]:
-    """Return (expected end, units) of the running jobs that `holds` selects, ascending.
+def units_by_end(snapshot: Snapshot, per_node: int, is_counted: Callable[[SlurmJob], bool]) -> list[tuple[float, int]]:
+    """Return (expected end, units) of the running jobs that `is_counted` selects, ascending.
 
     per_node: GPUs of a node, for a job that does not report its GPUs; 0 counts nodes.
     """
-    selected = [job for job in snapshot.jobs if job.state in _HOLDING_STATES and holds(job)]
+    selected = [job for job in snapshot.jobs if job.state in _HOLDING_STATES and is_counted(job)]
     units = [job.nodes * ((parse_gpus(job.gres)[1] or per_node) if per_node else 1) for job in selected]
     return sorted((_end_s(job, snapshot), n) for job, n in zip(selected, units, strict=True))
 

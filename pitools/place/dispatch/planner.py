@@ -125,12 +125,12 @@ class Planner:
             if is_undecided(job) and (why := self._offers.unfit_reason(name))
         }
 
-    def withdrawals(self, state: QueueState, view: ClusterView) -> list[types.Withdraw]:
+    def plan_queue_moves(self, state: QueueState, view: ClusterView) -> list[types.Withdraw]:
         """Return withdrawals of short jobs that start sooner in another queue, once every open job has a ticket."""
         jobs, tickets = self._open_jobs(state, view)
         if len({ticket.job_id for ticket in tickets}) < len(jobs):
             return []
-        return withdrawals.withdrawals(time.time(), jobs, view.open_pools, tickets, LEAD_S)
+        return withdrawals.leave_full_queues(time.time(), jobs, view.open_pools, tickets, LEAD_S)
 
     def decide(self, state: QueueState, view: ClusterView) -> Decisions:
         """Return the tickets to submit and to withdraw now."""

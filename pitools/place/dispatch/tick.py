@@ -83,7 +83,7 @@ class Dispatcher:
         self._revoke(state, sites, actions, unreachable_since, usable, faults)
         replies_to_use = {name: reply for name, reply in replies.items() if name not in faults}
         view = self._planner.build_view(state, sites, replies_to_use, previous.postponed)
-        self._apply(state, sites, view, planner.Decisions([], self._planner.withdrawals(state, view)), faults)
+        self._apply(state, sites, view, planner.Decisions([], self._planner.plan_queue_moves(state, view)), faults)
         self._apply(state, sites, view, self._planner.decide(state, view), faults)
         _finish_cancelled(state)
         state.archive_finished()

@@ -24,7 +24,7 @@ def free_after_ours(
     return free, waiting
 
 
-def withdrawals(
+def leave_full_queues(
     now_s: float,
     jobs: Mapping[str, PendingJob],
     pools: Mapping[str, PoolState],

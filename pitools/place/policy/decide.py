@@ -8,7 +8,7 @@ from typing import Any
 
 from pitools.place.policy.capacity import PoolCapacity
 from pitools.place.policy.job_table import JobTableBuilder, runnable
-from pitools.place.policy.migration import withdrawals
+from pitools.place.policy.migration import migrations
 from pitools.place.policy.params import PolicyParams
 from pitools.place.policy.priority import PriorityOrder, prioritize
 from pitools.place.types import PendingJob, PoolState, Submit, Ticket, Withdraw
@@ -42,7 +42,7 @@ def decide(
         for option in jobs_by_id[job_id].options
     }
     capacity.reserve_for([(column[t.pool], *demands.get((t.job_id, t.pool), (0.0, 0.0))) for t in queued])
-    withdraws = withdrawals(now_s, jobs_by_id, capacity, queued, policy)
+    withdraws = migrations(now_s, jobs_by_id, capacity, queued, policy)
     bound = {ticket.job_id for ticket in tickets}
     unbound = [job for job in jobs if job.job_id not in bound]
     candidates, table = runnable(unbound, (builder or JobTableBuilder()).build(unbound, capacity.names))
@@ -80,7 +80,7 @@ class _Decision:
         while True:
             can_start = self.fits.any(axis=1) & self.open
             next_up = int(can_start.argmax()) if can_start.any() else len(self.jobs)
-            keeps = self.reserved < self.policy.reserve and next_up < len(self.jobs)
+            keeps = self.reserved < self.policy.max_reserved_jobs and next_up < len(self.jobs)
             stuck = np.flatnonzero(self.open[:next_up] & np.where(is_starving[:next_up], tickets_left > 0, keeps))
             if stuck.size:
                 row = int(stuck[0])
@@ -120,7 +120,7 @@ class _Decision:
         if pools:
             self.capacity.reserve(pools[0], float(self.order.table.units[row, pools[0]]))
             self._refresh(pools[0])
-        self.reserved += bool(pools) if idle else self.policy.reserve
+        self.reserved += bool(pools) if idle else self.policy.max_reserved_jobs
 
     def _queue_starving(self, row: int) -> bool:
         """Submit a starving job to a pool's queue; return whether a queue had room."""

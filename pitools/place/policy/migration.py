@@ -10,7 +10,7 @@ from pitools.place.policy.params import PolicyParams
 from pitools.place.types import PendingJob, PlacementOption, Ticket, Withdraw
 
 
-def withdrawals(
+def migrations(
     now_s: float, jobs: Mapping[str, PendingJob], capacity: PoolCapacity, queued: Sequence[Ticket], policy: PolicyParams
 ) -> list[Withdraw]:
     """Return the withdrawals worth their cost, oldest ticket first, and take the units of the target pools.

@@ -16,10 +16,12 @@ class PolicyParams(Record, frozen=True, kw_only=True, tag="pit.policy-params/1")
     pools; else it waits for a faster pool. queue_weight: weight of the work ahead of a job in its expected wait.
     limit_usage: expected used share of the rest of a running job's time limit.
 
-    reserve: number of jobs, first in order, that get a reservation if they do not fit. starvation_s, starvation_share:
-    a job starves once it is older than starvation_s and than starvation_share x the time that all pools together need
-    for all pending jobs (its wait in one fair queue). Starving jobs come first within their tier, in the order of
-    submission. They take any pool; up to starvation_tickets of them wait in pools' queues if they do not fit.
+    max_reserved_jobs: number of jobs, first in order, that get a reservation if they do not fit.
+
+    starvation_s, starvation_share: a job starves once it is older than starvation_s and than starvation_share x the
+    time that all pools together need for all pending jobs (its wait in one fair queue). Starving jobs come first within
+    their tier, in the order of submission. They take any pool; up to starvation_tickets of them wait in pools' queues
+    if they do not fit.
     short_job_s: jobs with a shorter expected run on their best pool come before starving ones: together they delay
     others little, and hundreds of them must not wait for one long job.
 
@@ -30,7 +32,7 @@ class PolicyParams(Record, frozen=True, kw_only=True, tag="pit.policy-params/1")
     max_slowdown: float = 2.0
     queue_weight: float = 1.0
     limit_usage: float = 0.3
-    reserve: int = 2
+    max_reserved_jobs: int = 2
     starvation_s: float = 9 * HOUR_S
     starvation_share: float = 1.0
     starvation_tickets: int = 2

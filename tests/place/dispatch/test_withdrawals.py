@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pitools.place.dispatch.withdrawals import free_after_ours, withdrawals
+from pitools.place.dispatch.withdrawals import free_after_ours, leave_full_queues
 from pitools.place.types import PendingJob, PlacementOption, PoolState, Ticket
 
 
@@ -20,7 +20,7 @@ def moved(free: int, waits: dict[str, tuple[str, float]], run_s: float = 9.0) ->
     jobs = {name: job(name, run_s) for name in waits}
     tickets = [Ticket(job_id=name, pool=where, submitted_s=100 - age_s) for name, (where, age_s) in waits.items()]
     pools = {"a": pool("a", 0), "b": pool("b", free)}
-    return [withdrawal.job_id for withdrawal in withdrawals(100.0, jobs, pools, tickets, 60.0)]
+    return [withdrawal.job_id for withdrawal in leave_full_queues(100.0, jobs, pools, tickets, 60.0)]
 
 
 def test_jobs_go_where_there_is_room() -> None:

@@ -110,7 +110,7 @@ def worlds(
             tickets.append(Ticket(job_id=item.job_id, pool=option.pool, submitted_s=now - rng.uniform(0, 2) * HOUR_S))
     policy = PolicyParams(
         max_slowdown=rng.choice([1.0, 2.0, 1e9]),
-        reserve=rng.randint(0, 3),
+        max_reserved_jobs=rng.randint(0, 3),
         starvation_tickets=rng.randint(0, 3),
         starvation_s=rng.choice([0.0, 12 * HOUR_S, inf]),
     )
@@ -156,7 +156,7 @@ def test_a_higher_tier_is_served_first(
     """What the highest tier gets does not change when the lower ones are taken out of the queue."""
     now, jobs, pools, _, _ = world
     above = {item.job_id for item in jobs if item.tier == 1}
-    reserve = PolicyParams(reserve=0, starvation_s=inf, max_slowdown=1e9)
+    reserve = PolicyParams(max_reserved_jobs=0, starvation_s=inf, max_slowdown=1e9)
     both = [move for move in placed(decide(now, jobs, pools, [], reserve)) if move[0] in above]
     alone = placed(decide(now, [item for item in jobs if item.tier == 1], pools, [], reserve))
     assert both == alone
@@ -190,7 +190,10 @@ def test_small_jobs_do_not_fill_a_pool_before_the_first_who_is_too_wide() -> Non
         "long0",
         "long1",
     }
-    assert len(placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams(limit_usage=1.0, reserve=0)))) == 4
+    assert (
+        len(placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams(limit_usage=1.0, max_reserved_jobs=0))))
+        == 4
+    )
 
 
 def test_an_old_job_takes_any_pool_before_shorter_ones() -> None:
