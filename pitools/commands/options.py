@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,10 +32,19 @@ class LocalPath(click.Path):
 
 def format_option(function: F) -> F:
     """`--format auto|table|jsonl|tsv|csv|hosts`, else `PIT_FORMAT`."""
+    return _format_option(function, FORMATS)
+
+
+def rows_format_option(function: F) -> F:
+    """`format_option` without `hosts`, for a command whose records have no `node`."""
+    return _format_option(function, [form for form in FORMATS if form != "hosts"])
+
+
+def _format_option(function: F, formats: Sequence[str]) -> F:
     return click.option(
         "--format",
         "form",
-        type=click.Choice(FORMATS),
+        type=click.Choice(formats),
         default=default_format,
         show_default="auto",
         help="Output format. [default: a table on a terminal, JSON Lines in a pipe]",

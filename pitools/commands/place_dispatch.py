@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.completion import complete_files
-from pitools.commands.options import format_option
+from pitools.commands.options import rows_format_option
 
 if TYPE_CHECKING:
     from pitools.launch.request import Request
@@ -28,7 +28,7 @@ _TICK_EVERY_S = 5.0
 )
 @click.option("--owner", metavar="NAME", help="Owner in the records of `list`, and key of the run-time history.")
 @click.option("--wait", is_flag=True, help="Tick until all have ended; exit 1 unless all completed.")
-@format_option
+@rows_format_option
 @click.pass_context
 def run(
     ctx: click.Context, requests: tuple[str, ...], sites: tuple[str, ...], owner: str | None, wait: bool, form: str
@@ -67,7 +67,7 @@ def run(
 
 
 @click.command()
-@format_option
+@rows_format_option
 @click.pass_context
 def tick(ctx: click.Context, form: str) -> None:
     """Query all sites, decide, and submit, once. For cron: while another tick runs, this one ends at once, with exit 0.
@@ -94,7 +94,7 @@ def tick(ctx: click.Context, form: str) -> None:
 @click.command()
 @click.option("--every", default=f"{_TICK_EVERY_S:g}s", show_default=True, metavar="TIME", help="How often to tick.")
 @click.option("--until-empty", is_flag=True, help="End when every job is over.")
-@format_option
+@rows_format_option
 def watch(every: str, until_empty: bool, form: str) -> None:
     """Run ticks repeatedly, and show the queue live; in a pipe, print one record for every change.
 
@@ -104,12 +104,9 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     import sys
 
     from pitools.core import units
-    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.place.dispatch import store, watch
 
-    if form == "hosts":
-        raise UsageError("--format hosts: the queue has no nodes to list", hint="--format jsonl")
     place = store.queue_dir()
     ticker, changes = _make_dispatcher(place), watch.ChangedRows()
     every_s = units.parse_duration(every)
@@ -155,7 +152,7 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 
 @click.command("list")
 @click.option("--all", "every", is_flag=True, help="Also the jobs that are over.")
-@format_option
+@rows_format_option
 def list_command(every: bool, form: str) -> None:
     """List the queue, oldest first: where each job is, or why it waits. Shows the last tick's state; queries no site.
 
@@ -181,7 +178,7 @@ def list_command(every: bool, form: str) -> None:
 
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True)
-@format_option
+@rows_format_option
 def cancel(job_ids: tuple[str, ...], form: str) -> None:
     """Withdraw jobs from the queue and from every site, with this tick or the next; safe to repeat."""
     from pitools.place.dispatch import store
@@ -194,7 +191,7 @@ def cancel(job_ids: tuple[str, ...], form: str) -> None:
 @click.command()
 @click.argument("site")
 @click.argument("job_ids", nargs=-1, required=True)
-@format_option
+@rows_format_option
 @click.pass_context
 def declare_lost(ctx: click.Context, site: str, job_ids: tuple[str, ...], form: str) -> None:
     """Declare that jobs' tickets at SITE, which does not answer, will not run: the jobs are submitted elsewhere.

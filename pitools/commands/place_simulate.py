@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import rows_format_option
 
 COLUMNS = (
     "policy",
@@ -54,7 +54,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--skip-bad", is_flag=True, help="Skip and count invalid rows.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw the results into a PNG file.")
-@format_option
+@rows_format_option
 def simulate(
     trace: Path,
     file: Path | None,

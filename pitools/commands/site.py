@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands import completion
-from pitools.commands.options import format_option
+from pitools.commands.options import rows_format_option
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError
@@ -19,7 +19,7 @@ def group() -> None:
 
 
 @group.command("list")
-@format_option
+@rows_format_option
 def list_command(form: str) -> None:
     """List the sites of this machine."""
     from pitools.core.errors import PitError
@@ -47,7 +47,7 @@ def _raise_last(failed: list[PitError]) -> None:
 @group.command()
 @click.argument("name")
 @click.option("--origin", is_flag=True, help="Print the file or variable of each value.")
-@format_option
+@rows_format_option
 def show(name: str, origin: bool, form: str) -> None:
     """Show the effective settings of a site."""
     from pitools.core.output import Output
@@ -61,7 +61,7 @@ def show(name: str, origin: bool, form: str) -> None:
 @group.command()
 @click.argument("names", nargs=-1)
 @click.option("--live", is_flag=True, help="Compare with the running cluster too.")
-@format_option
+@rows_format_option
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> None:
     """Check site files. Exit 1: a site has a finding; 75: a site is unreachable."""

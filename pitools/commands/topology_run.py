@@ -98,7 +98,7 @@ def run(
     acquired = loop.run_acquire_loop(
         slurm, job_id, fabric, options, lambda message: click.echo(f"pit: {message}", err=True)
     )
-    if as_hosts:
+    if as_hosts or form == "hosts":
         if acquired.node_list:
             click.echo(hostlist.fold(hostlist.expand(acquired.node_list)))
     else:

@@ -103,6 +103,13 @@ def test_a_tick_without_anything_to_ask_is_content(machine: Machine) -> None:
     assert machine.pit("tick") == (0, "", "")
 
 
+@pytest.mark.parametrize("command", [("run", "bc.toml", "--site", "dark"), ("tick",), ("list",), ("cancel", "x")])
+def test_the_queue_is_no_list_of_hosts(machine: Machine, command: tuple[str, ...]) -> None:
+    """Before anything is done: an empty line and exit code 0 would read as an answer."""
+    assert machine.pit(*command, "--format", "hosts")[:2] == (2, "")
+    assert machine.pit("list")[1] == ""
+
+
 def test_a_broken_job_is_told_once(machine: Machine) -> None:
     """A damaged folder in the queue is no mail each minute; `list` goes on to tell it, and exits 5."""
     assert machine.pit("tick")[0] == 0
