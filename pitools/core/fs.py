@@ -142,15 +142,19 @@ def fsync_dir(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sync_fs(path: Path) -> None:
-    """Sync the file system of a path (syncfs(2)). Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def sync_fs(path: Path, descriptor: int | None = None) -> None:
+    """Sync the file system of a path (syncfs(2)). Raises OSError.
+
+    descriptor: of the path, opened before the writes. A newer one is not told of an error that another process was.
+    """
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
     try:
-        if _libc().syncfs(descriptor):
+        if _libc().syncfs(opened):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
     finally:
-        os.close(descriptor)
+        if descriptor is None:
+            os.close(opened)
 
 
 def allocate(descriptor: int, offset: int, length: int) -> None:

@@ -27,6 +27,10 @@ class BackgroundSync:
 
     def __init__(self, target: Path) -> None:
         self._target, self._unsynced_bytes = target, 0
+        try:
+            self._descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise from_os_error(error, target) from error
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
 
@@ -42,17 +46,20 @@ class BackgroundSync:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind:
-            return  # do not wait after a failed copy: the disk may hang
+        if kind:  # do not wait after a failed copy: the disk may hang
+            if not (self._thread and self._thread.is_alive()):
+                os.close(self._descriptor)
+            return
         if self._thread:
             self._thread.join()
         self._sync()
+        os.close(self._descriptor)
         if self._error:
             raise from_os_error(self._error, self._target) from self._error
 
     def _sync(self) -> None:
         try:
-            sync_fs(self._target)
+            sync_fs(self._target, self._descriptor)
         except OSError as error:  # the kernel reports a write error only once
             self._error = error
 

@@ -235,7 +235,7 @@ def test_names_are_on_the_disk_before_the_set_is_shown(build, tmp_path: Path, ro
     source = build(tmp_path / "data", {f"c/{number}/0": b"x" for number in range(300)})
     events: list[object] = []
 
-    def sync_all(path: Path) -> None:
+    def sync_all(path: Path, _: int) -> None:
         events.append(sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()))
 
     monkeypatch.setattr(write_module, "sync_fs", sync_all)

@@ -16,9 +16,11 @@ def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, 
     """A sync begins as soon as much waits, one at a time, beside the copy; and one is the last of all."""
     event, may_end, began = threading.get_ident(), threading.Event(), threading.Event()
     syncs: list[bool] = []
+    descriptors: set[int] = set()
 
-    def sync(path: Path) -> None:
-        assert path == tmp_path
+    def sync(path: Path, descriptor: int) -> None:
+        assert (path, os.fstat(descriptor).st_ino) == (tmp_path, tmp_path.stat().st_ino)
+        descriptors.add(descriptor)
         syncs.append(threading.get_ident() != event)
         began.set()
         if syncs[-1]:
@@ -34,13 +36,16 @@ def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, 
         assert syncs == [True]
         may_end.set()
     assert syncs == [True, False]
+    (descriptor,) = descriptors  # opened before the first byte: the kernel tells it of every error since
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_an_error_of_an_early_sync_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The kernel tells it once; the last sync, which then succeeds, must not pass for all."""
     answers = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None]
 
-    def sync(path: Path) -> None:
+    def sync(path: Path, descriptor: int) -> None:
         if answer := answers.pop(0):
             raise answer
 
