@@ -103,7 +103,9 @@ def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
 @to_option(required=False)
 @selection_options
 @click.option("--dry-run", is_flag=True, help="Only show the plan, as `plan` does.")
-@click.option("--verify", is_flag=True, help="Verify an existing copy too, and replace it if it is damaged.")
+@click.option(
+    "--verify", is_flag=True, help="Verify an existing copy too, and replace it if it is damaged; link no files."
+)
 @click.option(
     "--fanout",
     is_flag=True,

@@ -1,7 +1,8 @@
 """Fill a version's partial folder in the cache file by file on request, and publish it when it is complete.
 
-Verified files are recorded in the stager's journal, so `pit-stage run` and this process each resume the other's partial
-folder. The version's lock is held throughout: there is one writer.
+Verified files are recorded in the stager's journal, so `pit-stage run` and this process each keep the other's finished
+files; here a large file of which only some ranges are written begins again. The version's lock is held throughout:
+there is one writer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Evict sets to make room, the least recently used first; never a set that is in use or cannot be staged again.
+"""Evict sets to make room, the least recently used first; never one in use, or whose source is unknown or gone.
 
 A set is kept while a process leases, stages or repairs it, while it is pinned, when its source is unknown, when the
-plain store it was copied from is gone, and for a grace period after its last use. A rewritten store does not protect a
-set, nor does a version that `gc` removed from its source: such copies would fill the disk. Eviction holds the set's
-lock and its lease file exclusively and renames the folder, so a reader has the whole set or none. Clocks decide only
-the order and the grace period, which is no guarantee.
+plain store it was copied from is gone, and for a grace period after its last use. A set whose store was rewritten, or
+whose version `gc` removed from its source, may be evicted although it cannot be staged again: such copies would fill
+the disk. Eviction holds the set's lock and its lease file exclusively and renames the folder, so a reader has the whole
+set or none. Clocks decide only the order and the grace period, which is no guarantee.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def evict_item(
 
 
 def mark_used_if_leased(root: Path, item: RootEntry, reason: KeptReason) -> None:
-    """Set the last use of a kept set to now when it is leased, as readers of a shared root cannot do so, or when it
-    lies in the future because of a wrong clock: from now on the set ages.
+    """Set the last use of a kept set to now when it is leased: readers of a shared root cannot do so. Also when it
+    lies in the future because of a wrong clock, so that the set ages from now on.
     """
     if item.is_complete and (reason is KeptReason.LEASED or lease.last_used(root, item.version) > time.time()):
         with contextlib.suppress(OSError):

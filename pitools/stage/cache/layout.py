@@ -83,7 +83,9 @@ def journal_path(root: Path, version: str) -> Path:
 
 
 def require_safe(root: Path, *, reading: bool = False) -> None:
-    """Refuse a root whose folders another user could have created or could replace. Raises ClusterError.
+    """Refuse a root that another user owns or can write to, or whose folders are such. Raises ClusterError.
+
+    Folders above the root are not checked: whoever can write to one without a sticky bit can replace the root.
 
     reading: nothing will be written, so the owner of a shared root is trusted too.
     """

@@ -68,7 +68,9 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """bytes: a stager's partial copy when complete. in_flight_bytes: of these, at most neither written nor reserved."""
+    """bytes: of a stager's partial copy when complete. in_flight_bytes: upper bound of those that are neither written
+    nor allocated on the disk.
+    """
 
     bytes: int
     in_flight_bytes: int

@@ -137,7 +137,7 @@ def _addresses(names: Sequence[str], suffix: str) -> list[str]:
 
 def _resolve(name: str) -> str:
     if not (address := _lookup_address(name)):
-        hint = "see network.host_suffix of the site, and DNS or /etc/hosts of this node"
+        hint = "see DNS or /etc/hosts of this node; export PIT_HOST_SUFFIX=.SUFFIX, in a site file network.host_suffix"
         raise ClusterError(f'the name "{name}" has no address here', where=socket.gethostname(), hint=hint)
     return address
 

@@ -50,7 +50,11 @@ def listen(group: Group, version: str) -> socket.socket:
             continue
         return listener
     where = f"{address}, ports {group.ports[0]}-{group.ports[1]}"
-    raise ClusterError(f"no free port to serve files: {reason}", where=where, hint="see network.ports of the site")
+    raise ClusterError(
+        f"no free port to serve files: {reason}",
+        where=where,
+        hint="export PIT_PORTS=FIRST-LAST, in a site file network.ports",
+    )
 
 
 def start_server(server: FanoutServer) -> int:

@@ -1,7 +1,8 @@
 """Memory shared by a stager, its workers and its server: created before they fork, freed with the last of them.
 
-It holds the files that are done, this node's state of the other nodes, and the bytes received from each. Each value is
-written whole, and either by one process or so that any writer is right; no process waits for a lock of a dead one.
+It holds the files that are done, this node's state of the other nodes, and the bytes received from each. Every
+store is one aligned word, and a word has one writer, or all its writers store the same value; no process waits for a
+lock of a dead one.
 """
 
 from __future__ import annotations

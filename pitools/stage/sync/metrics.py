@@ -116,7 +116,7 @@ def _ended_samples(
 
 @contextmanager
 def _lock_metrics(path: Path) -> Iterator[None]:
-    """Lock the folder of a metrics file, so that policies of one file do not lose each other's samples.
+    """Lock the folder of a metrics file, so that runs that write to one file do not lose each other's samples.
 
     After a short time-out it continues without the lock: metrics must not block a run.
     """
