@@ -206,6 +206,7 @@ def test_every_command_has_a_table(small: Path, tmp_path: Path, pit_stage, form:
         (["run", "SMALL", "--to", "ROOT", "--receipt", "/proc/self/r.json"], 4),
         (["run", "SMALL/actions", "--to", "ROOT"], 5),
         (["check", "/nowhere/at/all"], 2),
+        (["list", "SMALL/zarr.json"], 2),
         (["check", "/" + "x" * 300], 4),
         (["list", "/" + "x" * 300], 4),
         (["plan", "/" + "x" * 300, "--to", "ROOT"], 4),

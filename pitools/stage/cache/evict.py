@@ -86,7 +86,10 @@ class RootEntry(NamedTuple):
 
 
 class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
-    """The result for one set or partial copy. state: `evictable` with a dry run. reason: None unless `kept`."""
+    """The result for one set or partial copy. state: `evictable` with a dry run. reason: None unless `kept`.
+
+    bytes: what it takes; of one evicted for room, what that freed, without files that other sets have too.
+    """
 
     version: str
     path: str

@@ -80,7 +80,9 @@ def require_root(root: Path, *, allow_empty: bool = False) -> None:
     Raises ClusterError.
     """
     with translate_errors(root):
-        if (root / OBJECTS).is_dir() or (allow_empty and not (root.exists() and any(root.iterdir()))):
+        if (root / OBJECTS).is_dir() or (
+            allow_empty and not (root.exists() and (not root.is_dir() or any(root.iterdir())))
+        ):
             return
     raise UsageError("not a staging root", where=str(root), hint="give the ROOT of `pit-stage run --to ROOT`")
 
