@@ -128,13 +128,16 @@ def require_accepted(scan: ScanResult, *, skip_rejected: bool) -> None:
     left."""
     _print_notes(scan.notes)
     refused = scan.rejected
+    accepted = sum(len(recording.episodes) for recording in scan.recordings)
     if refused and not skip_rejected and len(refused) == 1:
-        raise DataError(refused[0].reason, where=refused[0].where, hint=refused[0].hint)
+        hint = (
+            f"{refused[0].hint or 'repair it'}; or leave it out with --skip-rejected" if accepted else refused[0].hint
+        )
+        raise DataError(refused[0].reason, where=refused[0].where, hint=hint)
     for item in refused[: len(refused) if not skip_rejected else _MAX_REPORTED]:
         print(f"pit: refused: {item.where or item.path}: {item.reason}", file=sys.stderr)
     if refused and skip_rejected:
         print(f"pit: {len(refused)} refused and left out; --report FILE lists them", file=sys.stderr)
-    accepted = sum(len(recording.episodes) for recording in scan.recordings)
     if refused and not skip_rejected:
         problem = f"{len(refused)} of {accepted + len(refused)} episodes are refused, the first: {refused[0].reason}"
         hint = f"{refused[0].hint or 'repair them'}; or leave those episodes out with --skip-rejected"

@@ -43,7 +43,7 @@ _GAP_BYTES = 64 << 10
 _IOV_MAX = 512
 # The kernel copies a third faster if file offset and memory address are equal modulo the cache line.
 _CACHE_LINE = 64
-_RETRY_HINT = "stage it again, or run `pit-stage check` on it"
+_RETRY_HINT = "a staged copy: `pit-stage check`; a version: `pit dataset check`, then `pit dataset rebuild`"
 
 
 class ChunkNotStored(Exception):

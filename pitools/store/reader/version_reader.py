@@ -29,7 +29,7 @@ from pitools.store.zarr.chunk_layout import chunk_layout
 
 # Arrays up to this size, such as action and state, are read once; then a window is an indexing operation.
 RESIDENT_BYTES = 64 << 20
-_RETRY_HINT = "stage it again"
+_RETRY_HINT = "a staged copy: stage it again; a version: `pit dataset check`, then `pit dataset rebuild`"
 
 
 class VersionReader:
