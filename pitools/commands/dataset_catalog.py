@@ -113,7 +113,7 @@ def diff(first: str, second: str, form: str) -> int:
     with Output(form, DIFF_COLUMNS) as out:
         for difference in compare.compare_versions(resolve_version(first), resolve_version(second)):
             out(difference)
-            differs = differs or difference.change != compare.SHARED_KIND
+            differs = differs or difference.change != compare.SHARED
     return int(differs)
 
 

@@ -26,24 +26,24 @@ _EXITS = "Exit codes: 0 at most warnings, 1 faults, 5 damage; 2 usage, 3 the fil
     "--against", metavar="DATASET", help="Compare values with this version. [default: the parent, if present]"
 )
 @click.option(
-    "--bounds",
-    "bounds_file",
+    "--thresholds",
+    "thresholds_file",
     metavar="FILE",
     type=LocalPath(exists=True, dir_okay=False),
     help="Thresholds, in TOML.",
 )
 @click.option("--quarantine", is_flag=True, help="Exclude damaged or faulty episodes from training.")
 @click.option("--lift-quarantine", is_flag=True, help="Remove the quarantine; check nothing.")
-@click.option("--readers", type=click.IntRange(1, 64), help="Number of files read in parallel. [default: at most 4]")
+@click.option("--threads", type=click.IntRange(1, 64), help="Threads, each of which reads a file. [default: at most 4]")
 @format_option
 def check(
     dataset: str,
     deep: bool,
     against: str | None,
-    bounds_file: Path | None,
+    thresholds_file: Path | None,
     quarantine: bool,
     lift_quarantine: bool,
-    readers: int | None,
+    threads: int | None,
     form: str,
 ) -> int:
     """Check a version's files, values, frames and episodes, and its drift from its parent.
@@ -54,7 +54,7 @@ def check(
     \b
       pit dataset check datasets/reach
       pit dataset check datasets/reach@train --deep --quarantine
-      pit dataset check datasets/reach --against datasets/reach@golden --bounds bounds.toml
+      pit dataset check datasets/reach --against datasets/reach@golden --thresholds thresholds.toml
     """
     from pitools.dataset import check as checking
     from pitools.dataset.check import thresholds
@@ -64,19 +64,19 @@ def check(
 
     path = resolve_version(dataset)
     if lift_quarantine:
-        if quarantine or deep or against or bounds_file:
+        if quarantine or deep or against or thresholds_file:
             raise UsageError(
                 "--lift-quarantine: allows no other option",
                 where="--lift-quarantine",
                 hint="pit dataset check DATASET --lift-quarantine",
             )
         return _lift(path)
-    limits = thresholds.load_thresholds(bounds_file) if bounds_file else thresholds.Thresholds()
+    limits = thresholds.load_thresholds(thresholds_file) if thresholds_file else thresholds.Thresholds()
     parent = resolve_version(against) if against else None
     findings = []
     summary = None
     with Output(form, _COLUMNS) as out:
-        for record in checking.check_version(path, thresholds=limits, parent=parent, deep=deep, readers=readers or 0):
+        for record in checking.check_version(path, thresholds=limits, parent=parent, deep=deep, readers=threads or 0):
             if isinstance(record, CheckSummary):
                 summary = record
             else:

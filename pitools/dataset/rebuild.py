@@ -79,7 +79,7 @@ def rebuild_version(
 
 def _state(differences: Sequence[VersionDifference]) -> str:
     extra_files = {
-        (difference.kind, difference.subject) for difference in differences if difference.change != compare.SHARED_KIND
+        (difference.kind, difference.subject) for difference in differences if difference.change != compare.SHARED
     }
     return "same-data" if extra_files == {("option", "pitools")} else "differs"
 

@@ -154,9 +154,9 @@ class Lease:
     def __init__(self, file: Path, purpose: str, clock: Callable[[], datetime]) -> None:
         self.file, self._purpose, self._present = file, purpose, clock
 
-    def extend(self, until_s: float) -> None:
-        """Set the end to `until_s` seconds from now. Raises NoSpace or ClusterError."""
-        until = timestamps.to_rfc3339(self._present() + timedelta(seconds=until_s))
+    def extend(self, duration_s: float) -> None:
+        """Set the end to `duration_s` seconds from now. Raises NoSpace or ClusterError."""
+        until = timestamps.to_rfc3339(self._present() + timedelta(seconds=duration_s))
         # Not synced: after a crash of the host, the lease's holder is gone, too.
         write_annotation(
             self.file,
@@ -172,20 +172,20 @@ class Lease:
 
 @contextmanager
 def leased_version(
-    path: Path, until_s: float, purpose: str, *, clock: Callable[[], datetime] = utc_now
+    path: Path, duration_s: float, purpose: str, *, clock: Callable[[], datetime] = utc_now
 ) -> Iterator[Lease]:
-    """Protect the version in folder `path` from `gc` for the block, and for at most `until_s` seconds.
+    """Protect the version in folder `path` from `gc` for the block, and for at most `duration_s` seconds.
 
     purpose: of the holder, such as a run's name. Raises DataError if the version is missing, NoSpace or ClusterError if
     the catalog cannot be written.
     """
-    if until_s <= 0:
-        raise UsageError(f"lease: expected a positive duration, got {until_s} s")
+    if duration_s <= 0:
+        raise UsageError(f"lease: expected a positive duration, got {duration_s} s")
     _require_exists(path)
     root, name, version = _split_path(path)
     unique = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}.json"
     lease = Lease(leases_dir(root, name, version) / unique, purpose, clock)
-    lease.extend(until_s)
+    lease.extend(duration_s)
     try:
         _require_exists(path)  # `gc` reads leases after it moved a version: one of the two detects the other
         yield lease

@@ -14,7 +14,7 @@ from pitools.dataset.reader import open_dataset
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, FileEntry, Manifest, Statistics
 
-SHARED_KIND = "shared"
+SHARED = "shared"
 # Keys of a provenance record that describe the file itself; the others describe how it was read.
 _FILE_FIELDS = ("file", "bytes", "digest")
 _MAX_SHIFT = 1e9  # JSON has no infinity
@@ -168,7 +168,7 @@ def _files(left: tuple[FileEntry, ...], right: tuple[FileEntry, ...]) -> Iterato
     old, new = ({entry.path: entry for entry in files} for files in (left, right))
     both = old.keys() & new.keys()
     groups = {
-        SHARED_KIND: [new[path] for path in both if old[path] == new[path]],
+        SHARED: [new[path] for path in both if old[path] == new[path]],
         "changed": [new[path] for path in both if old[path] != new[path]],
         "added": [new[path] for path in new.keys() - both],
         "removed": [old[path] for path in old.keys() - both],

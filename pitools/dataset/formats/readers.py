@@ -93,7 +93,7 @@ def _open_file(source: Hdf5Source | ParquetSource | VideoSource | ZarrSource) ->
         case ZarrSource():
             from pitools.dataset.formats import zarr_reader
 
-            return zarr_reader.ZarrReader(source.path, published=source.is_own_version)
+            return zarr_reader.ZarrReader(source.path, is_own_version=source.is_own_version)
         case ParquetSource():
             with require_lerobot_tools():
                 from pitools.dataset.formats import parquet_reader

@@ -51,7 +51,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
             columns,
             low,
             high,
-            published=True,
+            is_own_version=True,
             language=str(line.get("language") or ""),
             attributes=dict(line.get("attributes") or {}),
             array_attributes=array_attributes,

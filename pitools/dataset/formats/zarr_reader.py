@@ -39,10 +39,10 @@ def translate_errors(path: Path, name: str) -> AbstractContextManager[None]:
 class ZarrReader:
     """One open Zarr store, for one thread at a time."""
 
-    def __init__(self, path: Path, *, published: bool) -> None:
+    def __init__(self, path: Path, *, is_own_version: bool) -> None:
         """Raises DataError."""
         self._path = path
-        self._version = VersionReader(path, check_mode="always", verify=True) if published else None
+        self._version = VersionReader(path, check_mode="always", verify=True) if is_own_version else None
         self._readers: dict[str, ArrayReader | None] = {}
         self._zarr_arrays: dict[str, Any] = {}
 

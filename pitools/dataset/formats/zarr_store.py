@@ -92,7 +92,7 @@ def make_zarr_episode(
     low: int,
     high: int,
     *,
-    published: bool = False,
+    is_own_version: bool = False,
     **rest: Any,
 ) -> Episode:
     """Return the episode of rows [low, high) of these arrays. Raises DataError if that is no row."""
@@ -105,7 +105,7 @@ def make_zarr_episode(
                 steps=steps,
                 row=array.shape[1:],
                 dtype=array.dtype,
-                source=ZarrSource(path=path, name=array.path, first_row=low, is_own_version=published),
+                source=ZarrSource(path=path, name=array.path, first_row=low, is_own_version=is_own_version),
             ),
         )
         for key, array in columns.items()

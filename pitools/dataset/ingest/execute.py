@@ -116,12 +116,12 @@ def save_plan(plan: IngestPlan, work_dir: IngestWorkDir, session: str) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def run_part(work_path: str, plan_digest: str, number: int, count: int, workers: int) -> int:
+def run_part(work_path: str, plan_id: str, number: int, count: int, workers: int) -> int:
     """Do this node's part of the plan in a working folder and return its number of jobs.
 
-    plan_digest: session id and digest of the plan, `<session>.<digest>`. Raises DataError, NoSpace, ClusterError.
+    plan_id: session id and digest of the plan, `<session>.<digest>`. Raises DataError, NoSpace, ClusterError.
     """
-    session, _, expected = plan_digest.partition(".")
+    session, _, expected = plan_id.partition(".")
     path = Path(work_path) / f"plan.{session}"
     try:
         data = path.read_bytes()

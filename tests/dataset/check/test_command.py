@@ -87,9 +87,9 @@ def test_warnings(invoke, make, tmp_path) -> None:
     code, (record,), _ = invoke(str(path))
     assert (code, record["level"]) == (0, "warning")
     (tmp_path / "bounds.toml").write_text('levels = {language = "fault"}')
-    assert invoke(str(path), "--bounds", str(tmp_path / "bounds.toml"))[0] == 1
+    assert invoke(str(path), "--thresholds", str(tmp_path / "bounds.toml"))[0] == 1
     (tmp_path / "bounds.toml").write_text('levels = {langauge = "fault"}')
-    code, _, err = invoke(str(path), "--bounds", str(tmp_path / "bounds.toml"))
+    code, _, err = invoke(str(path), "--thresholds", str(tmp_path / "bounds.toml"))
     assert code == 3
     assert 'did you mean "language"?' in err
 
