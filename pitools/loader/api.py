@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -62,7 +63,7 @@ def load(
     make = partial(
         _make_loader,
         str(dataset),
-        {name: WindowSpan(*span) for name, span in windows.items()},
+        _spans(windows),
         EpisodeFilters(splits=tuple(splits), tasks=tuple(tasks)),
         batch_size,
         seed,
@@ -87,6 +88,15 @@ def load(
 
         return jax_batches(make(), device or jax.local_devices()[0])
     return make()
+
+
+def _spans(windows: Mapping[str, tuple[int, int]]) -> dict[str, WindowSpan]:
+    """Return the windows as spans. Raises UsageError for another form."""
+    try:
+        return {name: WindowSpan(*map(operator.index, span)) for name, span in windows.items()}
+    except (AttributeError, TypeError) as error:
+        hint = 'windows={"action": (0, 16)}: this step and the 15 after it'
+        raise UsageError(f"windows = {windows!r}: not array → (before, after)", where="load", hint=hint) from error
 
 
 def _make_loader(

@@ -115,6 +115,11 @@ def test_a_script_that_launches_itself_at_its_import_is_refused(here: Path) -> N
     assert not list(here.glob("runs/*/plan.json"))
 
 
+def test_a_crash_before_a_pipe_is_a_failure(here: Path) -> None:
+    """`python … | tee log`: the rank fails as its program does, not as tee."""
+    assert pitools.launch(name="t", command="exit 3 | cat").wait().exit_code == 3
+
+
 def test_a_parameter_that_the_request_lacks_is_refused(here: Path) -> None:
     """As `--set` of the command does."""
     (here / "r.toml").write_text('name = "r"\ncommand = "true"\n[params]\nlr = 1\n')

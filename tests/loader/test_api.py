@@ -106,6 +106,8 @@ def test_episodes_are_filtered(version: Path) -> None:
         {"device": "cpu"},
         {"framework": "torch", "workers": 2, "device": "cuda"},
         {"windows": {}},
+        {"windows": {"action": 8}},
+        {"windows": ["action"]},
         {"windows": {"actoin": (0, 1)}},
         {"batch_size": 0},
         {"splits": ["nosuch"]},

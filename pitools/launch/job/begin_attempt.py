@@ -122,7 +122,8 @@ def _wait_for_checkpoints(job: JobContext, recorded_steps: int) -> int:
     """Wait for the checkpoint store and return the saved steps.
 
     If the checkpoints stay missing, stop the run and raise AttemptRefused: a run never silently restarts from step 0
-    because its store is not mounted. A user allows that by a file `progress` in the run's folder.
+    because its store is not mounted, or its checkpoints were removed. A user allows that by a file `progress` in the
+    run's folder.
     """
 
     def is_restored() -> bool:
@@ -149,15 +150,14 @@ def _wait_for_checkpoints(job: JobContext, recorded_steps: int) -> int:
 
 
 def _has_no_checkpoint_files(checkpoints: Path) -> bool:
-    """Whether the folder has no trace of checkpoints, not even a damaged one or the owner's record."""
-    from pitools.checkpoint.store import layout, owner
+    """Whether the folder has no checkpoint, not even a damaged one."""
+    from pitools.checkpoint.store import layout
 
     try:
         names = [path.name for path in checkpoints.iterdir()]
     except OSError:
         return True
-    store_files = (owner.OWNER_FILE, layout.QUARANTINE)
-    return not any(name in store_files or layout.step_of(Path(name)) is not None for name in names)
+    return not any(name == layout.QUARANTINE or layout.step_of(Path(name)) is not None for name in names)
 
 
 def _require_grant(job: JobContext) -> None:

@@ -46,7 +46,7 @@ def run_rank(plan_path: str) -> None:
     import_guard.check_imports(plan)
     os.environ.update(param_variables(request))
     if request.command:
-        shell = ["bash", "-c", _IGNORE_SIGNALS + command_text(request)]
+        shell = ["bash", "-o", "pipefail", "-c", _IGNORE_SIGNALS + command_text(request)]
         code = subprocesses.run_in_process_group(shell, env=os.environ, cwd=Path(request.workdir))
         if code:
             raise SystemExit(code)

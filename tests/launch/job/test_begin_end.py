@@ -366,10 +366,11 @@ def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("left", ["", "owner.json"])
 @pytest.mark.parametrize("mode", ["run", "allocation"])
-def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path, mode: str) -> None:
-    """It does not begin anew over what a store that is not mounted hides; the verdict says what to do."""
-    (went_far / "checkpoints").mkdir()
+def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path, mode: str, left: str) -> None:
+    """It does not begin anew where a store is not mounted or its checkpoints were removed; the verdict says how."""
+    (went_far / "checkpoints" / left).mkdir(parents=True)
     with pytest.raises(begin_attempt.AttemptRefused, match=r"checkpoints.* 40 ") as caught:
         begin_attempt.begin_attempt(job(went_far, mode=mode), time_limit_at=ENDS)
     assert (caught.value.code, len(run_folder.attempt_dirs(went_far))) == (1, 1)
@@ -381,7 +382,7 @@ def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path, mode: str) 
         begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS)
 
 
-@pytest.mark.parametrize("left", ["step_40", "quarantine", "owner.json"])
+@pytest.mark.parametrize("left", ["step_40", "quarantine"])
 def test_what_was_kept_there_and_is_no_good_is_not_waited_for(went_far: Path, left: str) -> None:
     """The store is there: damaged checkpoints, or ones that were set aside, are for the loop to go on without."""
     (went_far / "checkpoints" / left).mkdir(parents=True)
