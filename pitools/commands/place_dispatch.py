@@ -57,7 +57,7 @@ def run(
             _print_lines(news.new_messages(ticked))
             return watch.finished_rows(place, ids) is not None
 
-        watch.tick_until(_make_dispatcher(place), _TICK_EVERY_S, is_over)
+        watch.tick_until(_make_dispatcher(place, repeats=True), _TICK_EVERY_S, is_over)
         rows = watch.finished_rows(place, ids) or rows
     with Output(form, status.JOB_COLUMNS) as out:
         for row in rows:
@@ -108,7 +108,7 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     from pitools.place.dispatch import store, watch
 
     place = store.queue_dir()
-    ticker, changes = _make_dispatcher(place), watch.ChangedRows()
+    ticker, changes = _make_dispatcher(place, repeats=True), watch.ChangedRows()
     every_s = units.parse_duration(every)
     printed: set[str] = set()
 
@@ -303,12 +303,16 @@ def _check_request(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, .
     return wanted, tuple(able), path.read_text()
 
 
-def _make_dispatcher(place: Path) -> Dispatcher:
+def _make_dispatcher(place: Path, *, repeats: bool = False) -> Dispatcher:
     from pitools.place.dispatch.tick import Dispatcher
     from pitools.place.policy import JobTableBuilder, PolicyParams, decide
 
     columns = JobTableBuilder()
-    return Dispatcher(place, lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, PolicyParams(), columns))
+    return Dispatcher(
+        place,
+        lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, PolicyParams(), columns),
+        repeats=repeats,
+    )
 
 
 def _print_lines(lines: Iterable[str]) -> None:

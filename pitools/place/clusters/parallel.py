@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -38,8 +38,8 @@ def site_error(site: str, error: Exception) -> PitError:
 class SitePoller(Generic[T]):
     """Queries sites in parallel, with a thread for each. hint: for the error of a site that does not answer.
 
-    A site that was Unreachable in the last call gets only `straggler_s` more than the others in the next. A query left
-    running is not started again: the next call of `query` returns its late answer, which is lost if none follows.
+    A query left running is not started again: the next call of `query` returns its late answer, which is lost if none
+    follows.
     """
 
     straggler_s = 2.0
@@ -48,18 +48,20 @@ class SitePoller(Generic[T]):
         self._hint = hint
         self._changed = threading.Condition()
         self._answers: dict[str, SiteAnswer[T]] = {}
-        self._query_starts: dict[str, float] = {}
-        self._unreachable: set[str] = set()  # by the last call
+        self._running: dict[str, tuple[float, float]] = {}  # site → Unix time of its start, deadline on time.monotonic
 
-    def query(self, queries: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, SiteAnswer[T]]:
-        """Return the answer of each query by site, in their order; Unreachable for a site without an answer.
+    def query(
+        self, queries: Mapping[str, Callable[[float], T]], timeout_s: float, impatient: Collection[str] = ()
+    ) -> dict[str, SiteAnswer[T]]:
+        """Return the answer of each query by site, in their order; Unreachable for a site silent until its deadline.
 
-        Each query gets the remaining seconds as its argument. An error is the answer of its own site only.
+        Each query gets the remaining seconds as its argument. An error is the answer of its own site only. The sites in
+        `impatient` get only `straggler_s` more than the others: one that is left out of the result is queried still.
         """
         deadline = time.monotonic() + timeout_s
-        new = [name for name in queries if name not in self._query_starts and name not in self._answers]
+        new = [name for name in queries if name not in self._running and name not in self._answers]
         for name in new:
-            self._query_starts[name] = time.time()
+            self._running[name] = (time.time(), deadline)
             # Daemon threads: a file system that hangs must not block the exit of the process.
             threading.Thread(
                 target=self._run, args=(name, queries[name], deadline), name=f"query {name}", daemon=True
@@ -68,16 +70,12 @@ class SitePoller(Generic[T]):
             # After each answer the next has straggler_s; queries of earlier rounds that still run have none.
             while unanswered := {name for name in new if name not in self._answers}:
                 wait_s = deadline + GRACE_S - time.monotonic()
-                if len(unanswered) < len(new) and unanswered <= self._unreachable:
+                if len(unanswered) < len(new) and unanswered <= set(impatient):
                     wait_s = min(wait_s, self.straggler_s)
                 if wait_s <= 0 or not self._changed.wait(wait_s):
                     break
-            answers = {
-                name: self._answers.pop(name) if name in self._answers else self._timeout_answer(name)
-                for name in queries
-            }
-        self._unreachable = {name for name, answer in answers.items() if isinstance(answer.value, Unreachable)}
-        return answers
+            answers = {name: self._take_answer(name) for name in queries}
+        return {name: answer for name, answer in answers.items() if answer}
 
     def _run(self, name: str, query: Callable[[float], T], deadline: float) -> None:
         answer: T | PitError
@@ -86,13 +84,18 @@ class SitePoller(Generic[T]):
         except Exception as error:  # noqa: BLE001 - an answer can be malformed in any way
             answer = site_error(name, error)
         with self._changed:
-            self._answers[name] = SiteAnswer(self._query_starts.pop(name), answer)
+            self._answers[name] = SiteAnswer(self._running.pop(name)[0], answer)
             self._changed.notify_all()
 
-    def _timeout_answer(self, name: str) -> SiteAnswer[T]:
-        silent_s = time.time() - self._query_starts[name]
-        error = Unreachable(f"no answer within {silent_s:.1f} s", where=name, hint=self._hint)
-        return SiteAnswer(self._query_starts[name], error)
+    def _take_answer(self, name: str) -> SiteAnswer[T] | None:
+        """Return a site's answer, or its time-out; None while its query runs."""
+        if name in self._answers:
+            return self._answers.pop(name)
+        started_s, deadline = self._running[name]
+        if time.monotonic() < deadline:
+            return None
+        message = f"no answer within {time.time() - started_s:.1f} s"
+        return SiteAnswer(started_s, Unreachable(message, where=name, hint=self._hint))
 
 
 def query_all(queries: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, T | PitError]:

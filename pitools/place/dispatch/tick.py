@@ -34,10 +34,15 @@ D = TypeVar("D", Submit, Withdraw)
 
 
 class Dispatcher:
-    """Runs ticks over one queue. Its memory between ticks is a cache only."""
+    """Runs ticks over one queue. Its memory between ticks is a cache only.
 
-    def __init__(self, queue_dir: Path, decide: planner.Decide) -> None:
+    repeats: another tick follows, which takes the answers that come late. If none does, a tick waits for all sites that
+    answered the last one, to the deadline.
+    """
+
+    def __init__(self, queue_dir: Path, decide: planner.Decide, *, repeats: bool = False) -> None:
         self.queue_dir = queue_dir
+        self._repeats = repeats
         self._poller: SitePoller[planner.SiteReply] = SitePoller()
         self._planner = planner.Planner(decide, queue_dir)
         self._workers = SiteWorkers(queue_dir)  # of the current tick
@@ -57,29 +62,34 @@ class Dispatcher:
     def _tick(self, state: QueueState) -> status.TickResult:
         sites, faults = self._load_sites(state)
         queried_at = timestamps.now_rfc3339()
+        previous = status.read_site_status(self.queue_dir)
+        rows = {row.site: row for row in previous.sites}
         answers = self._poller.query(
-            {name: self._make_query(state, site) for name, site in sites.items()}, QUERY_TIMEOUT_S
+            {name: self._make_query(state, site) for name, site in sites.items()},
+            QUERY_TIMEOUT_S,
+            sites if self._repeats else previous.unreachable,
         )
         replies = {
             name: answer.value for name, answer in answers.items() if isinstance(answer.value, planner.SiteReply)
         }
         faults |= {name: one.value for name, one in answers.items() if isinstance(one.value, PitError)}
-        previous = status.read_site_status(self.queue_dir)
-        rows = {row.site: row for row in previous.sites}
         actions = {
             name: reconcile_tickets(
                 state, name, _queried_at(answers[name]), reply.tickets, _answering_since(rows.get(name), queried_at)
             )
             for name, reply in replies.items()
         }
-        # Only sites whose query failed: another tick's action, or an error in the site file, says nothing of tickets.
+        # Only sites whose query failed, or failed last time and goes on: another tick's action, or an error in the site
+        # file, says nothing of tickets.
+        queried = previous.unreachable.keys() & sites.keys() - answers.keys()
         unreachable_since = {
-            name: row.since if (row := rows.get(name)) and row.state == "unreachable" else queried_at
-            for name, error in faults.items()
-            if status.site_state(error, False) == "unreachable"
+            name: row.since if (row := previous.unreachable.get(name)) else queried_at
+            for name in queried.union(
+                name for name, error in faults.items() if status.site_state(error, False) == "unreachable"
+            )
         }
         self._collect_and_remove(state, sites, actions, faults)
-        usable = sites.keys() - faults.keys()
+        usable = replies.keys() - faults.keys()
         self._revoke(state, sites, actions, unreachable_since, usable, faults)
         replies_to_use = {name: reply for name, reply in replies.items() if name not in faults}
         view = self._planner.build_view(state, sites, replies_to_use, previous.postponed)

@@ -51,9 +51,9 @@ def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
     assert output["b"] == "b"
 
 
-def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impatient_round_leaves_a_silent_site_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
-    monkeypatch.setattr(SitePoller, "straggler_s", 1.0)
+    monkeypatch.setattr(SitePoller, "straggler_s", 0.0)
     wake, event = threading.Event(), list[threading.Thread]()
 
     def slow(left_s: float) -> str:
@@ -66,15 +66,25 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
 
     asking: SitePoller[str] = SitePoller()
     questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
-    for timeout_s in (0.3, 60.0, 60.0):
-        output = {name: answer.value for name, answer in asking.query(questions, timeout_s).items()}
+    for _ in range(3):
+        output = {name: answer.value for name, answer in asking.query(questions, 60.0, {"slow"}).items()}
         assert output["fast"] == "at once"
-        assert isinstance(output["slow"], PitError)
         assert isinstance(output["dark"], Unreachable)
+        assert "slow" not in output
     wake.set()
     event[0].join(60)
-    assert asking.query(questions, 60.0)["slow"].value == "late"
+    assert asking.query(questions, 60.0, {"slow"})["slow"].value == "late"
     assert len(event) == 1
+
+
+def test_a_site_silent_to_its_deadline_is_unreachable_until_it_answers() -> None:
+    """In the round of its deadline, and in each that follows; none of them waits for it again."""
+    wake = threading.Event()
+    asking: SitePoller[bool] = SitePoller()
+    questions = {"fast": lambda _: True, "slow": lambda _: wake.wait(60)}
+    for timeout_s in (0.3, 60.0, 60.0):
+        assert isinstance(asking.query(questions, timeout_s, {"slow"} if timeout_s > 1 else ())["slow"].value, PitError)
+    wake.set()
 
 
 def test_a_slow_site_answers_in_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from pitools.launch.tickets import shared_fs
 from pitools.launch.tickets.ticket_state import FolderNotCreated
 from pitools.place import types
 from pitools.place.clusters import wait_log
+from pitools.place.clusters.parallel import SitePoller
+from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch import journal, planner, reconcile, site_workers, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
@@ -165,6 +167,48 @@ def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -
     last = fleet.tick()
     assert last
     assert [row.site for row in last.sites.sites] == ["beta"]
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_slow_site_holds_up_no_repeated_tick(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, repeats: bool
+) -> None:
+    """`watch` serves the others, and takes its answer in a later tick; a tick of cron waits, as none of it follows.
+
+    Where the last tick, of any process, had no answer until the deadline, a tick of cron does not wait either.
+    """
+    monkeypatch.setattr(SitePoller, "straggler_s", 0.0)
+    monkeypatch.setattr(tick, "QUERY_TIMEOUT_S", 3600.0)  # who waits to the deadline has its answer
+    fleet, goes_on = world(0, 0.0), threading.Event()
+    fleet.decide = lambda now, jobs, pools, held: []  # type: ignore[method-assign]
+    add(fleet, 1)
+    alpha = fleet.clusters["alpha"]
+    alpha.is_dark = not repeats
+    fleet.tick()
+    since = status.read_site_status(fleet.place).sites[0].since
+    alpha.is_dark = False
+    read = tick.read_snapshot
+
+    def slow(site: Site, **limits: float) -> Snapshot:
+        if site.name == "alpha":
+            goes_on.wait(60)
+        return read(site, **limits)
+
+    monkeypatch.setattr(tick, "read_snapshot", slow)
+    ticker = tick.Dispatcher(fleet.place, fleet.decide, repeats=repeats)
+    for _ in range(2):
+        ticked = ticker.tick()
+        assert ticked
+        assert {row.site: row.state for row in ticked.sites.sites}["beta"] == "up"
+        row = ticked.sites.sites[0]
+        assert (row.site, row.state, row.since) == ("alpha", "up" if repeats else "unreachable", since)
+    goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "query alpha":
+            thread.join(60)
+    ticked = ticker.tick()
+    assert ticked
+    assert ticked.sites.sites[0].state == "up"
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 50, b'{"schema":"pit.dispatch-status/1","t":'])
