@@ -94,8 +94,10 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> int:
     """Remove old checkpoints, and leftovers of killed saves. Keeps the newest good one, after reading its bytes.
 
-    Also keeps checkpoints that another process reads, and those newer than the newest good one, which are damaged: see
-    `check --quarantine`. Exit 1 if a checkpoint could not be removed; 5, and removes nothing, if none is good.
+    Also keeps checkpoints that a link beside them names (`ln -s step_400 best`), those that another process reads (on
+    another node: not on Lustre with localflock, or NFS with nolock), and those newer than the newest good one, which
+    are damaged: see `check --quarantine`. Exit 1 if a checkpoint could not be removed; 5, and removes nothing, if none
+    is good.
     """
     from pitools.checkpoint.store import check_folder, layout, lookup, retention
 

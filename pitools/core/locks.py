@@ -1,4 +1,5 @@
-"""Lock files: flock(2), which the kernel releases when the process dies; some contain their owner and its progress.
+"""Lock files: flock(2) or OFD locks, which the kernel releases when the process dies; some contain their owner and its
+progress.
 
 `lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `lock_if_supported`
 continue without a lock there: they guard files that only one process can create, and submissions with unique names.
@@ -74,16 +75,23 @@ def open_readable_lock_file(path: Path) -> int:
 
 
 def flock_within(
-    descriptor: int, mode: int, *, timeout_s: float = 0.0, on_wait: Callable[[], None] = lambda: None
+    descriptor: int,
+    mode: int,
+    *,
+    timeout_s: float = 0.0,
+    on_wait: Callable[[], None] = lambda: None,
+    take: Callable[[int, int], None] | None = None,
 ) -> bool | None:
     """Take a lock within a time; return whether it was taken, None on a file system without locks. Raises OSError.
 
-    on_wait: called at most once a second. Polls, because only a signal can interrupt a blocking flock(2).
+    on_wait: called at most once a second. take: `lock_bytes`; flock(2) by default. Polls, because only a signal can
+    interrupt a blocking flock(2).
     """
+    take = take or fcntl.flock
     started, reported, pause = time.monotonic(), -_REPORT_EVERY_S, 0.001
     while True:
         try:
-            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+            take(descriptor, mode | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             pass
@@ -110,6 +118,15 @@ def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callab
     if is_locked is None:
         raise ClusterError("the file system has no locks", hint="stage to a node's own disk")
     return is_locked
+
+
+def lock_bytes(descriptor: int, mode: int) -> None:
+    """Take a lock as flock(2) does with LOCK_NB, as an OFD lock of all bytes: for files that several nodes share.
+
+    NFS mounted with `local_lock=flock` asks its server for it, but keeps flock(2) within each node. Raises OSError.
+    """
+    kind = fcntl.F_RDLCK if mode & fcntl.LOCK_SH else fcntl.F_WRLCK
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _RANGE.pack(kind, os.SEEK_SET, 0, 0, 0))
 
 
 def share_byte(descriptor: int, offset: int) -> None:

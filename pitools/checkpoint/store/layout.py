@@ -12,7 +12,7 @@
     .step_<n>.<token>/          being saved, or left by a save that was killed
     .old.step_<n>.<token>/      being removed
     .unreadable.step_<n>        why a run resumed from an older one than step_<n> (`unreadable.py`)
-    .writer                     flock of the one process that saves here (`locks.py`)
+    .writer                     lock of the one process that saves here (`locks.py`)
 """
 
 from __future__ import annotations

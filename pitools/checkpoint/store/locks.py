@@ -1,7 +1,9 @@
-"""Lock checkpoints for reading and folders for saving, by flock(2), which ends with its process.
+"""Lock checkpoints for reading and folders for saving, by OFD locks, which end with their process.
 
 Readers lock a checkpoint's own manifest, so that the lock moves with it. On a file system without locks, readers read
-unlocked, and leftovers of other processes are not removed.
+unlocked, and leftovers of other processes are not removed. Where locks are each node's own (Lustre with `localflock`,
+NFS with `nolock`), a process of another node may remove what is read here: a link beside it keeps it
+(`retention.named_steps`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from pitools.checkpoint.store.manifest import MANIFEST_FILE
 from pitools.core.errors import DataError, TryLater
 from pitools.core.fs import from_os_error
-from pitools.core.locks import flock_within
+from pitools.core.locks import flock_within, lock_bytes
 
 WRITER_LOCK = ".writer"
 # The ranks of a killed attempt may take some seconds to die.
@@ -37,7 +39,7 @@ def read_lock(step_dir: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), hint=_GONE_HINT) from error
     try:
-        if flock_within(descriptor, fcntl.LOCK_SH, timeout_s=timeout_s) is False:
+        if _lock(descriptor, fcntl.LOCK_SH, timeout_s) is False:
             raise TryLater("checkpoint: locked for removal by another process", where=str(step_dir), hint=_GONE_HINT)
         # Checked under the lock: a removal may have been faster, and none can begin from here on.
         if not _is_same_file(descriptor, path):
@@ -52,14 +54,12 @@ def exclusive_lock(step_dir: Path) -> Iterator[bool]:
     """Yield whether a checkpoint exists and has no readers; none can begin while the block runs. Raises OSError."""
     path = step_dir / MANIFEST_FILE
     try:
-        # For writing: over NFS an exclusive flock is a write lock.
+        # For writing, as an exclusive OFD lock requires.
         descriptor = os.open(path, os.O_RDWR | _FLAGS)
     except FileNotFoundError:
         descriptor = -1
     try:
-        yield (
-            descriptor >= 0 and flock_within(descriptor, fcntl.LOCK_EX) is not False and _is_same_file(descriptor, path)
-        )
+        yield descriptor >= 0 and _lock(descriptor, fcntl.LOCK_EX) is not False and _is_same_file(descriptor, path)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -81,11 +81,11 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S, saves: bool = Tr
     # If the caller never closes it, this runs at interpreter exit, when module globals are gone.
     pid, getpid, close, descriptors = os.getpid(), os.getpid, os.close, _held_descriptors
     try:
-        is_locked = flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+        is_locked = _lock(descriptor, fcntl.LOCK_EX, timeout_s)
         if is_locked is False:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             hint = "to continue the run, end its older attempt: pit launch cancel RUN; "
-            hint += "to evaluate, read step_<n>/payload by torch or orbax"
+            hint += "to evaluate, keep one by a link (ln -s step_<n> eval), and read its payload by torch or orbax"
             raise TryLater(f"{owner} saves checkpoints here", where=str(folder), hint=hint)
         if saves:
             _write_owner(descriptor)
@@ -116,6 +116,10 @@ def _close_in_children() -> None:
             os.close(_held_descriptors.pop())
 
     os.register_at_fork(after_in_child=after)
+
+
+def _lock(descriptor: int, mode: int, timeout_s: float = 0.0) -> bool | None:
+    return flock_within(descriptor, mode, timeout_s=timeout_s, take=lock_bytes)
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

@@ -48,12 +48,13 @@ def prune_checkpoints(
     if keep_last < 1 or keep_every < 0:
         raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
     steps = lookup.complete_steps(folder)
-    kept_steps = {**dict.fromkeys(named_steps(folder), "named by a link"), **kept_steps}
     checkpoints = []
     for step in reversed(steps):
         path = layout.step_path(folder, step)
         state: PruneState = "kept"
         reason = _keep_reason(step, steps[:keep_last], keep_every, kept_steps)
+        if not reason and step in named_steps(folder):  # by a link that may be newer than the first removal
+            reason = "named by a link"
         if not reason and dry_run:
             state = "would be removed"
         elif not reason:

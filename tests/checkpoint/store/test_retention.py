@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from pitools.checkpoint.store import layout, locks, lookup, quarantine, retention, verify
 from pitools.core.errors import DataError, TryLater, UsageError
+from pitools.core.locks import lock_bytes
 from tests.checkpoint.conftest import Save, build, contents, protected
 
 HOLD = """
@@ -67,6 +69,38 @@ def test_what_a_link_names_stays(folder: Path, save: Save) -> None:
     assert retention.prune_checkpoints(folder, 1)[0].step == 5
 
 
+def test_a_link_that_comes_during_a_prune_keeps_its_step(
+    folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing a large step takes minutes: one that a link names meanwhile stays."""
+    for step in range(1, 4):
+        save(step)
+
+    def remove(path: Path) -> None:
+        if not (folder / "best").is_symlink():
+            (folder / "best").symlink_to("step_2")
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(layout, "remove_tree", remove)
+    retention.prune_checkpoints(folder, 1)
+    assert lookup.complete_steps(folder) == [3, 2]
+
+
+def test_locks_of_other_nodes_count(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS with local_lock=flock, where flock(2) of another node is not seen, its readers and writers are."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    save(1)
+    save(2)
+    reader, writer = holder("read_lock", folder / "step_1"), holder("writer_lock", folder)
+    try:
+        assert retention.prune_checkpoints(folder, 1)[1].reason == "being read"
+        with pytest.raises(TryLater), locks.writer_lock(folder, timeout_s=0):
+            pass
+    finally:
+        end(reader)
+        end(writer)
+
+
 def test_what_is_read_stays(folder: Path, save: Save) -> None:
     """While a process reads a checkpoint it stays; when that process is killed it may go."""
     for step in (1, 2, 3):
@@ -94,8 +128,8 @@ def test_reader_that_comes_late(folder: Path, save: Save) -> None:
             pass
     with locks.read_lock(path), locks.read_lock(path), locks.exclusive_lock(path) as free:
         assert not free
-    descriptor = os.open(path / "manifest.json", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    descriptor = os.open(path / "manifest.json", os.O_RDWR)
+    lock_bytes(descriptor, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
 
         def read() -> None:
@@ -184,12 +218,12 @@ def test_a_save_of_another_node_may_be_in_progress(folder: Path, save: Save, mon
 
 
 def test_file_system_without_locks(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where flock(2) is not supported saves, reads and retention go on, and nobody cleans up after others."""
+    """Where locks are not supported saves, reads and retention go on, and nobody cleans up after others."""
 
-    def flock(descriptor: int, how: int) -> None:
+    def refuse(descriptor: int, command: int, argument: object = 0) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     for step in (1, 2):
         save(step)
     build(folder, 3, contents(3), token="other")
