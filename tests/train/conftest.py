@@ -59,6 +59,8 @@ class Job:
         data: Path | Sequence[Path],
         nonces: Sequence[str],
         args: dict[str, object],
+        *,
+        checkpoints: bool = True,
     ) -> None:
         self.folder, places = folder, [data] * len(nonces) if isinstance(data, Path) else data
         with socket.socket() as probe:
@@ -71,7 +73,7 @@ class Job:
             "MASTER_PORT": port,
             "PIT_WORLD_SIZE": str(len(nonces)),
             "PIT_ATTEMPT_DIR": str(folder),
-            "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
+            "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints") if checkpoints else "",
         }
         folder.mkdir(parents=True)
         call = f"from pitools.train.{module} import main; main(**{args!r})"
@@ -128,9 +130,16 @@ def start(server: Callable[[str], forked_ranks.Server]) -> Iterator[Callable[...
     jobs = []
 
     def begin(
-        folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str] = ("aa",), **args: object
+        folder: Path,
+        module: str,
+        data: Path | Sequence[Path],
+        nonces: Sequence[str] = ("aa",),
+        *,
+        checkpoints: bool = True,
+        **args: object,
     ) -> Job:
-        jobs.append(Job(server(module.removesuffix("_bc")), folder, module, data, nonces, args))
+        framework = server(module.removesuffix("_bc"))
+        jobs.append(Job(framework, folder, module, data, nonces, args, checkpoints=checkpoints))
         return jobs[-1]
 
     yield begin

@@ -20,6 +20,7 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.launch.job.hang_watch import HangLimits
 from pitools.run import steps
 from pitools.store import version_state
+from tests.train.conftest import LIMIT_S
 
 STEPS = 200
 CLOSE = 1e-5
@@ -90,6 +91,17 @@ def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
     assert [step.step for step in resumed.log()] == list(range(done, STEPS))
     np.testing.assert_allclose(job.losses() + resumed.losses(), alone, atol=CLOSE, rtol=0)
     assert start(tmp_path / "2", module, small, steps=STEPS, global_batch_size=BATCH).ok().log() == []
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_other(
+    module: str, killed: int, start: Callable[..., Any], small: Path, tmp_path: Path
+) -> None:
+    """Without a launcher, which would end it, and without checkpoints: the other fails in its next all-reduce."""
+    job = start(tmp_path / "0", module, small, ["aa"] * 2, checkpoints=False, steps=10**6, global_batch_size=BATCH)
+    until(lambda: len(job.log(1)) > 2 or job.processes[1].poll() is not None)
+    job.processes[killed].kill()
+    assert job.processes[1 - killed].wait(LIMIT_S) not in (0, -signal.SIGKILL), job.text()
 
 
 def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
