@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from pitools.core.errors import ConfigError, suggest
 from pitools.loader.sampling.protocol import Buffers, DrawnSamples, Field, Samples
 from pitools.loader.sampling.shuffle import Indices, ShuffledOrder
 from pitools.loader.sampling.weighted_turns import integer_weights, make_cycle
-
-# The least number of turns that `shuffled` shuffles together.
-_CHUNK = 4096
 
 
 class _MemberDraw(NamedTuple):
@@ -49,12 +46,10 @@ class MixtureSamples:
         weights: Sequence[float],
         *,
         rename: Mapping[int, Mapping[str, str]] = {},
-        turn_order: Literal["even", "shuffled"] = "even",
         seed: int = 0,
     ) -> None:
         """weights: proportions of samples, in any unit. rename: dataset number → its array name → the common name.
 
-        turn_order: `even`: turns as evenly spread as possible; `shuffled`: in random order within 4,096 turns or more.
         Raises ConfigError for invalid weights, or datasets whose arrays differ.
         """
         if len(members) != len(weights):
@@ -66,7 +61,6 @@ class MixtureSamples:
         self.description = ", ".join(member.description for member in members)
         self.identity = {
             "weights": " ".join(map(str, self._turns.parts.tolist())),
-            "turn_order": turn_order,
             "seed": str(seed),
             "datasets": str(len(members)),
             **{
@@ -76,11 +70,7 @@ class MixtureSamples:
             },
         }
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:32]
-        cycle = len(self._turns.member)
-        span = cycle * (-(-_CHUNK // cycle) if turn_order == "shuffled" else 1)
-        self._order = ShuffledOrder(
-            dataset=f"mixture {digest}", samples=span, seed=seed, shuffle=turn_order == "shuffled"
-        )
+        self._order = ShuffledOrder(dataset=f"mixture {digest}", samples=1, seed=seed, shuffle=False)  # for its seeds
 
     def batch_at(self, position: int, global_batch_size: int) -> tuple[int, int]:
         """As `Samples.batch_at`."""
@@ -88,10 +78,8 @@ class MixtureSamples:
 
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`; `samples` are numbers within each dataset."""
-        cycle, span = len(self._turns.member), self._order.samples
-        turns = self._order.samples_at(positions)
-        cycles = positions // span * (span // cycle) + turns // cycle
-        members, positions_within = self._turns.locate(turns % cycle, cycles)
+        cycle = len(self._turns.member)
+        members, positions_within = self._turns.locate(positions % cycle, positions // cycle)
         samples = np.empty(len(positions), np.int64)
         parts = []
         for number in np.unique(members).tolist():

@@ -201,12 +201,11 @@ class PackedSamples:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        reassign: bool = True,
     ) -> None:
-        """reassign: shuffle sequences of equal length among rows in each epoch. Raises UsageError, DataError."""
+        """Raises UsageError, DataError."""
         require_within_episodes(reader, *packing.sequences[:3])
         self.description, self.packing = str(reader.path), packing
-        self._reader, self._reassign, self._instructions = reader, reassign, InstructionTable(reader)
+        self._reader, self._instructions = reader, InstructionTable(reader)
         self.order = ShuffledOrder(dataset=reader.version, samples=packing.rows, seed=seed, shuffle=shuffle)
         self.identity = {
             "dataset": reader.version,
@@ -214,7 +213,6 @@ class PackedSamples:
             "length": str(packing.length),
             "seed": str(seed),
             "shuffle": str(shuffle),
-            "reassign": str(reassign),
         }
         self.fields = {name: make_field(reader, name, packing.length) for name in names}
 
@@ -230,7 +228,7 @@ class PackedSamples:
         begins = ends - counts
         slots = np.arange(int(ends[-1]) if ends.size else 0) - np.repeat(begins - first[rows], counts)
         # A batch may span two epochs, each with its own shuffle.
-        epochs = np.repeat(positions // self.packing.rows if self._reassign else np.zeros_like(rows), counts)
+        epochs = np.repeat(positions // self.packing.rows, counts)
         members = np.empty_like(slots)
         for epoch in np.unique(epochs).tolist():
             members[epochs == epoch] = self.packing.sequences_of_epoch(epoch)[slots[epochs == epoch]]

@@ -81,15 +81,14 @@ def windowed(path: Path, *, resident: int = 64 << 20, pad: bool = True, seed: in
     return WindowSamples(arrays, Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), SPANS, pad=pad), seed=seed)
 
 
-def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True, **more) -> MixtureSamples:
-    return MixtureSamples([windowed(path, resident=resident, pad=pad) for path in versions], WEIGHTS, **more)
+def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True) -> MixtureSamples:
+    return MixtureSamples([windowed(path, resident=resident, pad=pad) for path in versions], WEIGHTS)
 
 
-@pytest.mark.parametrize("turn", ["even", "shuffled"])
 @pytest.mark.parametrize("resident", [0, 64 << 20])
-def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resident: int):
+def test_batches_are_those_of_a_plain_loop(versions: list[Path], resident: int):
     """Each sample is the next of its own dataset's order, whoever's turn it is, to the bit; shares are the weights'."""
-    samples = mixture(versions, resident=resident, turn_order=turn, pad=True)
+    samples = mixture(versions, resident=resident, pad=True)
     members, reader = [windowed(path) for path in versions], [VersionReader(path) for path in versions]
     batches = Loader(samples, global_batch_size=32)
     used: list[list[int]] = [[], [], []]
@@ -107,37 +106,21 @@ def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resi
             used[number].append(sample)
     for number, member in enumerate(members):
         own = member.order.samples_at(np.arange(8192)).tolist()
-        if turn == "even":
-            assert used[number] == own[: len(used[number])]
-            assert abs(len(used[number]) - 320 * WEIGHTS[number]) < 1
-        else:
-            assert abs(len(used[number]) - 320 * WEIGHTS[number]) < 60
+        assert used[number] == own[: len(used[number])]
+        assert abs(len(used[number]) - 320 * WEIGHTS[number]) < 1
     batches.close()
 
 
-def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Path]):
-    """Over whole cycles, every dataset has been asked for its first positions, each once, also over cycle's ends."""
-    samples = mixture(versions, turn_order="shuffled")
-    span = samples._order.samples
-    assert span == 4100
-    drawn = samples.draw(np.arange(3 * span))
-    for part, weight in zip(drawn.locations, WEIGHTS, strict=True):
-        own = windowed(versions[part.number]).order.samples_at(np.arange(round(3 * span * weight)))
-        assert sorted(part.drawn.sample_indices.tolist()) == sorted(own.tolist())
-    assert not np.array_equal(drawn.sample_indices[:span], drawn.sample_indices[span : 2 * span])
-
-
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-@pytest.mark.parametrize("turn", ["even", "shuffled"])
-def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions, world_size: int, turn: str):
+def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions, world_size: int):
     """Ranks' parts make the global batch, with the same keys; a state of one rank goes on as several."""
-    alone, first = (Loader(mixture(versions, turn_order=turn), global_batch_size=24) for _ in range(2))
+    alone, first = (Loader(mixture(versions), global_batch_size=24) for _ in range(2))
     expected = [
         (batch.arrays["obs/image"].copy(), batch.extras["dataset"], batch.sample_seeds) for batch in islice(alone, 7)
     ]
     next(first), next(first)
     ranks = [
-        Loader(mixture(versions, turn_order=turn), global_batch_size=24, rank=rank, world_size=world_size, threads=1)
+        Loader(mixture(versions), global_batch_size=24, rank=rank, world_size=world_size, threads=1)
         for rank in range(world_size)
     ]
     for each in ranks:
@@ -195,7 +178,7 @@ def test_another_process_is_given_the_same(versions: list[Path]):
     sequences = cut_sequences(arrays.offsets, np.arange(3), 40)
     packs = PackedSamples(arrays, ["action"], PackingPlan(sequences, 40))
     buckets = BucketedSamples(arrays, ["action"], sequences, [16, 40], global_batch_size=2, multiple=2)
-    for samples in (mixture(versions, turn_order="shuffled"), packs, buckets):
+    for samples in (mixture(versions), packs, buckets):
         record = pickle.loads(pickle.dumps(samples))
         assert record.identity == samples.identity
         first, two = (
