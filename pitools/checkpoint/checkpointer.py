@@ -30,7 +30,6 @@ from pitools.checkpoint.coordination.exchange import SaveExchange, all_or_none, 
 from pitools.checkpoint.search import RestoreSearch
 from pitools.checkpoint.store import layout, locks, owner, publish, retention, rng_state, state_schema
 from pitools.core.errors import ConfigError, PitError, Unreachable, UsageError
-from pitools.core.fs import from_os_error
 from pitools.run.steps import SAVE_TIMEOUT_S
 
 # How long a failed loop waits for an unfinished save: its peers may have died with it.
@@ -78,21 +77,19 @@ class Checkpointer:
         keep_last: int = retention.KEEP_LAST,
         keep_every: int = 0,
         timeout_s: float = 600.0,
-        store_prefix: str = "checkpoint",
         delete: Delete | None = None,
     ) -> None:
         """Connect the ranks in the store.
 
-        put, get, delete: of a key-value store that all ranks share, not needed for one rank. run: the run's name.
+        put, get, delete: of a key-value store that all ranks share, with one open Checkpointer; not needed for one
+        rank. run: the run's name.
         keep_last, keep_every: see `retention.prune_checkpoints`. timeout_s: how long the first rank waits for the last.
-        store_prefix: of this Checkpointer's keys, if several are open in one store. Raises Unreachable, ConfigError.
+        Raises Unreachable, ConfigError.
         """
         # Absolute: orbax refuses any other, and a loop may change its working directory.
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
         self._keep, self._timeout_s = (keep_last, keep_every), timeout_s
-        self._barrier, self._token = handshake(
-            put, get, delete, rank, world_size, store_prefix=store_prefix, timeout_s=timeout_s
-        )
+        self._barrier, self._token = handshake(put, get, delete, rank, world_size, timeout_s=timeout_s)
         self._schema: dict[str, str] | None = None  # of the first restore or save
         self._saved = -1
         self._thread: threading.Thread | None = None
@@ -260,7 +257,7 @@ class Checkpointer:
         """Finish a save after its copy to host memory, in the background."""
         unpublished_dir = pending.unpublished_dir
         try:
-            pending.payload.set_result(_make_payload_dir(unpublished_dir))
+            pending.payload.set_result(layout.create_payload_dir(unpublished_dir))
             known_digests = {
                 f"{layout.PAYLOAD}/{path}": digest for path, digest in (pending.write_payload(exchange) or {}).items()
             }
@@ -304,16 +301,6 @@ class Checkpointer:
     def _rank_of_file(self, path: str, world_size: int) -> int:
         folder, _, name = path.partition("/")
         return self._adapter.rank_of_file(name, world_size) if folder == layout.PAYLOAD else 0
-
-
-def _make_payload_dir(unpublished_dir: Path) -> Path:
-    """Create the payload of an unpublished folder, at every rank: a barrier would cost more than creating it twice."""
-    try:
-        (unpublished_dir / layout.DIGESTS_DIR).mkdir(parents=True, exist_ok=True)
-        layout.payload_path(unpublished_dir).mkdir(exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, unpublished_dir) from error
-    return layout.payload_path(unpublished_dir)
 
 
 def _to_plain(loader_state: Any, custom_metadata: Mapping[str, Any] | None, where: str) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ def make_checkpointer(
     else:
         from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
-        adapter = DcpAdapter(rank.rank)
+        adapter = DcpAdapter()
     return Checkpointer(
         rank.checkpoint_dir,
         adapter,

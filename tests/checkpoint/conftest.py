@@ -26,9 +26,10 @@ def contents(seed: int) -> dict[str, bytes]:
 
 def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1, token: str = "") -> Path:
     """An unpublished folder that is written and digested, for `publish.publish_checkpoint`."""
-    place = layout.create_unpublished(folder, step, token or os.urandom(4).hex())
+    place = layout.unpublished_path(folder, step, token or os.urandom(4).hex())
+    payload = layout.create_payload_dir(place)
     for name, data in files.items():
-        path = layout.payload_path(place) / name
+        path = payload / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     for rank in range(ranks):

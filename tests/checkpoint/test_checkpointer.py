@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitools.checkpoint import checkpointer
 from pitools.checkpoint.checkpointer import Checkpointer, Restored
 from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.checkpoint.store import check_folder, layout, lookup
@@ -226,7 +225,7 @@ def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
 
 def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making one on a slow file system is left to the background, and so is what was wrong with it."""
-    event, real = threading.Event(), checkpointer._make_payload_dir
+    event, real = threading.Event(), layout.create_payload_dir
 
     def made(place: Path) -> Path:
         assert event.wait(10)
@@ -234,7 +233,7 @@ def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.M
             raise NoSpace("no inodes left", where=str(place))
         return real(place)
 
-    monkeypatch.setattr(checkpointer, "_make_payload_dir", made)
+    monkeypatch.setattr(layout, "create_payload_dir", made)
     with Checkpointer(folder, Files()) as guard:
         guard.save(1, state(1))
         assert not layout.leftovers(folder)

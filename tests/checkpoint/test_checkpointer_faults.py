@@ -238,7 +238,7 @@ def test_a_write_that_hangs_is_an_error_before_the_hang_watch_ends_the_run(
 
 def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers do not wait for it until their time is up."""
-    real, lock, calls = checkpointer._make_payload_dir, threading.Lock(), [0]
+    real, lock, calls = layout.create_payload_dir, threading.Lock(), [0]
 
     def made(place: Path) -> Path:
         with lock:
@@ -247,7 +247,7 @@ def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.Monk
                 raise NoSpace("no inodes left", where=str(place))
         return real(place)
 
-    monkeypatch.setattr(checkpointer, "_make_payload_dir", made)
+    monkeypatch.setattr(layout, "create_payload_dir", made)
 
     def work(rank: int, options: dict[str, Any]) -> None:
         with Checkpointer(folder, Files(rank), **options, timeout_s=20) as guard:

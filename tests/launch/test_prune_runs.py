@@ -37,9 +37,8 @@ ENDED |= dict.fromkeys(("is_in_sweep", "is_referenced", "is_damaged"), False)
 def make_checkpoint(run_dir: Path, step: int) -> Path:
     folder = run_dir / "checkpoints"
     owner.claim_folder(folder, run=run_dir.name, state_fingerprint="v1")
-    building = layout.create_unpublished(folder, step=step, token="a1")
-    layout.payload_path(building).mkdir()
-    (layout.payload_path(building) / "weights.bin").write_bytes(os.urandom(5000))
+    building = layout.unpublished_path(folder, step=step, token="a1")
+    (layout.create_payload_dir(building) / "weights.bin").write_bytes(os.urandom(5000))
     publish.digest_share(building, rank=0, world_size=1)
     publish.publish_checkpoint(
         folder, building, step, format="files", run=run_dir.name, state_fingerprint="v1", world_size=1, loader_state={}

@@ -58,8 +58,7 @@ class DcpAdapter:
 
     format = "dcp"
 
-    def __init__(self, rank: int = 0) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         gpu = torch.cuda.is_available()
         # Keeps its buffers, so that only the first save allocates memory.
         self._stager = DefaultStager(
@@ -128,7 +127,7 @@ class DcpAdapter:
         reader.read_data(planner.finish_plan(plan), planner).wait()
 
     def _write(self, staged: Any, payload: Path, exchange: SaveExchange) -> Digests:
-        is_rank0 = self._rank == 0
+        is_rank0 = exchange.rank == 0
         # Its files are synced as they are closed; torch's own sync comes before the last bytes.
         planner, writer = DefaultSavePlanner(), _Writer(payload, sync_files=False, overwrite=False)
         writer.fs = files = DigestingFileSystem()

@@ -29,7 +29,7 @@ class SaveExchange:
     """
 
     def __init__(self, barrier: Barrier, name: str, folder: Path) -> None:
-        self._barrier, self._name, self._folder = barrier, name, folder
+        self.rank, self._barrier, self._name, self._folder = barrier.rank, barrier, name, folder
         self._count = 0
         self._reported = False
 
@@ -39,9 +39,8 @@ class SaveExchange:
         Raises Unreachable with the missing ranks, ClusterError with another rank's failure, and the errors of
         `at_rank0`.
         """
-        rank = self._barrier.rank
         if message:
-            self._path(self._count + 1, rank, "message").write_bytes(message)
+            self._path(self._count + 1, self.rank, "message").write_bytes(message)
         self._count += 1
         self._reported = True
         name = f"{self._name}.{self._count}"
@@ -49,12 +48,12 @@ class SaveExchange:
         if not at_rank0:
             self._reported = False
             return b""
-        if rank == 0:
+        if self.rank == 0:
             self._reply(at_rank0, [number for number, sent in enumerate(senders) if sent])
         if problem := self._barrier.broadcast(f"{name}.reply"):
-            raise ClusterError(problem, where=f"rank {rank}", hint="see rank 0's log")
+            raise ClusterError(problem, where=f"rank {self.rank}", hint="see rank 0's log")
         self._reported = False
-        return self._read(rank, "reply")
+        return self._read(self.rank, "reply")
 
     def fail(self, error: BaseException) -> None:
         """Send this rank's error to the ranks that wait for it, so that they do not wait for their time-out."""
@@ -105,12 +104,11 @@ def handshake(
     rank: int,
     world_size: int,
     *,
-    store_prefix: str,
     timeout_s: float,
 ) -> tuple[Barrier, str]:
     """Return a barrier that has the ranks' nodes, and a token that only these ranks share.
 
-    store_prefix: of the caller's keys; no other open one in this store has it. Raises ConfigError, Unreachable.
+    Only one may be open in a store. Raises ConfigError, Unreachable.
     """
     if put is None or get is None or delete is None:
         if world_size != 1:
@@ -118,13 +116,13 @@ def handshake(
             hint = "put, get, delete = torch_store(), of pitools.checkpoint.coordination.torch_store"
             raise ConfigError(message, where="Checkpointer", hint=hint)
         put, get, delete = (lambda _, __: None), (lambda _, __: ""), (lambda _: None)
-    prefix = f"pit/{store_prefix}"
+    prefix = "pit/checkpoint"
     first = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, delete=delete)
     names = first.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
     names_json = first.broadcast("nodes", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
     token, *nodes = decode_json(names_json, list[str])
     barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
-    # All keys from here on contain the token. Those above do not: the prefix's next Checkpointer writes them again.
+    # All keys from here on contain the token. Those above do not: the next Checkpointer writes them again.
     barrier.wait(f"{token}/connected")
     first.delete_written()
     barrier.broadcast(f"{token}/ready")

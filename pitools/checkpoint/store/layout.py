@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pitools.checkpoint.store.manifest import MAX_STEP, is_inside
 from pitools.core.errors import ClusterError, DataError, UsageError
-from pitools.core.fs import from_os_error, fsync_dir
+from pitools.core.fs import from_os_error
 
 PAYLOAD, DIGESTS_DIR, QUARANTINE, LATEST, OLD_PREFIX = "payload", ".digests", "quarantine", "latest", ".old."
 _STEP = re.compile(r"step_(0|[1-9][0-9]{0,14})")
@@ -60,23 +60,20 @@ def parse_unpublished(path: Path) -> tuple[int, str] | None:
 
 
 def payload_path(checkpoint_dir: Path) -> Path:
-    """Return the framework's folder in an unpublished folder or a checkpoint. The framework creates it."""
+    """Return the framework's folder in an unpublished folder or a checkpoint."""
     return checkpoint_dir / PAYLOAD
 
 
-def create_unpublished(folder: Path, step: int, token: str) -> Path:
-    """Create the unpublished folder of a save, at rank 0 only. Raises NoSpace, ClusterError."""
-    unpublished_dir = unpublished_path(folder, step, token)
+def create_payload_dir(unpublished_dir: Path) -> Path:
+    """Create an unpublished folder and its payload, at every rank, and return the payload; safe to repeat: a barrier
+    would cost more than creating it twice. Raises NoSpace, ClusterError.
+    """
     try:
-        if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            fsync_dir(folder.parent)
-        unpublished_dir.mkdir()
-        (unpublished_dir / DIGESTS_DIR).mkdir()
+        (unpublished_dir / DIGESTS_DIR).mkdir(parents=True, exist_ok=True)
+        payload_path(unpublished_dir).mkdir(exist_ok=True)
     except OSError as error:
-        remove_tree(unpublished_dir)
         raise from_os_error(error, unpublished_dir) from error
-    return unpublished_dir
+    return payload_path(unpublished_dir)
 
 
 def remove_tree(path: Path) -> None:

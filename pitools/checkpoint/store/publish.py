@@ -1,8 +1,8 @@
 """Publish a checkpoint: every rank digests a share of the written files; rank 0 seals and renames the folder.
 
-    rank 0    unpublished_dir = layout.create_unpublished(folder, step, token)
-    all       … the framework writes layout.payload_path(unpublished_dir) …  barrier
-    all       digest_share(unpublished_dir, rank, world_size)                barrier
+    all       unpublished_dir = layout.unpublished_path(folder, step, token)
+    all       … the framework writes layout.create_payload_dir(unpublished_dir) …    barrier
+    all       digest_share(unpublished_dir, rank, world_size)                        barrier
     rank 0    publish_checkpoint(folder, unpublished_dir, step, …)
 
 Files are synced first, then the manifest, then the folders; the rename publishes it; the parent is synced last. A kill

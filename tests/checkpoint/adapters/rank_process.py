@@ -151,7 +151,7 @@ def main(framework: str, folder: Path, steps: list[int]) -> None:
         with join_torch(rank, "gloo") as peers:
             from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
-            run(folder, peers, steps, DcpAdapter(rank.rank), torch_state, check_torch, spoil_torch)
+            run(folder, peers, steps, DcpAdapter(), torch_state, check_torch, spoil_torch)
 
 
 if __name__ == "__main__":

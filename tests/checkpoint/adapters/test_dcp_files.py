@@ -79,9 +79,8 @@ def test_a_save_reads_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_that_changed_since_is_refused(folder: Path) -> None:
     """Where a file has another size than was written, the digest is not sealed."""
-    place = layout.create_unpublished(folder, 1, "a")
-    layout.payload_path(place).mkdir()
-    (layout.payload_path(place) / "w").write_bytes(b"12345")
+    place = layout.unpublished_path(folder, 1, "a")
+    (layout.create_payload_dir(place) / "w").write_bytes(b"12345")
     reference = {"payload/w": FileDigest(4, "xxh3_128:" + "0" * 32)}
     with pytest.raises(DataError, match="expected 4 bytes, got 5"):
         publish.digest_share(place, 0, 1, known_digests=reference)

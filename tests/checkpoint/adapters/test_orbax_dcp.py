@@ -155,12 +155,12 @@ NOTEBOOK = """
 import asyncio, sys, threading
 from pathlib import Path
 import jax, numpy as np
-from pitools.checkpoint import checkpointer as guards
+from pitools.checkpoint.store import layout
 from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
 from pitools.core.errors import NoSpace
 
-go, real = threading.Event(), guards._make_payload_dir
+go, real = threading.Event(), layout.create_payload_dir
 
 def made(place):
     assert go.wait(10)
@@ -168,7 +168,7 @@ def made(place):
         raise NoSpace("no inodes left", where=str(place))
     return real(place)
 
-guards._make_payload_dir = made
+layout.create_payload_dir = made
 
 async def cell():
     zeros = {"w": np.zeros(4), "v": jax.numpy.zeros(3)}

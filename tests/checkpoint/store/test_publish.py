@@ -185,7 +185,7 @@ def test_something_else_of_that_name(folder: Path, save: Save, tmp_path: Path) -
 def test_names_that_cannot_be(folder: Path, step: int, token: str) -> None:
     """Absurd steps and tokens make no folder."""
     with pytest.raises(UsageError):
-        layout.create_unpublished(folder, step, token)
+        layout.unpublished_path(folder, step, token)
     assert not folder.exists()
 
 
@@ -209,7 +209,7 @@ def test_read_only_for_a_while(tmp_path: Path) -> None:
         half = build(folder, 2, contents(2))
         assert subprocesses.run(["mount", "-o", "remount,ro", str(place)], timeout_s=10).code == 0
         for attempt in (
-            lambda: layout.create_unpublished(folder, 3, "t"),
+            lambda: layout.create_payload_dir(layout.unpublished_path(folder, 3, "t")),
             lambda: publish.digest_share(half, 0, 1),
             lambda: publish.publish_checkpoint(folder, half, 2, **FIELDS),
         ):

@@ -46,9 +46,8 @@ def main(steps, deaf=False):
     while done < steps and not told:
         time.sleep(0.05)
         done += 1
-    place = layout.create_unpublished(at, done, "t")
-    layout.payload_path(place).mkdir()
-    (layout.payload_path(place) / "state").write_text(str(done) * 1000)
+    place = layout.unpublished_path(at, done, "t")
+    (layout.create_payload_dir(place) / "state").write_text(str(done) * 1000)
     publish.digest_share(place, 0, 1)
     publish.publish_checkpoint(at, place, done, format="files", run=run, state_fingerprint="m", world_size=1)
     if done < steps:

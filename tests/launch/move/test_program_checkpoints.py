@@ -76,7 +76,7 @@ def saved(tmp_path: Path) -> Path:
     (folder / "latest").symlink_to(folder / "step_20")
     (folder / "step_7" / "payload").mkdir(parents=True)
     (folder / "step_7" / "payload" / "state").write_text("ours")
-    layout.create_unpublished(folder, 8, "t")
+    layout.create_payload_dir(layout.unpublished_path(folder, 8, "t"))
     (folder / "owner.json").write_text("{}")
     (tmp_path / "run" / "progress").write_text("20\n")
     return tmp_path / "run"
