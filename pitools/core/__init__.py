@@ -1,1 +1,1 @@
-"""Tier 0: errors, records, output, hosts, units, files, processes. Imports no other folder of pitools."""
+"""Errors, records, output, hosts, units, files, processes. Imports no other folder of pitools."""

@@ -1,1 +1,1 @@
-"""Tier 2: recordings in, verified Zarr datasets out."""
+"""Recordings in, verified Zarr datasets out."""

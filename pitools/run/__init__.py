@@ -1,1 +1,1 @@
-"""Tier 1: read and write the files of a run folder."""
+"""Read and write the files of a run folder."""

@@ -1,1 +1,1 @@
-"""Tier 1: site files, and the commands and scripts that follow from them."""
+"""Site files, and the commands and scripts that follow from them."""

@@ -49,7 +49,7 @@ def read_rank_env(env: Mapping[str, str] = os.environ) -> RankEnv:
 
 def dataset_path(name: str, env: Mapping[str, str] = os.environ) -> Path:
     """Where the dataset called `name` was staged on this node: `PIT_DATA_<NAME>`. Raises ConfigError."""
-    variable = "PIT_DATA_" + "".join(letter if letter.isalnum() else "_" for letter in name.upper())
+    variable = f"PIT_DATA_{name.upper()}"
     if not env.get(variable):
         hint = f"request the dataset, or set {variable} to a version: its folder, ROOT/NAME or ROOT/NAME@TAG"
         raise ConfigError(f'no staged dataset "{name}": {variable} is not set', where="environment", hint=hint)

@@ -56,7 +56,7 @@ def test_an_impossible_environment_is_refused(env: dict[str, str], what: str) ->
 
 def test_a_dataset_is_found_by_name() -> None:
     """The name is upper-cased into PIT_DATA_<NAME>, and what is missing is named with what to set."""
-    assert rank.dataset_path("pick-place.v2", {"PIT_DATA_PICK_PLACE_V2": "/nvme/x"}) == Path("/nvme/x")
+    assert rank.dataset_path("pick_place", {"PIT_DATA_PICK_PLACE": "/nvme/x"}) == Path("/nvme/x")
     with pytest.raises(ConfigError, match="PIT_DATA_DEMO is not set"):
         rank.dataset_path("demo", {})
 
