@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,61 @@ def run_page(page: str, folder: Path) -> None:
 def test_the_blocks_of_a_page_run(page: str, desk: Path) -> None:
     """In one shell, one after the other, on this machine alone."""
     run_page(page, desk)
+
+
+_UNTIL_STOPPED = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+from save_in_time import should_stop
+steps = 0
+while not should_stop():
+    steps += 1
+    if steps == 3:
+        open(os.environ["RANK"], "w").close()
+print(steps)
+dist.destroy_process_group()
+raise SystemExit(95)
+"""
+
+
+def test_ranks_agree_on_their_last_step_as_the_page_says(tmp_path: Path) -> None:
+    """save_in_time.py of train.md: a signal at one rank ends both after the same step."""
+    pytest.importorskip("torch")
+    (text,) = (text for _, name, text in blocks("train.md") if name == "save_in_time.py")
+    (tmp_path / "save_in_time.py").write_text(text)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _UNTIL_STOPPED],
+            cwd=tmp_path,
+            env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        while not (tmp_path / "0").exists() or not (tmp_path / "1").exists():
+            assert [rank.poll() for rank in ranks] == [None, None]
+            time.sleep(0.01)
+        ranks[1].send_signal(signal.SIGUSR2)
+        steps = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [95, 95]
+    assert steps[0] == steps[1] != ""
 
 
 @pytest.mark.slurm
