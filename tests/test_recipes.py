@@ -138,6 +138,20 @@ def test_readmes_name_files_that_exist(repo: Path) -> None:
     assert not {(path, name) for path, name in named if name not in files | readers_own}
 
 
+def test_examples_pair_an_observation_with_the_action_that_follows_it(repo: Path) -> None:
+    """Each window of the frameworks' examples begins with the present step, which recorders give its action."""
+    windows = {
+        (path.name, name): (int(before), int(after))
+        for path in (repo / "scripts" / "examples" / "frameworks").glob("*.py")
+        for name, before, after in re.findall(
+            r'"(obs/\w+|action)": \((\d+), (\w+)\)', path.read_text().replace("CHUNK", "9")
+        )
+    }
+    assert {name for _, name in windows} >= {"obs/robot0_proprio", "action"}
+    assert len({path for path, _ in windows}) == 3
+    assert not {key: span for key, span in windows.items() if span[0] != 0 or span[1] < 1}
+
+
 def test_readmes_are_short(repo: Path) -> None:
     """At most 80 lines each."""
     lengths = {str(path): len(path.read_text().splitlines()) for path in (repo / "pitools").rglob("README.md")}

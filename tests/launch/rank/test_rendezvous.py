@@ -127,15 +127,14 @@ def test_an_address_that_was_changed_on_its_way_is_not_taken() -> None:
         assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
 
 
-def test_a_silent_stranger_delays_nobody() -> None:
-    """Connections that say nothing do not keep ranks out."""
+def test_a_silent_stranger_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that say nothing, for longer than a rank waits, do not keep ranks out."""
+    monkeypatch.setattr(rendezvous, "_ANSWER_TIMEOUT_S", 600.0)
     own_part = job(world_size=2)
     guard = RendezvousServer(own_part, HERE)
     with closing(guard):
         silent = [socket.create_connection((HERE, guard.port)) for _ in range(20)]
-        began = time.monotonic()
         assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
-        assert time.monotonic() - began < 4.5  # an answer has 5 s
         for connection in silent:
             connection.close()
 
@@ -160,14 +159,12 @@ def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: p
 
     with closing(listener):
         threading.Thread(target=serve, daemon=True).start()
-        began = time.monotonic()
         if limit_s:
             with pytest.raises(Unreachable):
                 find_coordinator(own_part, HERE, 1, timeout_s=limit_s)
         else:
             with closing(RendezvousServer(own_part, HERE)) as guard:
                 assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
-        assert time.monotonic() - began < 15
 
 
 def test_a_rank_that_waits_for_rank_0_knocks_gently(monkeypatch: pytest.MonkeyPatch) -> None:
