@@ -149,12 +149,12 @@ def read_run_steps(run_dir: Path) -> dict[int, Step]:
     """
     logged: dict[int, Step] = {}
     for attempt in run_folder.attempt_dirs(run_dir):
-        read, _ = read_steps(attempt / "steps" / "0.jsonl", 0)
+        read, _ = read_steps_after(attempt / "steps" / "0.jsonl", 0)
         logged |= {step.step: step for step in read}
     return logged
 
 
-def read_steps(path: Path, offset: int, *, at_line_start: bool = True) -> tuple[list[Step], int]:
+def read_steps_after(path: Path, offset: int, *, at_line_start: bool = True) -> tuple[list[Step], int]:
     """Return the steps of the complete lines after an offset, and the offset after them.
 
     at_line_start: whether a line begins at the offset; if not, the rest of that line is skipped.

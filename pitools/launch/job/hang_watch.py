@@ -18,7 +18,7 @@ from pitools.core import timestamps, units
 from pitools.core.errors import PitError
 from pitools.launch import hooks
 from pitools.run import attempt_records as records
-from pitools.run.steps import read_steps
+from pitools.run.steps import read_steps_after
 
 _POLL_S = 5.0  # the longest interval between two polls
 _TAIL_BYTES = 1 << 14  # about 60 steps
@@ -143,7 +143,7 @@ class HangDetector:
             return
         offset = max(self._followed_bytes, size - _TAIL_BYTES)
         path, at_line_start = self._folder / self._followed_log, offset == self._followed_bytes
-        steps, self._followed_bytes = read_steps(path, offset, at_line_start=at_line_start)
+        steps, self._followed_bytes = read_steps_after(path, offset, at_line_start=at_line_start)
         self._step_times_s.extend(step.wall_s for step in (steps if offset else steps[1:]))  # the first step compiles
         nan_step = next((step.step for step in steps if step.loss is None), None)
         if nan_step is not None and not self._has_nan:
@@ -159,7 +159,7 @@ def _is_log(name: str) -> bool:
 def _last_step(path: Path) -> int:
     """Return the number of the last step in a log; -1 without one."""
     try:
-        steps, _ = read_steps(path, max(0, path.stat().st_size - _TAIL_BYTES), at_line_start=False)
+        steps, _ = read_steps_after(path, max(0, path.stat().st_size - _TAIL_BYTES), at_line_start=False)
     except OSError:
         return -1
     return steps[-1].step if steps else -1

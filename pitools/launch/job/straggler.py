@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from pitools.run import run_folder
-from pitools.run.steps import Step, read_steps
+from pitools.run.steps import Step, read_steps_after
 
 WINDOW_STEPS = 30
 FACTOR = 1.3
@@ -81,6 +81,6 @@ def slow_ranks(steps: dict[int, list[Step]]) -> dict[int, tuple[float, float]]:
 
 def _read_last_steps(path: Path) -> list[Step]:
     try:
-        return read_steps(path, max(0, path.stat().st_size - _TAIL_BYTES), at_line_start=False)[0]
+        return read_steps_after(path, max(0, path.stat().st_size - _TAIL_BYTES), at_line_start=False)[0]
     except OSError:
         return []

@@ -76,7 +76,7 @@ def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
 
 def _steps_per_s(run_dir: Path) -> float | None:
     attempt = run_folder.last_attempt(run_dir)
-    read, _ = steps.read_steps(attempt / "steps" / "0.jsonl", 0) if attempt else ([], 0)
+    read, _ = steps.read_steps_after(attempt / "steps" / "0.jsonl", 0) if attempt else ([], 0)
     times = sorted(step.wall_s for step in (read[1:] or read))
     return 1 / times[len(times) // 2] if times and times[len(times) // 2] > 0 else None
 
