@@ -42,9 +42,10 @@ sys.exit(int(sys.argv[1]))
 def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
     """Starts the one rank of a job that runs a command, in a session of its own, as a task of Slurm's is."""
 
-    def start(command: str, **more: str) -> subprocess.Popen[bytes]:
+    def start(command: str, entry: str = "", **more: str) -> subprocess.Popen[bytes]:
         (tmp_path / "program.py").write_text(PROGRAM)
-        (tmp_path / "plan.json").write_bytes(msgspec.json.encode(make_plan("local", command=command)))
+        request = {"entry": entry} if entry else {"command": command}
+        (tmp_path / "plan.json").write_bytes(msgspec.json.encode(make_plan("local", **request)))
         env = {
             **os.environ,
             "SLURM_JOB_ID": "1",
@@ -62,7 +63,8 @@ def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[
         }
         (tmp_path / "attempts" / "0").mkdir(parents=True)
         argv = [sys.executable, "-m", "pitools.launch.rank.main", "plan", str(tmp_path / "plan.json")]
-        return subprocess.Popen(argv, env=env, cwd=tmp_path, start_new_session=True)
+        with (tmp_path / "stderr").open("w") as stderr:
+            return subprocess.Popen(argv, env=env, cwd=tmp_path, start_new_session=True, stderr=stderr)
 
     return start
 
@@ -149,6 +151,21 @@ def test_both_signals_in_turn_arrive(rank: Callable[[str], subprocess.Popen[byte
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert (tmp_path / "saved").read_text() == "SIGUSR2 SIGTERM"
+
+
+def test_an_error_of_pitools_in_an_entry_keeps_its_hint(
+    rank: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Python's traceback does not have it: what to type follows it."""
+    (tmp_path / "mine.py").write_text(
+        "from pitools.core.errors import ConfigError\n"
+        "def main():\n"
+        "    raise ConfigError('no staged dataset', hint='pit-stage run X')\n"
+    )
+    assert rank("", entry="mine:main").wait(30) == 1
+    *_, error, hint = (tmp_path / "stderr").read_text().splitlines()
+    assert error == "pitools.core.errors.ConfigError: no staged dataset"
+    assert hint == "pit: pit-stage run X"
 
 
 def test_ports_that_are_all_taken_are_no_fault_of_the_node(
