@@ -1,7 +1,7 @@
 """Remove ended runs by rule, or their older checkpoints; never a checkpoint that is named, and never the newest.
 
 A checkpoint is named by a symbolic link beside it (`ln -s step_400 best`). A run is named by the plan of another run
-that contains a path into its folder. A removed run is renamed first, so that no reader finds a part of it.
+that contains its id. A removed run is renamed first, so that no reader finds a part of it.
 """
 
 from __future__ import annotations
@@ -142,14 +142,14 @@ def _trim(record: PrunedRun, folder: Path, keep_last: int, dry_run: bool) -> Pru
 
 
 def _named_runs(root: Path) -> dict[str, str]:
-    """Return the ids of runs into whose folder the plan of another run has a path, each with that other run's id."""
+    """Return the ids of runs that the plan of another run contains, each with that other run's id."""
     paths = run_dirs(root)
     ids = {path.name for path in paths}
     named: dict[str, str] = {}
     for path in paths:
         with contextlib.suppress(OSError):  # of another user
             text = (path / "plan.json").read_text(errors="replace")
-            for run_id in set(re.findall(r"[\w.-]+(?=/)", text)) & ids - {path.name}:
+            for run_id in set(re.findall(r"[\w.-]+", text)) & ids - {path.name}:
                 named.setdefault(run_id, path.name)
     return named
 

@@ -128,6 +128,16 @@ def test_a_run_that_is_reopened_meanwhile_stays(tmp_path: Path) -> None:
     assert (Path(run.run_dir) / "plan.json").exists()
 
 
+@pytest.mark.parametrize("path", ["", "/", "/checkpoints/step_1"])
+def test_a_run_that_another_plan_names_stays(path: str, tmp_path: Path) -> None:
+    """Whether the plan has the path of the run's folder or one within it."""
+    run = make_run(tmp_path, 0, ENDED)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "plan.json").write_text(f'{{"command": "train --init {run.run_dir}{path}"}}')
+    (result,) = prune_runs([run], dry_run=False)
+    assert (result.state, Path(run.run_dir).exists()) == ("kept", True)
+
+
 def test_what_a_killed_prune_left_is_removed(tmp_path: Path) -> None:
     """The folder of a run whose removal was interrupted goes with the next prune, not with a dry run."""
     (left := tmp_path / ".pruned.r-1.abcd").mkdir()
