@@ -3,10 +3,11 @@
 The first of these rules that applies decides:
  1. the program's exit with code 0, and Slurm's state of the job;
  2. a user's cancel, the hang watch, Slurm's statements in its messages;
- 3. the earliest fault of all ranks; complaints about lost peers and the termination of ranks are no faults;
- 4. the signals that the job received;
- 5. complaints about lost peers without an earlier fault;
- 6. no evidence.
+ 3. a save after the notice before the time limit, and an end of the program's own;
+ 4. the earliest fault of all ranks; complaints about lost peers and the termination of ranks are no faults;
+ 5. the signals that the job received;
+ 6. complaints about lost peers without an earlier fault;
+ 7. no evidence.
 Pure: reads only the gathered evidence.
 """
 
@@ -42,6 +43,7 @@ def classify(evidence: AttemptEvidence) -> Cause:
         _classify_hang,
         _classify_slurm_statement,
         classify_unstartable,
+        _classify_saved_after_notice,
         _classify_first_fault,
         classify_signals,
         _classify_cascade,
@@ -172,6 +174,31 @@ def classify_unstartable(evidence: AttemptEvidence, faults: FaultTimeline) -> Ca
         return make_cause("program", "likely", f"{reason}; the same on every node", **details)
     reason = f"{reason}: this node cannot start a program that other nodes can"
     return make_cause("node", "likely", reason, nodes=(root.node,) if root.node else (), **details)
+
+
+def _classify_saved_after_notice(evidence: AttemptEvidence, faults: FaultTimeline) -> Cause | None:
+    """The time limit, of a program that saved after its notice, and ended with any code or exception of its own.
+
+    A fault that is not the answer to the notice comes again in the next job, without progress.
+    """
+    start, root = evidence.started_record, faults.root
+    if not evidence.exit_code or not evidence.saved_at or (root and root.kind not in ("unknown", "program")):
+        return None
+    if start is None or evidence.saved_steps <= start.saved_steps:
+        return None
+    received = next((record for record in evidence.signals if record.signal == evidence.notice_signal), None)
+    if received and _is_time_limit_signal(received, evidence):
+        since_notice_s = log_timestamps.seconds_between(received.t, evidence.saved_at)
+    elif evidence.notice_signal and _ended_at_time_limit(evidence):
+        # Slurm sends the notice to the ranks only, and up to LIMIT_S early.
+        left_s = log_timestamps.seconds_between(evidence.saved_at, start.time_limit_at)
+        since_notice_s = evidence.notice_s + LIMIT_S - left_s if left_s is not None else None
+    else:
+        return None
+    if since_notice_s is None or since_notice_s < -log_timestamps.TOLERANCE_S:
+        return None
+    ending = root.description if root else f"exit code {evidence.exit_code}"
+    return make_cause("time-limit", "likely", f"saved after the notice before the time limit, then ended: {ending}")
 
 
 def _classify_first_fault(evidence: AttemptEvidence, faults: FaultTimeline) -> Cause | None:

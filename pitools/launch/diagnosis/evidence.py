@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from pitools.core import timestamps
 from pitools.core.errors import PitError
 from pitools.core.record import Record, decode_json
 from pitools.launch import exit_codes
@@ -56,6 +58,7 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     attempt, or "". notice_signal, notice_s: the signal that the request wants before the time limit, and how long
     before, in seconds. shared_path: the folder of runs. nvme: the folder of a node's own disk, "" if unknown. hosts:
     the node of each rank. last_step: rank → (step, time). saved_steps: steps in a complete checkpoint at its end.
+    saved_at: when the last of them was saved, by its file's time, or "".
     last_lines: rank, or None for the job itself → the last line of its output.
     """
 
@@ -77,6 +80,7 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     hang: HangReport | None = None
     last_step: dict[int, tuple[int, str]] = {}
     saved_steps: int = 0
+    saved_at: str = ""
     accounting: AccountingRow | None = None
     last_lines: dict[int | None, str] = {}
     rank_exits: tuple[RankExit, ...] = ()
@@ -101,6 +105,7 @@ def gather_evidence(
     failed_ranks = {failure.rank for failure in failures} | ({first.rank} if first else set())
     hang, plan = _read_record(attempt / "hang.json", HangReport), _read_plan(run_dir)
     notice = _parse_notice(plan.job.signal)
+    last_saved_steps, saved_at = _last_save(run_dir)
     scan = log_scan.scan_logs(
         run_dir, attempt, start, span, hosts, failed_ranks | set(hang.slow_ranks if hang else ()), deep=deep
     )
@@ -122,7 +127,8 @@ def gather_evidence(
         signals=read_signals(attempt),
         hang=hang,
         last_step=_read_last_steps(attempt / "steps"),
-        saved_steps=next_start.saved_steps if next_start else saved_steps(run_dir),
+        saved_steps=next_start.saved_steps if next_start else last_saved_steps,
+        saved_at="" if next_start else saved_at,
         accounting=slurm if slurm and next_start is None and _is_same_start(slurm, start) else None,
         last_lines=scan.last_lines,
         rank_exits=scan.rank_exits,
@@ -132,16 +138,30 @@ def gather_evidence(
 
 def saved_steps(run_dir: Path) -> int:
     """Return the saved steps: of the newest complete checkpoint, or by the program's `progress` file; 0 for none."""
-    newest = 0
+    return _last_save(run_dir)[0]
+
+
+def _last_save(run_dir: Path) -> tuple[int, str]:
+    """Return the saved steps and when they were saved, RFC 3339; 0 and "" for none."""
+    saves = [(0, "")]
     try:
-        from pitools.checkpoint.store import lookup
+        from pitools.checkpoint.store import layout, lookup
 
         with contextlib.suppress(PitError, OSError):
-            newest = lookup.latest_step(run_dir / "checkpoints") or 0
+            if newest := lookup.latest_step(run_dir / "checkpoints"):
+                saves.append((newest, _changed_at(layout.step_path(run_dir / "checkpoints", newest))))
     except Exception as error:  # noqa: BLE001 (an unreadable checkpoint must not prevent recovery)
         print(f"pit: cannot read the checkpoints: {error!r}", file=sys.stderr)
     progress = read_head(run_dir / "progress", 64)
-    return max(newest, int(progress.text) if progress and re.fullmatch(r"\s*\d{1,15}\s*", progress.text) else 0)
+    if progress and re.fullmatch(r"\s*\d{1,15}\s*", progress.text):
+        saves.append((int(progress.text), _changed_at(run_dir / "progress")))
+    return max(saves)
+
+
+def _changed_at(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return timestamps.to_rfc3339(datetime.fromtimestamp(path.stat().st_mtime, UTC))
+    return ""
 
 
 def _read_record(path: Path, record_type: type[S]) -> S | None:

@@ -118,6 +118,39 @@ def test_what_a_signal_makes_ranks_raise_is_no_fault(tmp_path: Path) -> None:
     assert judge(tmp_path).kind == "time-limit"
 
 
+@pytest.mark.parametrize(
+    ("saved_at", "recorded", "error", "expected"),
+    [
+        ("01:18:40", False, "", "time-limit"),  # Slurm's notice is in nobody's record, and not before 01:17:30
+        ("01:18:40", False, "Stopping", "time-limit"),
+        ("01:18:40", False, "MemoryError", "memory"),
+        ("01:10:00", False, "Stopping", "program"),
+        ("01:19:20", True, "Stopping", "time-limit"),
+        ("01:18:40", True, "", "unknown"),
+    ],
+)
+def test_a_save_after_the_notice_and_an_end_of_the_programs_own(
+    tmp_path: Path, saved_at: str, recorded: bool, error: str, expected: str
+) -> None:
+    """Whatever code it ended with: the program was told to stop, and has saved. An older save is no answer."""
+    created = attempt(tmp_path, code=3)
+    start = json.loads((created / "start.json").read_text()) | {"time_limit_at": "2026-11-22T01:21:00.000Z"}
+    (created / "start.json").write_text(json.dumps(start))
+    (tmp_path / "plan.json").write_text('{"job": {"signal": "USR2@120"}}')
+    (created / "first_failure").write_text("3 0 n0\n")
+    if error:
+        fail(created, 0, "2026-11-22T01:19:50.000Z", error, "so")
+    if recorded:
+        (created / "signals.jsonl").write_text(
+            '{"schema":"pit.signal/1","t":"2026-11-22T01:19:10.000Z","signal":"SIGUSR2","seconds_to_limit":110.0}\n'
+        )
+    (tmp_path / "progress").write_text("97\n")
+    seconds = datetime.fromisoformat(f"2026-11-22T{saved_at}Z").timestamp()
+    os.utime(tmp_path / "progress", (seconds, seconds))
+    cause = judge(tmp_path)
+    assert (cause.kind, cause.progressed, cause.saved_steps) == (expected, True, 97), cause.reason
+
+
 @pytest.mark.parametrize("where", ["start.json", "exit.json", "hang.json", "failures/0.json", "cause.json", "hostfile"])
 def test_half_written_records(tmp_path: Path, where: str) -> None:
     """A record cut short says nothing, and hides nothing."""

@@ -25,6 +25,7 @@ from pitools.launch.submission import grant, submissions
 from pitools.run import attempt_records as records
 from pitools.run import cancel_request, run_folder
 from pitools.site.schema import Site
+from pitools.slurm.records import AccountingRow
 
 ENDS = "2030-01-01T00:00:00.000Z"
 
@@ -173,6 +174,24 @@ def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
     end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, 9, in_slurm=True)
     assert left[0] > 0 > left[1]
+
+
+@pytest.mark.parametrize("code", [1, exit_codes.STOPPED_FOR_RESUME])
+def test_a_preemption_is_asked_for_after_any_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Ranks that Slurm told to end may end in their own way: their job begins no other attempt before its end."""
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    asked: list[object] = []
+
+    def judged(*_: object, **more: object) -> records.Decision:
+        asked.append((more["accounting_row"], more["seconds_left"], more["before_slurm_ends"]))
+        return records.Decision(attempt="0", action="retry", kind="preempted", reason="")
+
+    row = AccountingRow(job_id="7", raw_id="7", state="PREEMPTED")
+    monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", lambda _: False)
+    monkeypatch.setattr(end_attempt.job_recovery, "preemption_notice", lambda *_: row)
+    monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
+    assert end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, code, in_slurm=True) == code
+    assert asked == [(row, 0.0, True)]
 
 
 @pytest.mark.parametrize(("action", "word"), [("retry", program.RETRY), ("stop", "9")])

@@ -30,7 +30,7 @@ from pitools.launch.recovery.resume import resume_run
 from pitools.launch.request import RetryBudget
 from pitools.launch.submission import local_process, submit
 from pitools.run import run_folder
-from pitools.run.attempt_records import HangReport
+from pitools.run.attempt_records import Cause, HangReport
 from pitools.site.load import load_site
 
 # A supervisor is meant to outlive whoever started it.
@@ -218,6 +218,23 @@ def test_the_warning_comes_before_the_limit(started: Started) -> None:
     run_dir, _ = started(time_s=30, command=command, signal="USR2@27")
     assert end_of(run_dir).state == "COMPLETED"
     assert (run_dir / "attempts" / "0" / "logs" / "0.out").read_text() == "saved\n"
+
+
+def test_after_a_save_at_the_warning_the_next_supervisor_continues(started: Started, tmp_path: Path) -> None:
+    """A program that saves and exits with a code of its own is not begun again in the little time that is left."""
+    save = "echo 5 > $PIT_RUN_DIR/progress; exit 3"
+    command = f"[ ! -e p ] || exit 0; touch p; trap '{save}' USR2; while :; do sleep 0.1; done"
+    run_dir, _ = started(time_s=30, command=command, signal="USR2@27")
+    assert (end_of(run_dir).state, end_of(run_dir).exit_code) == ("FAILED", 3)
+    free(run_dir)
+    cause = run_folder.read_record(run_dir / "attempts" / "0" / "cause.json", Cause)
+    assert cause is not None
+    assert (cause.kind, cause.progressed) == ("time-limit", True)
+    assert (len(run_folder.attempt_dirs(run_dir)), (run_dir / "verdict.json").exists()) == (1, False)
+    (result,) = tick.tick_runs(run_dir.parent, load_site("local"), lambda *_: None)
+    assert (result.action, result.cause) == ("resubmit", "time-limit")
+    until(run_dir / "verdict.json")
+    assert status.run_status(run_dir, load_site("local")).state == "COMPLETED"
 
 
 def test_a_cancel_at_once_is_a_cancel(started: Started) -> None:
