@@ -83,8 +83,8 @@ def _submit_with_node_choice(run_dir: Path, plan: Plan, site: Site) -> run_folde
 
 def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
     """Create the run folder with its script. Raises ClusterError for a name that was revoked meanwhile, and NoSpace."""
-    # The pid makes the name unique: a killed process may have left a folder for the same ticket.
-    building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
+    building = _hidden_dir(run_dir)
+    shutil.rmtree(building, ignore_errors=True)  # left by a killed process
     try:
         run_folder.make_run_dir(building, site.paths.runs_access)
         write_atomic(building / "request.toml", plan.request_text, durable=False)
@@ -106,6 +106,11 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
         raise from_os_error(error, run_dir) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _hidden_dir(run_dir: Path) -> Path:
+    """Return the folder that a ticket's is built as, and renamed to before its removal; one process acts at a site."""
+    return run_dir.with_name(f".{run_dir.name}")
 
 
 def ticket_states(site: Site, names: Sequence[str]) -> dict[str, TicketState]:
@@ -171,8 +176,8 @@ def remove_ticket_dirs(site: Site, names: Sequence[str]) -> None:
     """
     for name in names:
         run_dir = ticket_dir(site, name)
-        removed_dir = run_dir.with_name(f".{name}.gone")
-        shutil.rmtree(removed_dir, ignore_errors=True)  # left by a killed process
+        hidden = _hidden_dir(run_dir)
+        shutil.rmtree(hidden, ignore_errors=True)  # left by a killed process
         with contextlib.suppress(OSError):
-            os.rename(run_dir, removed_dir)
-        shutil.rmtree(removed_dir, ignore_errors=True)
+            os.rename(run_dir, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)

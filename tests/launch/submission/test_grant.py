@@ -116,7 +116,7 @@ def test_a_folder_goes_as_a_whole(tmp_path: Path) -> None:
     """What is forgotten is moved away before it is removed: no job finds half a folder, without the word, to run in."""
     site = Site(name="x", paths=Paths(runs=str(tmp_path)))
     grant.claim(tmp_path / "a.1", grant.REVOKED)
-    grant.claim(tmp_path / ".b.1.gone", grant.REVOKED)  # somebody was killed here
+    grant.claim(tmp_path / ".b.1", grant.REVOKED)  # somebody was killed here
     grant.claim(tmp_path / "b.1", grant.REVOKED)
     shared_fs.remove_ticket_dirs(site, ["a.1", "b.1", "c.1"])
     assert list(tmp_path.iterdir()) == []

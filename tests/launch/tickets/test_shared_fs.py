@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,25 @@ def test_a_full_disk_is_no_submission(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(FolderNotCreated):
         shared_fs.submit_ticket(planning.make_plan(request, site, "test"), site, name="bc.1")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_what_a_killed_tick_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
+    """The folder that was being built when the tick was killed is replaced by the ticket's, or removed with it."""
+    runs = tmp_path / "runs"
+    site = Site(name="a", paths=Paths(runs=str(runs)), partitions={"train": SitePartition(nodes=1)})
+    plan = planning.make_plan(
+        Request(name="bc", command="true", time="1m", partition="train", workdir=str(tmp_path)), site, "test"
+    )
+    if (pid := os.fork()) == 0:
+        monkeypatch.setattr(shared_fs.provenance, "capture", lambda *_: os._exit(9))
+        shared_fs.submit_ticket(plan, site, name="bc.1")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert len(list(runs.iterdir())) == 1
+    if removed:
+        shared_fs.remove_ticket_dirs(site, ["bc.1"])
+    else:
+        monkeypatch.setattr(shared_fs, "_submit_with_node_choice", lambda *_: None)
+        shared_fs.submit_ticket(plan, site, name="bc.1")
+    assert [path.name for path in runs.iterdir()] == ([] if removed else ["bc.1"])
