@@ -29,10 +29,10 @@ from pitools.site.schema import Hook, HookEvent
 TIMEOUT_S = 10.0
 _TRIES = 3
 _PENDING, _POSITION, _LOCK = ".hooks", "hooks.json", ".hooks.lock"
-_LOSS_NAN = "loss_nan"
+_LOSS_NAN = "loss-nan"
 
 
-class Notice(Record, frozen=True, kw_only=True, tag="pit.notice/1"):
+class HookInput(Record, frozen=True, kw_only=True, tag="pit.hook-input/1"):
     """What a hook gets on stdin. t: the event's time. attempt, cause, action, reason: of the decision or the verdict.
 
     step: of the first loss that is NaN or infinite, or None.
@@ -98,7 +98,7 @@ def report_nan(attempt: Path, step: int) -> None:
 
 
 @contextlib.contextmanager
-def delivery(run_dir: Path) -> Iterator[None]:
+def deliver_at_end(run_dir: Path) -> Iterator[None]:
     """Deliver a run's events at the end of the block, which may hold the run's lock."""
     try:
         yield
@@ -126,15 +126,15 @@ def _deliver_locked(run_dir: Path, plan: Plan) -> None:
     position = run_folder.read_or_none(run_dir / _POSITION, HookPosition) or HookPosition()
     while read := _read_event(run_dir, position.offset):
         length, event = read
-        notice = event and _make_notice(event, run_dir, plan)
-        while notice and position.hook < len(plan.hooks):
+        hook_input = event and _make_input(event, run_dir, plan)
+        while hook_input and position.hook < len(plan.hooks):
             hook = plan.hooks[position.hook]
-            error = _start_hook(hook, notice, plan) if notice.event in hook.on else ""
+            error = _start_hook(hook, hook_input, plan) if hook_input.event in hook.on else ""
             position = HookPosition(
                 offset=position.offset,
                 hook=position.hook + (not error or position.tries + 1 >= _TRIES),
                 tries=position.tries + 1 if error and position.tries + 1 < _TRIES else 0,
-                last_error=f"{hook.command[0]}, of {notice.event}: {error}" if error else position.last_error,
+                last_error=f"{hook.command[0]}, of {hook_input.event}: {error}" if error else position.last_error,
             )
             run_folder.write_record(run_dir / _POSITION, position)
             if error:
@@ -170,12 +170,12 @@ def _hook_event(event: run_folder.Event) -> HookEvent | None:
     return "nan" if event.event == _LOSS_NAN else None
 
 
-def _make_notice(event: run_folder.Event, run_dir: Path, plan: Plan) -> Notice | None:
-    """Return the notice of an event; None if hooks do not get it."""
+def _make_input(event: run_folder.Event, run_dir: Path, plan: Plan) -> HookInput | None:
+    """Return what hooks get of an event; None if hooks do not get it."""
     name, detail = _hook_event(event), event.detail
     if name is None:
         return None
-    return Notice(
+    return HookInput(
         event=name,
         run_id=run_dir.name,
         name=plan.name,
@@ -191,18 +191,18 @@ def _make_notice(event: run_folder.Event, run_dir: Path, plan: Plan) -> Notice |
     )
 
 
-def _start_hook(hook: Hook, notice: Notice, plan: Plan) -> str:
+def _start_hook(hook: Hook, hook_input: HookInput, plan: Plan) -> str:
     """Run one hook to its end; return its error, or ""."""
     workdir = Path(plan.request.workdir)
     argv = [os.path.expanduser(hook.command[0]), *hook.command[1:]]  # noqa: PTH111 - a name without "/" is left alone
-    env = {"PIT_EVENT": notice.event, "PIT_RUN_ID": notice.run_id, "PIT_RUN_DIR": notice.run_dir}
+    env = {"PIT_EVENT": hook_input.event, "PIT_RUN_ID": hook_input.run_id, "PIT_RUN_DIR": hook_input.run_dir}
     try:
         done = subprocesses.run(
             argv,
             timeout_s=TIMEOUT_S,
             env=env,
-            stdin=msgspec.json.encode(notice).decode() + "\n",
-            cwd=workdir if workdir.is_dir() else Path(notice.run_dir),
+            stdin=msgspec.json.encode(hook_input).decode() + "\n",
+            cwd=workdir if workdir.is_dir() else Path(hook_input.run_dir),
         )
     except PitError as error:
         return error.message

@@ -32,7 +32,7 @@ cat >> "$1"
 EVENTS: dict[str, tuple[str, dict[str, object]]] = {
     "retry": ("decided", {"attempt": "0", "kind": "node", "action": "retry", "reason": "n1 is down"}),
     "verdict": ("succeeded", {"kind": "succeeded", "code": "succeeded", "reason": ""}),
-    "nan": ("loss_nan", {"attempt": "1", "step": 7}),
+    "nan": ("loss-nan", {"attempt": "1", "step": 7}),
     "stop": ("decided", {"attempt": "0", "kind": "program", "action": "stop", "reason": "a bug"}),
     "moving": ("stopped", {"kind": "cancelled", "code": "moving", "reason": ""}),
     "submitted": ("submitted", {"job_id": "1"}),

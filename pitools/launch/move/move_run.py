@@ -325,7 +325,7 @@ def _reopen(run_dir: Path, site: Site, intent: MoveIntent) -> None:
         with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
             (run_dir / move_record.MOVE_FILE).unlink(missing_ok=True)
-            run_folder.append_event(run_dir, "not moved", site=intent.target_site)
+            run_folder.append_event(run_dir, "move-failed", site=intent.target_site)
         if cancel_request.pending_cancel(run_dir):
             return
         if intent.stop_requested:

@@ -86,7 +86,7 @@ def execute_cancel(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict
                 run_dir / cancel_request.CANCEL_FILE,
                 cancel_request.CancelRequest(t=timestamps.now_rfc3339(), refused_by_slurm=error.message),
             )
-            run_folder.append_event(run_dir, "cancel refused", reason=error.message)
+            run_folder.append_event(run_dir, "cancel-refused", reason=error.message)
             raise error.with_hint("the run continues") from error
         raise
     if site.scheduler == "none" and not _all_ended(run_dir, wait_s):

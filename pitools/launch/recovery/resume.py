@@ -64,7 +64,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
     ConfigError for another site than the run's.
     """
     _check(run_dir, site)
-    with hooks.delivery(run_dir), lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
+    with hooks.deliver_at_end(run_dir), lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
         verdict = apply_decision.read_verdict(run_dir)
         if verdict and not force:
             return _result(run_dir, "already_ended", f"{verdict.state}: {verdict.reason}", cause=verdict.kind)

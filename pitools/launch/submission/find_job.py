@@ -79,7 +79,7 @@ def _find_in_queue(slurm: Client, name: str, path: Path) -> str | None:
     winner = pick_winner(path, ids)
     if waiting := sorted({job.raw_id for job in jobs if job.state == "PENDING"} - {winner}, key=int):
         slurm.cancel(waiting)
-    run_folder.append_event(path.parent.parent, "duplicate jobs", kept=winner, cancelled=waiting)
+    run_folder.append_event(path.parent.parent, "duplicate-jobs", kept=winner, cancelled=waiting)
     return winner
 
 

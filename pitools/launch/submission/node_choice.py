@@ -62,7 +62,7 @@ def record_choice(run_dir: Path, acquired: Acquired) -> None:
         leaves=acquired.leaves,
         is_within=acquired.is_within,
         is_released=acquired.is_released,
-        why=acquired.reason,
+        reason=acquired.reason,
     )
 
 

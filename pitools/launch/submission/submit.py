@@ -85,7 +85,7 @@ def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[
     except BaseException as error:
         if submissions.is_unresolved(run_dir, 0):
             # sbatch was called with an unknown outcome: the job may exist, and then needs the folder.
-            run_folder.append_event(run_dir, "submission unanswered", error=str(error))
+            run_folder.append_event(run_dir, "submission-unanswered", error=str(error))
             hint = f"the run's folder is kept; find the job, or submit it: pit launch resume {run_dir.name}"
             if isinstance(error, KeyboardInterrupt):
                 print(f"pit: {hint}", file=sys.stderr)
