@@ -162,13 +162,13 @@ class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
 class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
     """The recovery decision for a cause.
 
-    action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a new job), "leave"
+    action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a new job), "defer"
     (nothing now: Slurm, a newer job or `pit launch tick` continues the run), "stop". exclude: nodes that the next
     attempt must not get. reason: one sentence. wait_s: seconds to wait first, as for storage that is unreachable.
     """
 
     attempt: str
-    action: Literal["done", "retry", "resubmit", "leave", "stop"]
+    action: Literal["done", "retry", "resubmit", "defer", "stop"]
     kind: CauseKind
     reason: str
     exclude: tuple[str, ...] = ()

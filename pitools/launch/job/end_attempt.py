@@ -84,6 +84,6 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
         print(f"pit: attempt {attempt.name}: {decision.reason}: retry", file=sys.stderr)
         time.sleep(max(0.0, decision.wait_s - waited_s))
         return None
-    continues = decision.action in ("resubmit", "leave") and code in exit_codes.STOPPED_CODES
+    continues = decision.action in ("resubmit", "defer") and code in exit_codes.STOPPED_CODES
     saved = continues and start is not None and evidence.saved_steps(job.run_dir) > start.saved_steps
     return exit_codes.STOPPED_FOR_RESUME if saved else code

@@ -45,7 +45,7 @@ def diagnose_and_decide(
     history = apply_decision.cause_history(job.run_dir, before_attempt=attempt.name)
     nodes = hostlist.expand(job.node_list) if at_begin else None
     decision = policy.decide(plan, site, cause, history, in_job=True, seconds_left=seconds_left, allocation_nodes=nodes)
-    if before_slurm_ends and decision.action == "leave" and site.recovery.chain == "requeue":
+    if before_slurm_ends and decision.action == "defer" and site.recovery.chain == "requeue":
         # Slurm does not requeue a job that exits before the preemption ends it: request the requeue explicitly.
         decision = msgspec.structs.replace(decision, action="resubmit")
     return apply_decision.apply_from_job(job.run_dir, plan, site, cause, decision)

@@ -79,7 +79,7 @@ class RunSnapshot(NamedTuple):
     @property
     def continues(self) -> bool:
         """Whether the last attempt's decision is to continue the run."""
-        return bool(self.decision and self.decision.action in ("retry", "resubmit", "leave"))
+        return bool(self.decision and self.decision.action in ("retry", "resubmit", "defer"))
 
 
 def _newest_job(run_dir: Path) -> run_folder.JobRef | None:

@@ -44,11 +44,11 @@ _LOCK_TIMEOUT_S = 20.0
 def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision: Decision) -> Decision:
     """Apply the decision of a job of the run about an attempt: a verdict, exclusions, or the next job. Safe to repeat.
 
-    Returns the decision that applies: that of an earlier verdict, if there is one. "retry" and "leave" are left to the
+    Returns the decision that applies: that of an earlier verdict, if there is one. "retry" and "defer" are left to the
     caller. Raises TryLater if another process holds the run's lock, and what submitting raises: then `pit launch tick`
     applies the decision later.
     """
-    if decision.action == "leave" and policy.needs_slurm_state(cause):
+    if decision.action == "defer" and policy.needs_slurm_state(cause):
         cause, decision = _with_slurm_statement(run_dir, plan, site, cause, decision)
     with lock(run_dir / RUN_LOCK, f"run {run_dir.name}", timeout_s=_LOCK_TIMEOUT_S):
         return apply_decision(run_dir, plan, site, cause, decision, in_job=True, job=_job_of_attempt(run_dir, cause))
@@ -99,7 +99,7 @@ def apply_decision(
         decision = replace(decision, action="stop", kind="cancelled", reason=REASONS["cancelled"], exclude=())
     newest = max(submissions.submission_numbers(run_dir), default=0)
     if in_job and job and newest > job.number and decision.action != "done":
-        return replace(decision, action="leave", reason=f"job {newest} of the run continues it")
+        return replace(decision, action="defer", reason=f"job {newest} of the run continues it")
     _record_decision(run_dir, site, cause, decision)
     if decision.action in ("done", "stop"):
         write_verdict(run_dir, decision.kind, decision.reason, cause.exit_code)

@@ -17,7 +17,7 @@ from pitools.launch.plan import Plan
 from pitools.run.attempt_records import Cause, CauseKind, Decision
 from pitools.site.schema import Site
 
-Action = Literal["done", "retry", "resubmit", "leave", "stop"]
+Action = Literal["done", "retry", "resubmit", "defer", "stop"]
 
 _NEVER_COUNT = 1 << 30
 _STORAGE_WAITS_S = (10.0, 30.0, 60.0, 120.0)
@@ -68,7 +68,7 @@ def decide(
     """
     if in_job and needs_slurm_state(cause):
         # Preemption and scancel send the same signal; but a job that Slurm has restarted was not cancelled.
-        return _make_decision(cause, "retry" if allocation_nodes is not None else "leave", cause.reason)
+        return _make_decision(cause, "retry" if allocation_nodes is not None else "defer", cause.reason)
     decision = _decide(plan, cause, history)
     if decision.action in ("done", "stop"):
         return decision
@@ -152,11 +152,11 @@ def _as_site_allows(site: Site, decision: Decision, in_job: bool) -> Decision:
     if site.recovery.chain == "none":
         # Slurm may still requeue a preempted job: a later call decides, once the job has left the queue.
         reason = f"{decision.reason}; {site.name} has recovery.chain = none: pit launch resume --force"
-        return replace(decision, action="leave" if in_job else "stop", reason=reason)
+        return replace(decision, action="defer" if in_job else "stop", reason=reason)
     if in_job and site.recovery.submit_from == "login":
-        return replace(decision, action="leave", reason=f"{decision.reason}; {site.name} takes jobs from login only")
+        return replace(decision, action="defer", reason=f"{decision.reason}; {site.name} takes jobs from login only")
     if in_job and site.recovery.chain == "requeue" and decision.kind == "preempted":
-        return replace(decision, action="leave")  # Slurm has requeued the job
+        return replace(decision, action="defer")  # Slurm has requeued the job
     return replace(decision, action="resubmit")
 
 

@@ -46,7 +46,7 @@ class ResumeResult(Record, frozen=True, kw_only=True, tag="pit.resume-result/1")
     """
 
     run_id: str
-    action: Literal["untouched", "already_ended", "submitted", "done", "retry", "resubmit", "leave", "stop"]
+    action: Literal["untouched", "already_ended", "submitted", "done", "retry", "resubmit", "defer", "stop"]
     reason: str
     job_id: str = ""
     attempt: str = ""

@@ -36,7 +36,7 @@ _NODE = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}")
 
 
 class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
-    """A node that runs must not use, and why. until: when the exclusion expires; in the past for an allowed node."""
+    """A node that runs must not use, and why. until: when the exclusion expires; in the past after `include`."""
 
     node: str
     site: str
@@ -87,9 +87,9 @@ def include_node(runs: Path, site: Site, node: str) -> Exclusion:
         hint = f"excluded nodes: {excluded or 'none'}"
         raise UsageError(f'node "{node}" is not excluded', where=str(exclusions_path(runs)), hint=hint)
     now = timestamps.now_rfc3339()
-    allowed = msgspec.structs.replace(last, t=now, until=now, reason=f"allowed again; excluded for: {last.reason}")
-    _append_records(runs, [allowed])
-    return allowed
+    included = msgspec.structs.replace(last, t=now, until=now, reason=f"included again; excluded for: {last.reason}")
+    _append_records(runs, [included])
+    return included
 
 
 def _append_records(runs: Path, exclusions: Sequence[Exclusion]) -> None:

@@ -151,9 +151,9 @@ def test_whom_the_kernel_killed(
     ("chain", "early", "action"),
     [
         ("requeue", True, "resubmit"),
-        ("requeue", False, "leave"),
+        ("requeue", False, "defer"),
         ("fresh", True, "resubmit"),
-        ("none", True, "leave"),
+        ("none", True, "defer"),
     ],
 )
 def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(

@@ -19,7 +19,7 @@ from pitools.site.schema import Recovery, Site
 
 SITE = Site(name="s")
 KINDS = get_args(CauseKind)
-CONTINUED = ("retry", "resubmit", "leave")
+CONTINUED = ("retry", "resubmit", "defer")
 
 
 def plan(nodes: int = 4, **retry: int) -> Plan:
@@ -103,8 +103,8 @@ def test_storage_is_waited_for_and_longer_each_time() -> None:
         ({"in_job": False}, "resubmit"),
         ({"seconds_left": 5.0}, "resubmit"),
         ({"seconds_left": 3000.0}, "retry"),
-        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "leave"),
-        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(chain="none"))}, "leave"),
+        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "defer"),
+        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(chain="none"))}, "defer"),
         ({"in_job": False, "site": Site(name="s", recovery=Recovery(chain="none"))}, "stop"),
         ({"in_job": False, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "resubmit"),
     ],
@@ -118,7 +118,7 @@ def test_where_the_next_attempt_is_made(asked: dict[str, Any], action: str) -> N
 def test_a_bare_term_decides_nothing_in_the_job(kind: CauseKind) -> None:
     """Preemption and scancel look alike from inside: the job neither stops the run nor submits another."""
     guess = replace(cause(kind), confidence="guess")
-    assert decide(guess).action == "leave"
+    assert decide(guess).action == "defer"
     # What Slurm itself has started again was not cancelled.
     assert decide(guess, allocation_nodes=["n1"]).action == "retry"
 
@@ -126,7 +126,7 @@ def test_a_bare_term_decides_nothing_in_the_job(kind: CauseKind) -> None:
 def test_slurm_s_own_requeue_is_waited_for_where_the_site_says_so() -> None:
     """A preempted job is in the queue again; for any other cause it has to be put there."""
     site = Site(name="s", recovery=Recovery(chain="requeue"))
-    assert decide(cause("preempted"), site=site).action == "leave"
+    assert decide(cause("preempted"), site=site).action == "defer"
     assert decide(cause("preempted"), site=site, in_job=False).action == "resubmit"
     assert decide(cause("time-limit"), site=site).action == "resubmit"
 

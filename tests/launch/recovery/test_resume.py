@@ -202,7 +202,7 @@ def test_a_signal_alone_lets_slurm_say_what_it_was(
     run_dir = runs.make()
     runs.attempt(run_dir, code=143)
     cluster.states["100"] = "RUNNING"
-    assert in_job(run_dir, "preempted", "guess")[0] == "leave"
+    assert in_job(run_dir, "preempted", "guess")[0] == "defer"
     assert (cluster.sent, apply_decision.read_verdict(run_dir)) == ([], None)
 
 

@@ -131,7 +131,7 @@ def test_a_job_that_was_given_up_and_still_lives(runs: Runs, cluster: Cluster) -
     runs.attempt(run_dir)
     follow(run_dir, cluster)
     for kind in ("time-limit", "network"):
-        assert settled(run_dir, "0", kind) == "leave"
+        assert settled(run_dir, "0", kind) == "defer"
     assert len(cluster.sent) == 1
     assert settled(run_dir, "0", "succeeded") == "done"
 

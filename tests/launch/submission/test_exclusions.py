@@ -56,7 +56,7 @@ def test_it_expires(tmp_path: Path) -> None:
 
 
 def test_a_node_can_be_allowed_again(tmp_path: Path) -> None:
-    """A node that is allowed is free at once; one that is not excluded cannot be allowed."""
+    """A node that is included is free at once; one that is not excluded cannot be included."""
     exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "run-1")
     exclusions.include_node(tmp_path, site(), "n1")
     assert exclusions.exclusions_for_next_job(tmp_path, site(), plan()) == ()
