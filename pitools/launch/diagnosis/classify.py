@@ -21,7 +21,7 @@ import msgspec
 from pitools.launch import exit_codes, fingerprint
 from pitools.launch.diagnosis import log_timestamps, patterns, timeline
 from pitools.launch.diagnosis.evidence import AttemptEvidence
-from pitools.launch.diagnosis.rank_exits import RankExit
+from pitools.launch.diagnosis.symptoms import Symptom
 from pitools.launch.diagnosis.timeline import FaultTimeline
 from pitools.run.attempt_records import Cause, CauseKind, Confidence, Evidence, SignalRecord
 
@@ -245,7 +245,7 @@ def _is_on_every_node(evidence: AttemptEvidence, rule: str) -> bool:
     return 1 < node_count <= len({piece.node for piece in evidence.evidence if piece.rule == rule} - {""})
 
 
-def _is_on_own_disk(root: RankExit, evidence: AttemptEvidence) -> bool:
+def _is_on_own_disk(root: Symptom, evidence: AttemptEvidence) -> bool:
     """Whether a path in the fault's message is on the node's own disk."""
     local_roots = (*patterns.load_table().local_paths, *([evidence.nvme] if len(evidence.nvme) > 1 else []))
     match = re.search(r"(?<![\w.])(/[^\s'\":,]+)", root.description)

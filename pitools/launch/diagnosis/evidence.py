@@ -19,7 +19,7 @@ from pitools.core.record import Record, decode_json
 from pitools.launch import exit_codes
 from pitools.launch.diagnosis import log_scan, log_timestamps
 from pitools.launch.diagnosis.bounded_read import one_line, read_head, read_tail
-from pitools.launch.diagnosis.rank_exits import RankExit
+from pitools.launch.diagnosis.symptoms import Symptom
 from pitools.run import run_folder, steps
 from pitools.run.attempt_records import (
     AttemptStart,
@@ -83,7 +83,7 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     saved_at: str = ""
     accounting: AccountingRow | None = None
     last_lines: dict[int | None, str] = {}
-    rank_exits: tuple[RankExit, ...] = ()
+    rank_exits: tuple[Symptom, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
     def node_of(self, rank: int | None) -> str:

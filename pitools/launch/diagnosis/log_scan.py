@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pitools.core.errors import PitError
 from pitools.core.hostlist import expand
-from pitools.launch.diagnosis import log_timestamps, patterns, rank_exits, tracebacks
+from pitools.launch.diagnosis import log_timestamps, patterns, symptoms, tracebacks
 from pitools.launch.diagnosis.bounded_read import MAX_LINE, LogText, one_line, read_head, read_tail
 from pitools.launch.diagnosis.patterns import LogSource, Pattern
 from pitools.run import run_folder
@@ -41,7 +41,7 @@ class LogScan(NamedTuple):
     last_lines: rank, or None for the job itself → the last line of its output.
     """
 
-    rank_exits: tuple[rank_exits.RankExit, ...]
+    rank_exits: tuple[symptoms.Symptom, ...]
     evidence: tuple[Evidence, ...]
     last_lines: dict[int | None, str]
 
@@ -73,7 +73,7 @@ def scan_logs(
 def _scan_slurm_logs(
     run_dir: Path, attempt: Path, start: AttemptStart | None, span: log_timestamps.TimeSpan, *, deep: bool
 ) -> LogScan:
-    exits: list[rank_exits.RankExit] = []
+    exits: list[symptoms.Symptom] = []
     evidence: list[Evidence] = []
     job_line = ""
     max_bytes, head_bytes = (_DEEP_TAIL_BYTES, _DEEP_HEAD_BYTES) if deep else (4 * _TAIL_BYTES, _TAIL_BYTES)
@@ -116,7 +116,7 @@ def _scan_rank_logs(
     *,
     deep: bool,
 ) -> LogScan:
-    exits: list[rank_exits.RankExit] = []
+    exits: list[symptoms.Symptom] = []
     evidence: list[Evidence] = []
     last_lines: dict[int | None, str] = {}
     max_bytes = _bytes_per_log(len(rank_logs), deep=deep)
@@ -228,25 +228,25 @@ def _is_after(stamp: str, span: log_timestamps.TimeSpan) -> bool:
 
 def _srun_exits(
     text: LogText, source: str, span: log_timestamps.TimeSpan, lines_before: int
-) -> Iterator[rank_exits.RankExit]:
+) -> Iterator[symptoms.Symptom]:
     """Yield how ranks ended, from srun's messages about tasks. lines_before: of the file's text before this one."""
     for number, line in enumerate(text.text.split("\n"), 1):
         if "srun" not in line[:200]:
             continue
         where = f"{source}:{text.line + number - 1}" if text.line else source
-        yield from rank_exits.exits_from_srun(
+        yield from symptoms.symptoms_from_srun(
             line[: MAX_LINE * 8], log_timestamps.timestamp_of_line(line, span), where, lines_before + number
         )
 
 
 def _traceback_exits(
     text: LogText, source: str, span: log_timestamps.TimeSpan, rank: int, node: str
-) -> Iterator[rank_exits.RankExit]:
+) -> Iterator[symptoms.Symptom]:
     chain = tracebacks.last_traceback(text.text)
     if chain:
         number = text.line + text.text.count("\n", 0, chain[-1].offset) if text.line else 0
         where = f"{source}:{number}" if number else source
-        yield rank_exits.exit_from_exception(
+        yield symptoms.symptom_of_exception(
             chain, rank, node, log_timestamps.timestamp_of_file(text.mtime, span), where
         )
 

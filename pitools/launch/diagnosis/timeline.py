@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.launch import fingerprint
-from pitools.launch.diagnosis import log_timestamps, patterns, rank_exits
+from pitools.launch.diagnosis import log_timestamps, patterns, symptoms
 from pitools.launch.diagnosis.evidence import AttemptEvidence
-from pitools.launch.diagnosis.rank_exits import RankExit
+from pitools.launch.diagnosis.symptoms import Symptom
 from pitools.run.attempt_records import DOUBT, Evidence
 
 _EXPLAINS_S = 600.0  # a line that is older than this at a rank's exit does not explain the exit
@@ -33,13 +33,13 @@ class FaultTimeline(NamedTuple):
     rank_exits: how each rank ended.
     """
 
-    root: RankExit | None
+    root: Symptom | None
     slurm_statement: Evidence | None
-    cascade: tuple[RankExit, ...]
+    cascade: tuple[Symptom, ...]
     silent_ranks: tuple[int, ...]
     unreported_nodes: tuple[str, ...]
     lost_nodes: tuple[str, ...]
-    rank_exits: tuple[RankExit, ...]
+    rank_exits: tuple[Symptom, ...]
 
 
 def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
@@ -57,13 +57,13 @@ def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
         for end in _one_exit_per_rank(evidence)
     ]
     lines = [
-        _exit_from_evidence(piece)
+        _symptom_from_evidence(piece)
         for piece in evidence.evidence
         if piece.role == "fault" and not _is_outranked(piece, exits)
     ]
     lines = [line for line in lines if _as_reaction(line, _signalled_at(evidence, statement)).role == "fault"]
     cascade = [end for end in exits if end.role == "cascade"]
-    cascade += [_exit_from_evidence(piece) for piece in evidence.evidence if piece.role == "cascade"]
+    cascade += [_symptom_from_evidence(piece) for piece in evidence.evidence if piece.role == "cascade"]
     lost_nodes = [line.node for line in lines if line.rule in _LOST_NODE_RULES and line.node]
     return FaultTimeline(
         root=_root_fault(exits, lines, evidence),
@@ -82,7 +82,7 @@ def blamable_nodes(nodes: Iterable[str], evidence: AttemptEvidence) -> tuple[str
     return () if 1 < len(set(evidence.hosts)) <= len(unique) else unique
 
 
-def _root_fault(exits: Sequence[RankExit], lines: Sequence[RankExit], evidence: AttemptEvidence) -> RankExit | None:
+def _root_fault(exits: Sequence[Symptom], lines: Sequence[Symptom], evidence: AttemptEvidence) -> Symptom | None:
     """Return the earliest fault: of the ranks' exits, explained by log lines; of log lines alone if there is none."""
     faults = [_with_log_line(end, lines) for end in exits if end.role == "fault"]
     lost_node_lines = [line for line in lines if line.rule in _LOST_NODE_RULES]
@@ -92,7 +92,7 @@ def _root_fault(exits: Sequence[RankExit], lines: Sequence[RankExit], evidence: 
     return root or earliest_fault([line for line in lines if not patterns.explained_codes(line.rule)], evidence)
 
 
-def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> RankExit | None:
+def earliest_fault(faults: Sequence[Symptom], evidence: AttemptEvidence) -> Symptom | None:
     """Return the earliest fault: by `first_failure`, else by srun's order, else by confidence and time."""
     if not faults:
         return None
@@ -117,7 +117,7 @@ def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> Ran
     )
 
 
-def _has_no_failure_record(end: RankExit, evidence: AttemptEvidence) -> bool:
+def _has_no_failure_record(end: Symptom, evidence: AttemptEvidence) -> bool:
     return all(failure.rank != end.rank for failure in evidence.failures)
 
 
@@ -127,7 +127,7 @@ def _signalled_at(evidence: AttemptEvidence, statement: Evidence | None) -> str:
     return min([*times, *([statement.t] if statement and statement.t else [])], default="")
 
 
-def _as_reaction(end: RankExit, signalled_at: str) -> RankExit:
+def _as_reaction(end: Symptom, signalled_at: str) -> Symptom:
     """Give a fault after the termination signal the role `end`: it is a consequence."""
     gap = log_timestamps.seconds_between(signalled_at, end.t)
     if end.role == "fault" and gap is not None and gap > -0.5 and end.kind not in ("node", "gpu"):
@@ -135,14 +135,14 @@ def _as_reaction(end: RankExit, signalled_at: str) -> RankExit:
     return end
 
 
-def _as_cascade(end: RankExit, complaining_ranks: set[int]) -> RankExit:
+def _as_cascade(end: Symptom, complaining_ranks: set[int]) -> Symptom:
     """Give an unexplained exit the role `cascade` if the rank complained about a lost peer."""
     if end.role == "fault" and end.kind == "unknown" and not end.is_exception and end.rank in complaining_ranks:
         return msgspec.structs.replace(end, role="cascade", kind="network")
     return end
 
 
-def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
+def _with_log_line(end: Symptom, lines: Sequence[Symptom]) -> Symptom:
     """Complete an exit without an explanation from a log line of the same rank or node, or of Slurm."""
     if end.confidence != "guess":
         return end
@@ -164,7 +164,7 @@ def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
     )
 
 
-def _matches_exit(line: RankExit, end: RankExit) -> bool:
+def _matches_exit(line: Symptom, end: Symptom) -> bool:
     if (codes := patterns.explained_codes(line.rule)) and end.exit_code not in codes:
         return False
     gap = log_timestamps.seconds_between(line.t, end.t)
@@ -175,14 +175,14 @@ def _matches_exit(line: RankExit, end: RankExit) -> bool:
     return not line.node or not end.node or line.node == end.node
 
 
-def _is_outranked(line: Evidence, exits: Sequence[RankExit]) -> bool:
+def _is_outranked(line: Evidence, exits: Sequence[Symptom]) -> bool:
     """Whether the rank that wrote a line ended with an exception, which outranks its earlier lines."""
     return line.rank is not None and any(
         end.rank == line.rank and end.is_exception and end.role == "fault" for end in exits
     )
 
 
-def _silent_ranks(exits: Sequence[RankExit], cascade: Sequence[RankExit], evidence: AttemptEvidence) -> tuple[int, ...]:
+def _silent_ranks(exits: Sequence[Symptom], cascade: Sequence[Symptom], evidence: AttemptEvidence) -> tuple[int, ...]:
     """Return the ranks without a complaint or fault while others complained, if they are at most half."""
     if not cascade:
         return ()
@@ -191,7 +191,7 @@ def _silent_ranks(exits: Sequence[RankExit], cascade: Sequence[RankExit], eviden
     return tuple(ranks) if len(ranks) <= max(1, len(evidence.hosts) // 2) else ()
 
 
-def _unreported_nodes(exits: Sequence[RankExit], evidence: AttemptEvidence) -> tuple[str, ...]:
+def _unreported_nodes(exits: Sequence[Symptom], evidence: AttemptEvidence) -> tuple[str, ...]:
     """Return the nodes without a reported exit of a rank, if srun reported exits of other nodes."""
     reported = {end.rank for end in exits}
     if not any(end.order >= 0 for end in exits) or len(evidence.hosts) > 100_000:
@@ -200,24 +200,24 @@ def _unreported_nodes(exits: Sequence[RankExit], evidence: AttemptEvidence) -> t
     return blamable_nodes(set(evidence.hosts) - reported_nodes, evidence)
 
 
-def _one_exit_per_rank(evidence: AttemptEvidence) -> list[RankExit]:
+def _one_exit_per_rank(evidence: AttemptEvidence) -> list[Symptom]:
     """Return one exit per rank: its exception if there is one, with the time and order of other sources."""
     attempt_path = f"attempts/{evidence.attempt}"
     recorded = [
-        rank_exits.exit_from_failure(failure, f"{attempt_path}/failures/{failure.rank}.json")
+        symptoms.symptom_of_failure(failure, f"{attempt_path}/failures/{failure.rank}.json")
         for failure in evidence.failures
     ]
     if evidence.first_failure and all(end.rank != evidence.first_failure.rank for end in recorded):
         code, rank, node = evidence.first_failure
-        recorded.append(rank_exits.exit_from_code(code, rank, node, "", f"{attempt_path}/first_failure"))
-    by_rank: dict[int | None, list[RankExit]] = {}
+        recorded.append(symptoms.symptom_of_code(code, rank, node, "", f"{attempt_path}/first_failure"))
+    by_rank: dict[int | None, list[Symptom]] = {}
     for end in [*recorded, *evidence.rank_exits]:
         by_rank.setdefault(end.rank, []).append(end)
     without_rank = by_rank.pop(None, [])
     return [*without_rank, *map(_merge_exits, by_rank.values())]
 
 
-def _merge_exits(group: Sequence[RankExit]) -> RankExit:
+def _merge_exits(group: Sequence[Symptom]) -> Symptom:
     """Merge the exits of one rank from several sources."""
     exceptions = [end for end in group if end.is_exception]
     coded = [end for end in group if end.exit_code is not None]
@@ -232,9 +232,9 @@ def _merge_exits(group: Sequence[RankExit]) -> RankExit:
     )
 
 
-def _exit_from_evidence(piece: Evidence) -> RankExit:
+def _symptom_from_evidence(piece: Evidence) -> Symptom:
     match = _SRUN_LINE.search(piece.source)
-    return RankExit(
+    return Symptom(
         rank=piece.rank,
         node=piece.node,
         t=piece.t,
@@ -250,7 +250,7 @@ def _exit_from_evidence(piece: Evidence) -> RankExit:
     )
 
 
-def to_evidence(end: RankExit) -> Evidence:
+def to_evidence(end: Symptom) -> Evidence:
     """Convert a rank's exit to evidence."""
     return Evidence(
         t=end.t,

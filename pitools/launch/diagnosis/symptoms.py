@@ -1,4 +1,4 @@
-"""How single ranks ended: from their failure records, tracebacks in their output, and srun's messages."""
+"""What may be the fault: how single ranks ended, by their failure records, their tracebacks and srun's messages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _EXIT_CODE = re.compile(r"Exited with exit code (\d{1,3})")
 _MAX_TASKS = 4096
 
 
-class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
-    """How one rank ended, by one source.
+class Symptom(Record, frozen=True, kw_only=True, tag="pit.symptom/1"):
+    """How one rank ended, or what a line of a log says of a fault, by one source.
 
     order: the position among srun's messages, which are in the order of exits; -1 for other sources.
-    exit_code: above 128 for a signal; None if only a traceback is known. rule: its name in patterns.toml, "" for none.
+    exit_code: above 128 for a signal; None if it is not known. rule: its name in patterns.toml, "" for none.
     blames_node: whether its node is at fault.
     """
 
@@ -48,20 +48,20 @@ class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
     order: int = -1
 
 
-def exit_from_failure(failure: RankFailure, source: str) -> RankExit:
+def symptom_of_failure(failure: RankFailure, source: str) -> Symptom:
     """Return the exit of a rank from its failure record: its exception, or its exit code."""
     if failure.error or failure.trace:
         chain = tracebacks.parse_record(failure.error, failure.message, failure.trace)
         if chain:
-            end = exit_from_exception(chain, failure.rank, failure.node, failure.t, source)
+            end = symptom_of_exception(chain, failure.rank, failure.node, failure.t, source)
             digest = failure.fingerprint or end.fingerprint
             return msgspec.structs.replace(end, exit_code=failure.exit_code, fingerprint=digest)
-    return exit_from_code(failure.exit_code, failure.rank, failure.node, failure.t, source)
+    return symptom_of_code(failure.exit_code, failure.rank, failure.node, failure.t, source)
 
 
-def exit_from_exception(
+def symptom_of_exception(
     chain: list[tracebacks.ParsedException], rank: int | None, node: str, t: str, source: str
-) -> RankExit:
+) -> Symptom:
     """Return the exit of a rank by an uncaught exception; without a rule for it the kind is `program`."""
     raised, rule = tracebacks.explaining_exception(chain)
     description = one_line(f"{raised.error}: {raised.message}" if raised.message else raised.error)
@@ -71,7 +71,7 @@ def exit_from_exception(
     confidence: Confidence = rule.confidence if rule else "certain"
     if not rule and raised.error in ("FileNotFoundError", "OSError", "RuntimeError", "PermissionError"):
         confidence = "certain" if raised.raised_by_user else "likely"
-    return RankExit(
+    return Symptom(
         rank=rank,
         node=node,
         t=t,
@@ -87,13 +87,13 @@ def exit_from_exception(
     )
 
 
-def exit_from_code(
+def symptom_of_code(
     code: int, rank: int | None, node: str, t: str, source: str, description: str = "", order: int = -1
-) -> RankExit:
+) -> Symptom:
     """Return the exit of a rank by its exit code, or 128 + its signal."""
     rule = patterns.match_exit_code(code)
     text = description or (f"ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exit code {code}")
-    return RankExit(
+    return Symptom(
         rank=rank,
         node=node,
         t=t,
@@ -110,7 +110,7 @@ def exit_from_code(
     )
 
 
-def exits_from_srun(line: str, t: str, source: str, order: int) -> list[RankExit]:
+def symptoms_from_srun(line: str, t: str, source: str, order: int) -> list[Symptom]:
     """Parse srun's message about the end of tasks, such as `n1: tasks 0-3: Killed`; [] for other lines."""
     match = _SRUN_TASKS.search(line)
     if not match:
@@ -123,7 +123,7 @@ def exits_from_srun(line: str, t: str, source: str, order: int) -> list[RankExit
     if exit_code is None:
         return []
     description = one_line(line[match.start() :])
-    return [exit_from_code(exit_code, rank, node, t, source, description, order) for rank in ranks]
+    return [symptom_of_code(exit_code, rank, node, t, source, description, order) for rank in ranks]
 
 
 def _expand_tasks(text: str) -> list[int]:
