@@ -37,7 +37,7 @@ from pitools.launch.submission import exactly_once
 from pitools.site.schema import Site
 site = msgspec.json.decode(pathlib.Path(sys.argv[2]).read_bytes(), type=Site)
 print("go", flush=True)
-exactly_once.submit_once(pathlib.Path(sys.argv[1]), site, args=sys.argv[3:], number=0)
+exactly_once.submit_once(pathlib.Path(sys.argv[1]), site, args=sys.argv[3:], job_number=0)
 """
 # What is found in scripts and in other launchers: again, when sbatch did not say an id.
 _LOOP = 'for i in 1 2 3 4 5 6 7 8; do id=$(sbatch --parsable "$@" 2>/dev/null) && echo "$id" && break; sleep 1; done'
@@ -63,7 +63,7 @@ def site(conf: Path) -> Site:
 
 def ours(folder: Path, conf: Path) -> str:
     """Submit by `once.send`; the job's id."""
-    return exactly_once.submit_once(make(folder), site(conf), args=FLAGS, number=0).job_id
+    return exactly_once.submit_once(make(folder), site(conf), args=FLAGS, job_number=0).job_id
 
 
 def killed(folder: Path, conf: Path, after_s: float) -> str:
@@ -76,7 +76,7 @@ def killed(folder: Path, conf: Path, after_s: float) -> str:
         assert sender.stdout.readline()
         time.sleep(after_s)
         sender.send_signal(signal.SIGKILL)
-    return exactly_once.submit_once(folder, site(conf), args=FLAGS, number=0).job_id
+    return exactly_once.submit_once(folder, site(conf), args=FLAGS, job_number=0).job_id
 
 
 def peers(folder: Path, conf: Path) -> str:

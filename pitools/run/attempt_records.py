@@ -49,13 +49,13 @@ VerdictCode = Literal["succeeded", "failed", "cancelled", "moving", "moved"]
 class AttemptStart(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1"):
     """How one attempt began.
 
-    submission: number of the run's submission, from 0. job_id, cluster: Slurm's. restart_count: how often Slurm itself
+    job_number: of the run's jobs, from 0. job_id, cluster: Slurm's. restart_count: how often Slurm itself
     has requeued that job (SLURM_RESTART_COUNT). node_list: Slurm's host list expression. time_limit_at: when the job's
     time limit ends, "" without a limit. saved_steps: steps in the newest complete checkpoint at the start; 0 for none.
     """
 
     attempt: str
-    submission: int
+    job_number: int
     job_id: str
     cluster: str
     restart_count: int

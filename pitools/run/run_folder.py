@@ -83,16 +83,16 @@ class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
     """A run's job or, for a local run, supervisor process.
 
-    cluster: its ClusterName, "" if unknown: job ids are unique only within a cluster. number: position among the run's
-    jobs, or supervisors, from 0. host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks: its
-    start in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
+    cluster: its ClusterName, "" if unknown: job ids are unique only within a cluster. job_number: position among the
+    run's jobs, or supervisors, from 0. host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks:
+    its start in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
     """
 
     job_id: str
     site: str
     submitted: str
     cluster: str = ""
-    number: int = 0
+    job_number: int = 0
     host: str = ""
     pid: int = 0
     start_ticks: int = 0

@@ -138,7 +138,7 @@ def test_scancel_is_the_end(made: Callable[..., dict[str, Any]], pit: Pit, alpha
     runs = {"PIT_RUNS": str(Path(run["run_dir"]).parent)}
     done = pit("launch", "tick", "--site", "alpha", **runs)
     assert (done.returncode, done.stdout) == (0, "")
-    assert submissions.submission_numbers(Path(run["run_dir"])) == [0]
+    assert submissions.job_numbers(Path(run["run_dir"])) == [0]
     done = pit("launch", "resume", run["run_dir"], **runs)
     assert json.loads(done.stdout)["action"] == "already_ended"
 
@@ -203,7 +203,7 @@ def test_a_lost_login_session_is_made_good(made: Callable[..., dict[str, Any]], 
     for thread in threads:
         thread.join()
     assert sum('"action":"resubmit"' in text for text in output) == 1
-    assert submissions.submission_numbers(run_dir) == [0, 1]
+    assert submissions.job_numbers(run_dir) == [0, 1]
     # Its sender was killed before it heard the answer: the job is there, and its folder does not know it.
     second = json.loads((run_dir / "job.json").read_text())["job_id"]
     intent = json.loads((run_dir / "jobs" / "1" / "intent.json").read_text())

@@ -65,10 +65,10 @@ def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
             away = ways.site(other.conf(ways.REAL, tmp_path / "away.conf", MessageTimeout=1))
         with pytest.raises(Unreachable, match="connect failure"):
             exactly_once.submit_once(run_dir, away, args=ways.FLAGS, retry_for_s=0)
-        assert submissions.submission_numbers(run_dir) == []
+        assert submissions.job_numbers(run_dir) == []
         ref = exactly_once.submit_once(run_dir, site, args=ways.FLAGS)
-    assert (ref.cluster, ref.number) == ("alpha", 0)
-    assert exactly_once.submit_once(run_dir, away, number=0) == ref, "what is known needs no controller"
+    assert (ref.cluster, ref.job_number) == ("alpha", 0)
+    assert exactly_once.submit_once(run_dir, away, job_number=0) == ref, "what is known needs no controller"
 
 
 def test_launch_run_finds_its_job(ways: Any, alpha: Client, pit: Callable[..., Any], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Cluster:
         site: Site,
         *,
         args: Sequence[str] = (),
-        number: int | None = None,
+        job_number: int | None = None,
         retry_for_s: float = 0.0,
     ) -> run_folder.JobRef:
         self.patience.append(retry_for_s)
@@ -122,12 +122,12 @@ class Cluster:
             raise self.refuses
         if any("99" in argument for argument in args):
             raise SlurmRefused("Invalid node name specified", where="sbatch", reason=SlurmReason.INVALID_NODE_NAME)
-        number = submissions.next_number(run_dir) if number is None else number
+        number = submissions.next_job_number(run_dir) if job_number is None else job_number
         if job := submissions.read_job(run_dir, number):
             return job
         self.meanwhile()
         ref = run_folder.JobRef(
-            job_id=str(100 + number), site=site.name, submitted=timestamps.now_rfc3339(), number=number
+            job_id=str(100 + number), site=site.name, submitted=timestamps.now_rfc3339(), job_number=number
         )
         submissions.record_intent(run_dir, number, site, tuple(args))
         run_folder.write_record(submissions.job_dir(run_dir, number) / "job.json", ref)
@@ -180,7 +180,7 @@ class Runs:
         assert ref is not None
         start = AttemptStart(
             attempt=created.name,
-            submission=ref.number,
+            job_number=ref.job_number,
             job_id=ref.job_id,
             cluster="",
             restart_count=0,

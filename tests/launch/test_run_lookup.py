@@ -286,7 +286,7 @@ def test_the_newest_log_is_that_of_the_newest_job(ended: Path) -> None:
     assert actual is not None
     assert actual.name == "slurm-100.out"
     start = AttemptStart(
-        attempt="1", submission=0, job_id="9", cluster="", restart_count=0, node_list="", nodes=1, started=""
+        attempt="1", job_number=0, job_id="9", cluster="", restart_count=0, node_list="", nodes=1, started=""
     )
     own = log_scan._slurm_logs(ended, ended / "attempts" / "1", start)
     assert [path.name for path, _ in own] == ["slurm-9.out"]

@@ -41,7 +41,7 @@ _STATE_CAUSES: dict[str, tuple[CauseKind, str]] = {
 def cause_path(run_dir: Path, ref: run_folder.JobRef) -> Path:
     """Return the path of the cause of a job that ended before its first attempt."""
     # A local run gets no folder `jobs/`: that folder means that jobs need a grant.
-    folder = run_dir / "unstarted" / str(ref.number) if ref.host else submissions.job_dir(run_dir, ref.number)
+    folder = run_dir / "unstarted" / str(ref.job_number) if ref.host else submissions.job_dir(run_dir, ref.job_number)
     return folder / "cause.json"
 
 
@@ -116,7 +116,7 @@ def _python_hint(line: str, python: str) -> str:
 def _repeats_previous(run_dir: Path, ref: run_folder.JobRef, cause: Cause) -> bool:
     """Whether the previous job ended in the same way, also before its first attempt."""
     return any(
-        number == ref.number - 1 and previous.fingerprint == cause.fingerprint
+        number == ref.job_number - 1 and previous.fingerprint == cause.fingerprint
         for number, previous in unstarted_causes(run_dir)
     )
 
@@ -130,7 +130,7 @@ def _first_node(accounting: AccountingRow | None) -> tuple[str, ...]:
 
 def _read_output_end(run_dir: Path, ref: run_folder.JobRef) -> _OutputEnd | None:
     """Return the end of a job's output: the last line that matches a pattern, a traceback, or the last line."""
-    name = local_process.output_name(ref.number) if ref.host else f"slurm-{ref.job_id}.out"
+    name = local_process.output_name(ref.job_number) if ref.host else f"slurm-{ref.job_id}.out"
     text = read_tail(run_dir / name, _MAX_READ_BYTES)
     if text is None:
         return None

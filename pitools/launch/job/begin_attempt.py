@@ -60,7 +60,7 @@ def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
     attempt = create_attempt_dir(job)
     start = records.AttemptStart(
         attempt=attempt.name,
-        submission=job.number,
+        job_number=job.job_number,
         job_id=job.job_id,
         cluster=job.cluster,
         restart_count=job.restart_count,
@@ -73,7 +73,7 @@ def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
     run_folder.write_record(attempt / "start.json", start)
     if job.mode == "run":
         # A successor first revokes the grant and then reads the starts: at least one of the two jobs sees the other.
-        job_dir = submissions.job_dir(job.run_dir, job.number)
+        job_dir = submissions.job_dir(job.run_dir, job.job_number)
         for folder in (job_dir.parent, job_dir):
             revalidate_nfs(folder)
         if reason := fencing.superseded_by(job):
@@ -161,7 +161,7 @@ def _has_no_checkpoint_files(checkpoints: Path) -> bool:
 
 
 def _require_grant(job: JobContext) -> None:
-    job_dir = job.run_dir / "jobs" / str(job.number)
+    job_dir = job.run_dir / "jobs" / str(job.job_number)
     if not job_dir.parent.is_dir():
         return  # a script that a user submitted directly needs no grant
     if not job_dir.is_dir():
@@ -175,14 +175,14 @@ def _require_grant(job: JobContext) -> None:
 
 def _yield_to_newer_job(job: JobContext) -> None:
     """Refuse a requeued job if its run has a newer submission; complete that submission if it was interrupted."""
-    numbers = submissions.submission_numbers(job.run_dir)
-    if numbers and numbers[-1] > job.number and submissions.is_unresolved(job.run_dir, numbers[-1]):
+    numbers = submissions.job_numbers(job.run_dir)
+    if numbers and numbers[-1] > job.job_number and submissions.is_unresolved(job.run_dir, numbers[-1]):
         try:
             job_recovery.complete_submission(job, numbers[-1])
         except PitError as error:
             print(f"pit: submission {numbers[-1]} of the run was not completed: {error}", file=sys.stderr)
-        numbers = submissions.submission_numbers(job.run_dir)
-    if numbers and numbers[-1] > job.number:
+        numbers = submissions.job_numbers(job.run_dir)
+    if numbers and numbers[-1] > job.job_number:
         raise AttemptRefused(exit_codes.NOT_GRANTED, f"job {numbers[-1]} of the run has taken over")
 
 

@@ -50,7 +50,7 @@ def _attempts_of_job(job: JobContext) -> int:
     if len(attempts) < _MAX_ATTEMPTS_PER_JOB:
         return len(attempts)
     starts = (run_folder.read_or_none(attempt / "start.json", records.AttemptStart) for attempt in attempts)
-    return sum(start is not None and start.submission == job.number for start in starts)
+    return sum(start is not None and start.job_number == job.job_number for start in starts)
 
 
 def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> int | None:

@@ -19,8 +19,8 @@ CHECK_EVERY_S = 30.0
 def superseded_by(job: JobContext) -> str:
     """Return why the job no longer owns its run; "" while it does, or if the folder cannot be read."""
     try:
-        newer = [number for number in submissions.submission_numbers(job.run_dir) if number > job.number]
-        granted = grant.read_grant(submissions.job_dir(job.run_dir, job.number))
+        newer = [number for number in submissions.job_numbers(job.run_dir) if number > job.job_number]
+        granted = grant.read_grant(submissions.job_dir(job.run_dir, job.job_number))
     except OSError:
         return ""
     if newer:

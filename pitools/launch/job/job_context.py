@@ -17,14 +17,14 @@ RecoveryMode = Literal["none", "allocation", "run"]
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of one Slurm job. number: the run's submission it belongs to. task: array task id, or "".
+    """One start of one Slurm job. job_number: its position among the run's jobs. task: array task id, or "".
 
     job_id: `<array job>_<task>` for a run of a sweep that is a task of an array. slurm_number: Slurm's own, which the
     ids of its steps begin with; of an array's last task it is that of the array, so never cancel by it.
     """
 
     run_dir: Path
-    number: int
+    job_number: int
     job_id: str
     slurm_number: str = ""
     cluster: str
@@ -42,7 +42,7 @@ def load_context(environ: Mapping[str, str]) -> JobContext:
     run_dir = Path(environ["PIT_RUN_DIR"])
     return JobContext(
         run_dir=run_dir,
-        number=submission_number(run_dir.name, environ.get("SLURM_JOB_NAME", "")),
+        job_number=job_number(run_dir.name, environ.get("SLURM_JOB_NAME", "")),
         job_id=slurm_job_id(environ),
         slurm_number=environ["SLURM_JOB_ID"],
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
@@ -61,8 +61,8 @@ def slurm_job_id(environ: Mapping[str, str]) -> str:
     return task_id if number and number == job_id else job_id  # the variable may be inherited from another job
 
 
-def submission_number(run_id: str, job_name: str) -> int:
-    """Return the submission number in a Slurm job name: k for `<run id>.<k>`, 0 for any other name."""
+def job_number(run_id: str, job_name: str) -> int:
+    """Return the run's job number in a Slurm job name: k for `<run id>.<k>`, 0 for any other name."""
     match = re.fullmatch(re.escape(run_id) + r"\.(\d+)", job_name)
     return int(match.group(1)) if match else 0
 

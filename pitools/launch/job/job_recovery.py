@@ -63,8 +63,8 @@ def conclude_run(job: JobContext, kind: records.CauseKind, reason: str = "") -> 
         apply_decision.write_verdict(job.run_dir, kind, reason, 1)
 
 
-def complete_submission(job: JobContext, number: int) -> None:
-    """Complete the run's interrupted submission with this number. Raises the errors of `submit_next_job`."""
+def complete_submission(job: JobContext, job_number: int) -> None:
+    """Complete the run's interrupted submission with this job number. Raises the errors of `submit_next_job`."""
     from pitools.launch.recovery import apply_decision
     from pitools.launch.submission import next_job
 
@@ -72,7 +72,7 @@ def complete_submission(job: JobContext, number: int) -> None:
     site = site_of_run(plan, job)
     if site.recovery.submit_from == "node" and site.recovery.chain != "none":
         next_job.submit_next_job(
-            job.run_dir, plan, apply_decision.without_ssh(site), number=number, retry_for_s=_SLURM_TIMEOUT_S
+            job.run_dir, plan, apply_decision.without_ssh(site), job_number=job_number, retry_for_s=_SLURM_TIMEOUT_S
         )
 
 

@@ -31,11 +31,11 @@ from pitools.run import cancel_request, run_folder
 from pitools.site.template import expand_placeholders
 
 
-def supervise(run_dir: Path, number: int = 0, wait_s: float = 0.0) -> int:
+def supervise(run_dir: Path, job_number: int = 0, wait_s: float = 0.0) -> int:
     """Run attempts until one succeeds or recovery stops the run; return the exit code of the last.
 
-    number: this supervisor's index in the run. wait_s: for how long to wait before the first attempt, as for storage
-    that is unreachable. Called in the supervisor process.
+    job_number: this supervisor's position among the run's. wait_s: for how long to wait before the first attempt, as
+    for storage that is unreachable. Called in the supervisor process.
     """
     plan = load_plan(run_dir)
     stopper = _StopRequest(plan.job.time_s + wait_s)
@@ -45,11 +45,11 @@ def supervise(run_dir: Path, number: int = 0, wait_s: float = 0.0) -> int:
         print(f"pit: {run_dir}: another supervisor has the run's lock", file=sys.stderr)
         return exit_codes.NOT_GRANTED
     # First: the process that started this one may have been killed before it wrote job.json.
-    run_folder.write_record(run_dir / "job.json", local_process.make_job_ref(os.getpid(), plan.site, number))
+    run_folder.write_record(run_dir / "job.json", local_process.make_job_ref(os.getpid(), plan.site, job_number))
     (run_dir / local_process.STARTING_MARK).unlink(missing_ok=True)
     job = job_context.JobContext(
         run_dir=run_dir,
-        number=number,
+        job_number=job_number,
         job_id=f"local-{os.getpid()}",
         cluster="",
         restart_count=0,

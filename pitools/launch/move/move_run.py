@@ -137,7 +137,7 @@ def _mark_moving(run_dir: Path, intent: MoveIntent) -> Verdict:
 
 def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveIntent, stop_s: float) -> MoveIntent:
     """Signal the run's job to save and end, and wait for its end. Raises TryLater; UsageError for a finished run."""
-    numbers = submissions.submission_numbers(run_dir)
+    numbers = submissions.job_numbers(run_dir)
     if numbers and submissions.is_unresolved(run_dir, numbers[-1]):
         exactly_once.find_submitted(run_dir, site, numbers[-1])
     ref = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
@@ -268,9 +268,7 @@ def _was_never_submitted(run_dir: Path) -> bool:
     """Return whether the new run's folder was made by a call that was killed before its submission."""
     # With a script in the folder, `pit launch tick` may be about to submit it.
     is_submitted = (
-        submissions.submission_numbers(run_dir)
-        or submissions.latest_job(run_dir)
-        or (run_dir / "script.sbatch").exists()
+        submissions.job_numbers(run_dir) or submissions.latest_job(run_dir) or (run_dir / "script.sbatch").exists()
     )
     return run_dir.is_dir() and not is_submitted and not local_process.is_supervised(run_dir)
 

@@ -72,7 +72,7 @@ def _with_slurm_statement(
 def _job_of_attempt(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:
     """Return the job that an attempt belongs to."""
     start = run_folder.read_or_none(run_dir / "attempts" / cause.attempt / "start.json", AttemptStart)
-    return submissions.read_job(run_dir, start.submission) if start else None
+    return submissions.read_job(run_dir, start.job_number) if start else None
 
 
 def apply_decision(
@@ -97,8 +97,8 @@ def apply_decision(
         return replace(decision, action=action, kind=verdict.kind, reason=verdict.reason)
     if decision.action != "done" and cancel_request.pending_cancel(run_dir):
         decision = replace(decision, action="stop", kind="cancelled", reason=REASONS["cancelled"], exclude=())
-    newest = max(submissions.submission_numbers(run_dir), default=0)
-    if in_job and job and newest > job.number and decision.action != "done":
+    newest = max(submissions.job_numbers(run_dir), default=0)
+    if in_job and job and newest > job.job_number and decision.action != "done":
         return replace(decision, action="defer", reason=f"job {newest} of the run continues it")
     _record_decision(run_dir, site, cause, decision)
     if decision.action in ("done", "stop"):
@@ -156,16 +156,16 @@ def _submit_following_job(
     if previous_job and not in_job:
         _revoke_if_not_restarted(run_dir, previous_job, cause)
     # The number makes concurrent callers, which no lock may keep apart, submit the same job.
-    number = previous_job.number + 1 if previous_job else None
+    job_number = previous_job.job_number + 1 if previous_job else None
     new_job = next_job.submit_next_job(
-        run_dir, plan, site, number=number, wait_s=decision.wait_s, retry_for_s=retry_for_s
+        run_dir, plan, site, job_number=job_number, wait_s=decision.wait_s, retry_for_s=retry_for_s
     )
     # A verdict or a cancel in the meantime may have missed the new job.
     if read_verdict(run_dir) or cancel_request.pending_cancel(run_dir):
         with contextlib.suppress(PitError):
             client(site).cancel([new_job.job_id])
     if previous_job and in_job:
-        revoke_grant(submissions.job_dir(run_dir, previous_job.number))
+        revoke_grant(submissions.job_dir(run_dir, previous_job.job_number))
     if in_job and previous_job and cause.kind == "preempted":
         # Slurm has also requeued the preempted job, which would have continued the run without a new one.
         with contextlib.suppress(PitError):
@@ -174,7 +174,7 @@ def _submit_following_job(
 
 def _revoke_if_not_restarted(run_dir: Path, previous_job: run_folder.JobRef, cause: Cause) -> None:
     """Revoke the grant of an ended job. Raises TryLater if Slurm has restarted the job: see job/begin_attempt.py."""
-    job_dir = submissions.job_dir(run_dir, previous_job.number)
+    job_dir = submissions.job_dir(run_dir, previous_job.job_number)
     revoke_grant(job_dir)
     revalidate_nfs(run_dir / "attempts")
     later_attempts = [path for path in run_folder.attempt_dirs(run_dir) if is_later_attempt(path, cause, previous_job)]
@@ -187,14 +187,14 @@ def _revoke_if_not_restarted(run_dir: Path, previous_job: run_folder.JobRef, cau
 def is_later_attempt(attempt: Path, cause: Cause, job: run_folder.JobRef) -> bool:
     """Whether a job started this attempt after the attempt of a cause."""
     start = run_folder.read_or_none(attempt / "start.json", AttemptStart)
-    if start is None or start.submission != job.number:
+    if start is None or start.job_number != job.job_number:
         return False
     return not cause.attempt or (attempt.name.isdecimal() and int(attempt.name) > int(cause.attempt))
 
 
 def restore_grant(run_dir: Path, job: run_folder.JobRef) -> None:
     """Give an ended job its grant back, because no other job follows it."""
-    revoke_grant(submissions.job_dir(run_dir, job.number), grant.grant_token(job.job_id))
+    revoke_grant(submissions.job_dir(run_dir, job.job_number), grant.grant_token(job.job_id))
 
 
 def revoke_grant(job_dir: Path, token: str = grant.REVOKED) -> None:
@@ -258,7 +258,7 @@ def write_verdict(
 def _count_jobs(run_dir: Path) -> int:
     """Return the number of jobs, or supervisors, of a run."""
     with contextlib.suppress(DataError):
-        return len(submissions.submission_numbers(run_dir)) or submissions.next_number(run_dir)
+        return len(submissions.job_numbers(run_dir)) or submissions.next_job_number(run_dir)
     return 0
 
 
@@ -304,7 +304,7 @@ def cause_history(run_dir: Path, *, before_attempt: str = "", before_job: int | 
         if path.name == before_attempt:
             break
         start = run_folder.read_or_none(path / "start.json", AttemptStart)
-        job = start.submission if start else 0
+        job = start.job_number if start else 0
         jobs_with_attempt.add(job)
         cause = run_folder.read_or_none(path / "cause.json", Cause)
         if cause and index >= first_attempt:

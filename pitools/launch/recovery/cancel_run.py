@@ -45,7 +45,7 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
     verdict = apply_decision.read_verdict(run_dir)
     if verdict and verdict.kind != "cancelled":  # an earlier cancel may have been killed before it ended the jobs
         return verdict
-    if submissions.latest_job(run_dir) is None and not submissions.submission_numbers(run_dir):
+    if submissions.latest_job(run_dir) is None and not submissions.job_numbers(run_dir):
         if verdict is None:  # so that `tick` does not submit it
             apply_decision.write_verdict(run_dir, "cancelled")
         if verdict is None and not run_folder.attempt_dirs(run_dir):
@@ -144,8 +144,8 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
     else:
         if job:
             submissions.require_same_cluster(site, job)
-        refs = [_find_job(run_dir, site, number) for number in submissions.submission_numbers(run_dir)]
-        names = {ref.job_id: submissions.submitted_name(run_dir, ref.number) for ref in (*refs, job) if ref}
+        refs = [_find_job(run_dir, site, number) for number in submissions.job_numbers(run_dir)]
+        names = {ref.job_id: submissions.submitted_name(run_dir, ref.job_number) for ref in (*refs, job) if ref}
         user = "" if is_owned_by_user(run_dir) else _require_owners_jobs(run_dir, site, names)
         if is_over and refs:
             for job_id, name in names.items():

@@ -111,7 +111,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
             apply_decision.reopen(run_dir)
         if unresolved_at is not None:
             new_job = next_job.submit_next_job(
-                run_dir, load_plan(run_dir), site, number=submissions.submission_numbers(run_dir)[-1]
+                run_dir, load_plan(run_dir), site, job_number=submissions.job_numbers(run_dir)[-1]
             )
             return _result(
                 run_dir, "submitted", f"the submission of {unresolved_at} is completed", job_id=new_job.job_id
@@ -130,7 +130,7 @@ def _check(run_dir: Path, site: Site) -> None:
     provenance.require_no_copy(run_dir, plan)
     if plan.site != site.name:
         raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))
-    if site.scheduler == "slurm" and not submissions.submission_numbers(run_dir) and (run_dir / "jobs").is_dir():
+    if site.scheduler == "slurm" and not submissions.job_numbers(run_dir) and (run_dir / "jobs").is_dir():
         _render_missing_script(run_dir, plan, site)
     missing = [name for name in ("script.sbatch", "attempts") if not (run_dir / name).exists()]
     if missing and site.scheduler == "slurm":
@@ -156,7 +156,7 @@ def _submit_first_job(run_dir: Path, site: Site) -> ResumeResult:
             raise TryLater("a process of the run may be about to start", where=str(run_dir), hint=hint)
         new_job = local_process.start_job(run_dir, site)
     elif (run_dir / "jobs").is_dir():
-        new_job = next_job.submit_next_job(run_dir, load_plan(run_dir), site, number=0)
+        new_job = next_job.submit_next_job(run_dir, load_plan(run_dir), site, job_number=0)
     else:
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
     return _result(run_dir, "submitted", "the run was created, but never submitted", job_id=new_job.job_id)
@@ -164,7 +164,7 @@ def _submit_first_job(run_dir: Path, site: Site) -> ResumeResult:
 
 def _unresolved_since(run_dir: Path) -> str | None:
     """Return when the unfinished submission, if any, was begun; a submission is unfinished while its job is unknown."""
-    numbers = submissions.submission_numbers(run_dir)
+    numbers = submissions.job_numbers(run_dir)
     if not numbers or not submissions.is_unresolved(run_dir, numbers[-1]):
         return None
     intent = run_folder.read_record(
@@ -177,7 +177,7 @@ def _granted_job(run_dir: Path, ref: run_folder.JobRef) -> run_folder.JobRef:
     """Return the job with the grant, of the two that an unanswered submission may have created."""
     token = ""
     with contextlib.suppress(OSError):
-        token = grant.read_grant(submissions.job_dir(run_dir, ref.number))
+        token = grant.read_grant(submissions.job_dir(run_dir, ref.job_number))
     return replace(ref, job_id=grant.granted_job_id(token) or ref.job_id)
 
 
@@ -215,7 +215,7 @@ def _last_attempt_of(run_dir: Path, ref: run_folder.JobRef) -> Path | None:
     """Return the run's newest attempt if it belongs to this job, else None."""
     attempt = run_folder.last_attempt(run_dir)
     start = run_folder.read_record(attempt / "start.json", AttemptStart) if attempt else None
-    return attempt if start is None or start.job_id in ("", ref.job_id) or start.submission >= ref.number else None
+    return attempt if start is None or start.job_id in ("", ref.job_id) or start.job_number >= ref.job_number else None
 
 
 def _untouched(run_dir: Path, state: str) -> ResumeResult:
@@ -236,7 +236,7 @@ def bypass_delayed_job(run_dir: Path, site: Site, ref: run_folder.JobRef, accoun
         # Without retries: until the fresh job is submitted, the delayed one has no grant, and Slurm may start it.
         result = recover(run_dir, site, ref, accounting, accounting.state, force=False, retry_for_s=0.0)
     except PitError as error:
-        if max(submissions.submission_numbers(run_dir), default=0) > ref.number:
+        if max(submissions.job_numbers(run_dir), default=0) > ref.job_number:
             raise
         apply_decision.restore_grant(run_dir, ref)  # refused, perhaps by a limit: the delayed job continues the run
         if not isinstance(error, ClusterError):
@@ -272,7 +272,7 @@ def recover(
         cause = unstarted_jobs.diagnose_unstarted(run_dir, ref, accounting, state, python=plan.python)
         run_folder.write_record(unstarted_jobs.cause_path(run_dir, ref), cause)
     history = apply_decision.cause_history(
-        run_dir, before_attempt=cause.attempt, before_job=ref.number if attempt is None else None
+        run_dir, before_attempt=cause.attempt, before_job=ref.job_number if attempt is None else None
     )
     decision = policy.decide(plan, site, cause, history)
     if accounting is None and policy.needs_slurm_state(cause):

@@ -212,7 +212,7 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
 
 def _has_unresolved_submission(run_dir: Path) -> bool:
     """Whether the newest submission was begun and its job is unknown."""
-    numbers = submissions.submission_numbers(run_dir)
+    numbers = submissions.job_numbers(run_dir)
     return bool(numbers) and submissions.is_unresolved(run_dir, numbers[-1])
 
 
@@ -232,7 +232,7 @@ def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site
 
 def is_abandoned(run_dir: Path) -> bool:
     """Whether the process that was submitting a run without a known job was probably killed, by the time since then."""
-    numbers = submissions.submission_numbers(run_dir)
+    numbers = submissions.job_numbers(run_dir)
     intent = (
         run_folder.read_record(submissions.job_dir(run_dir, numbers[-1]) / "intent.json", submissions.SubmissionIntent)
         if numbers

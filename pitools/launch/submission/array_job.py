@@ -81,13 +81,13 @@ def submit_array(array_dir: Path, plan: Plan, site: Site) -> JobRef:
 
     Raises the errors of `next_job.submit_next_job`.
     """
-    array = next_job.submit_next_job(array_dir, plan, site, number=0, retry_for_s=None, runs=Path(plan.runs_dir))
+    array = next_job.submit_next_job(array_dir, plan, site, job_number=0, retry_for_s=None, runs=Path(plan.runs_dir))
     for task, run_dir in enumerate(array_runs(array_dir)):
         if run_dir.is_dir() and submissions.is_unresolved(run_dir, 0):
             job = msgspec.structs.replace(array, job_id=f"{array.job_id}_{task}")
             run_folder.write_record(submissions.job_dir(run_dir, 0) / "job.json", job, durable=True)
             run_folder.write_record(run_dir / "job.json", job)
-            run_folder.append_event(run_dir, "submitted", job_id=job.job_id, number=0)
+            run_folder.append_event(run_dir, "submitted", job_id=job.job_id, job_number=0)
     return array
 
 

@@ -50,13 +50,18 @@ _cluster_names: dict[str, str] = {}
 
 
 def submit_once(
-    run_dir: Path, site: Site, *, args: Sequence[str] = (), number: int | None = None, retry_for_s: float | None = None
+    run_dir: Path,
+    site: Site,
+    *,
+    args: Sequence[str] = (),
+    job_number: int | None = None,
+    retry_for_s: float | None = None,
 ) -> JobRef:
     """Submit `<run>/script.sbatch` as the run's next job and return the job; first complete an interrupted submission.
 
     Args:
         args: further sbatch arguments, such as `--exclude=n[1-2]`; they take precedence over the script's directives.
-        number: of the submission; a repeated call with a number returns the same job. None: the next number.
+        job_number: of the submission; a repeated call with a number returns the same job. None: the next number.
         retry_for_s: how long to retry while Slurm is busy or silent, in seconds; None: PIT_RETRY_FOR, or five minutes.
             0: call sbatch once, and query once.
 
@@ -66,13 +71,13 @@ def submit_once(
     """
     run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
     deadline = time.monotonic() + (_default_retry_s() if retry_for_s is None else retry_for_s)
-    number = submissions.next_number(run_dir) if number is None else number
+    job_number = submissions.next_job_number(run_dir) if job_number is None else job_number
     with submission_lock(run_dir, deadline) as answer:
-        if job := submissions.read_job(run_dir, number):
+        if job := submissions.read_job(run_dir, job_number):
             submissions.require_same_cluster(site, job)
             _write_latest_job(run_dir, job)  # the submitting process may have been killed before this write
             return job
-        return Submission(run_dir, site, number, tuple(args), answer, deadline).submit_until_known()
+        return Submission(run_dir, site, job_number, tuple(args), answer, deadline).submit_until_known()
 
 
 def _default_retry_s() -> float:
@@ -80,16 +85,16 @@ def _default_retry_s() -> float:
     return units.parse_duration(text) if text else INTERACTIVE_RETRY_S
 
 
-def find_submitted(run_dir: Path, site: Site, number: int) -> JobRef | None:
+def find_submitted(run_dir: Path, site: Site, job_number: int) -> JobRef | None:
     """Return the run's job with this number, querying Slurm once if its id is unknown. Submits nothing.
 
     None if there was no submission, or it certainly made no job. Raises OutcomeUnknown while that is uncertain.
     """
     deadline = time.monotonic()
     with submission_lock(run_dir, deadline) as answer:
-        if job := submissions.read_job(run_dir, number):
+        if job := submissions.read_job(run_dir, job_number):
             return job
-        return Submission(run_dir, site, number, (), answer, deadline).recover_previous()
+        return Submission(run_dir, site, job_number, (), answer, deadline).recover_previous()
 
 
 @contextlib.contextmanager
@@ -120,11 +125,11 @@ class Submission:
     """One submission, made by the process that holds the run's lock."""
 
     def __init__(
-        self, run_dir: Path, site: Site, number: int, args: tuple[str, ...], answer: BinaryIO, deadline: float
+        self, run_dir: Path, site: Site, job_number: int, args: tuple[str, ...], answer: BinaryIO, deadline: float
     ) -> None:
-        self.run_dir, self.site, self.number, self.args = run_dir, site, number, args
+        self.run_dir, self.site, self.job_number, self.args = run_dir, site, job_number, args
         self.answer, self.deadline = answer, deadline
-        self.name, self.path = submissions.slurm_job_name(run_dir, number), submissions.job_dir(run_dir, number)
+        self.name, self.path = submissions.slurm_job_name(run_dir, job_number), submissions.job_dir(run_dir, job_number)
         self.task = ""  # of the array of this name
         self.slurm = client(site)
 
@@ -137,7 +142,7 @@ class Submission:
         while submitted is None:
             # Before the intent is written: an earlier sbatch's output must not count as this one's.
             self.answer.truncate(0)
-            intent = submissions.record_intent(self.run_dir, self.number, self.site, self.args)
+            intent = submissions.record_intent(self.run_dir, self.job_number, self.site, self.args)
             try:
                 submitted = self._call_sbatch()
             except OutcomeUnknown as error:
@@ -177,7 +182,7 @@ class Submission:
         submitted = self._find_by_name(intent, max(0.0, last_tried_s - self.site.connection.timeout_s), outcome_error)
         if submitted:
             return self._record_job(submitted)
-        self.name, self.task = submissions.slurm_job_name(self.run_dir, self.number), ""
+        self.name, self.task = submissions.slurm_job_name(self.run_dir, self.job_number), ""
         return None
 
     def _call_sbatch(self) -> Submitted:
@@ -215,7 +220,7 @@ class Submission:
             site=self.site.name,
             submitted=timestamps.now_rfc3339(),
             cluster=cluster,
-            number=self.number,
+            job_number=self.job_number,
         )
         try:
             run_folder.write_record(self.path / "job.json", job, durable=True)
@@ -223,7 +228,7 @@ class Submission:
         except PitError as error:
             self.cancel_unrecorded(submitted.job_id, error)
             raise
-        run_folder.append_event(self.run_dir, "submitted", job_id=job.job_id, number=job.number)
+        run_folder.append_event(self.run_dir, "submitted", job_id=job.job_id, job_number=job.job_number)
         with contextlib.suppress(Exception):  # cached states expire anyway; the job is submitted and recorded
             slurm_cache.invalidate(self.site)
         return job
@@ -268,5 +273,5 @@ def _write_latest_job(run_dir: Path, job: JobRef) -> None:
     latest = None
     with contextlib.suppress(DataError):
         latest = run_folder.read_record(run_dir / "job.json", JobRef)
-    if latest is None or latest.number < job.number:
+    if latest is None or latest.job_number < job.job_number:
         run_folder.write_record(run_dir / "job.json", job)

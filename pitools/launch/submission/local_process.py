@@ -40,25 +40,25 @@ def start_supervisor(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_f
     first, last = site.network.ports
     env = {**os.environ, **site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
     env.pop("PIT_ATTEMPT_DIR", None)  # set if a rank of another run starts this run
-    number = submissions.next_number(run_dir)
+    job_number = submissions.next_job_number(run_dir)
     # The plan's interpreter, as in Slurm: the supervisor uses it for staging and the ranks too.
     argv = [
         load_plan(run_dir).python,
         "-m",
         "pitools.launch.job.local_supervisor",
         str(run_dir),
-        str(number),
+        str(job_number),
         str(wait_s),
     ]
     # If this process is killed after this write, the mark shows that a supervisor may be starting.
-    write_atomic(run_dir / STARTING_MARK, str(number), durable=False)
+    write_atomic(run_dir / STARTING_MARK, str(job_number), durable=False)
     # The supervisor inherits these signals blocked until its handlers are set: a cancel during its imports waits.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISOR_SIGNALS)
     try:
-        process = subprocesses.start_detached(argv, env=env, log=run_dir / output_name(number), session=True)
+        process = subprocesses.start_detached(argv, env=env, log=run_dir / output_name(job_number), session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-    job = make_job_ref(process.pid, site.name, number)
+    job = make_job_ref(process.pid, site.name, job_number)
     # A caller that keeps running, such as a notebook, must reap its child; one that ends does not wait for this thread.
     threading.Thread(target=process.wait, daemon=True).start()
     return job
@@ -72,9 +72,9 @@ def start_job(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_folder.J
     return job
 
 
-def output_name(number: int) -> str:
+def output_name(job_number: int) -> str:
     """Return the name of the log file of a run's k-th supervisor."""
-    return f"supervisor.{number}.out" if number else "supervisor.out"
+    return f"supervisor.{job_number}.out" if job_number else "supervisor.out"
 
 
 def is_supervised(run_dir: Path) -> bool:
@@ -88,12 +88,12 @@ def is_supervised(run_dir: Path) -> bool:
     os.close(lock)
     starting = run_dir / STARTING_MARK
     try:
-        number, since_s = starting.read_text(), time.time() - starting.stat().st_mtime
+        job_number, since_s = starting.read_text(), time.time() - starting.stat().st_mtime
     except FileNotFoundError:
         return False
     with contextlib.suppress(DataError):
         job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
-        if job and str(job.number) == number and is_alive(job) is False:  # ended before it took the lock
+        if job and str(job.job_number) == job_number and is_alive(job) is False:  # ended before it took the lock
             return False
     return since_s < _START_TIMEOUT_S
 
@@ -116,14 +116,14 @@ def try_supervisor_lock(run_dir: Path, timeout_s: float = 0.0) -> int | None:
     return None
 
 
-def make_job_ref(pid: int, site: str, number: int) -> run_folder.JobRef:
+def make_job_ref(pid: int, site: str, job_number: int) -> run_folder.JobRef:
     """Return the record of a supervisor with this process id, as a job of its run."""
     # Pids are reused; a pid with a start time is unique.
     return run_folder.JobRef(
         job_id=f"local-{pid}",
         site=site,
         submitted=timestamps.now_rfc3339(),
-        number=number,
+        job_number=job_number,
         host=socket.gethostname(),
         pid=pid,
         start_ticks=_start_ticks(pid),

@@ -20,7 +20,7 @@ def submit_next_job(
     plan: Plan,
     site: Site,
     *,
-    number: int | None = None,
+    job_number: int | None = None,
     wait_s: float = 0.0,
     retry_for_s: float | None = RETRY_FOR_S,
     args: Sequence[str] = (),
@@ -28,18 +28,18 @@ def submit_next_job(
 ) -> run_folder.JobRef:
     """Submit the run's next job exactly once, or complete its interrupted submission.
 
-    number: of the submission, None for the next. wait_s: how long the job must wait before it starts, in seconds.
+    job_number: of the submission, None for the next. wait_s: how long the job must wait before it starts, in seconds.
     retry_for_s: how long to retry while Slurm is busy or silent. args: further sbatch arguments. runs: the folder of
     runs whose exclusions count; None for that of the run. Raises the errors of `submit_once`.
     """
-    begin_args: tuple[str, ...] = plan.first_job_flags if number == 0 else ()
+    begin_args: tuple[str, ...] = plan.first_job_flags if job_number == 0 else ()
     if wait_s >= 1:
         begin_args = (f"--begin=now+{round(wait_s)}",)
     runs = runs or run_dir.parent
     exclude_args = exclusions.sbatch_exclude_args(runs, site, plan)
     try:
         return exactly_once.submit_once(
-            run_dir, site, args=(*exclude_args, *begin_args, *args), number=number, retry_for_s=retry_for_s
+            run_dir, site, args=(*exclude_args, *begin_args, *args), job_number=job_number, retry_for_s=retry_for_s
         )
     except SlurmRefused as error:
         if not exclude_args or error.reason is not SlurmReason.INVALID_NODE_NAME:
@@ -48,5 +48,5 @@ def submit_next_job(
     existing_nodes = {node.node for node in client(site).nodes()}
     exclude_args = exclusions.sbatch_exclude_args(runs, site, plan, existing_nodes=existing_nodes)
     return exactly_once.submit_once(
-        run_dir, site, args=(*exclude_args, *begin_args, *args), number=number, retry_for_s=retry_for_s
+        run_dir, site, args=(*exclude_args, *begin_args, *args), job_number=job_number, retry_for_s=retry_for_s
     )

@@ -36,7 +36,7 @@ class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-in
     """
 
     name: str
-    number: int
+    job_number: int
     site: str
     cluster: str
     args: tuple[str, ...]
@@ -46,43 +46,43 @@ class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-in
     task: str = ""
 
 
-def job_dir(run_dir: Path, number: int) -> Path:
+def job_dir(run_dir: Path, job_number: int) -> Path:
     """Return the folder of the run's k-th submission."""
-    return run_dir / "jobs" / str(number)
+    return run_dir / "jobs" / str(job_number)
 
 
-def slurm_job_name(run_dir: Path, number: int) -> str:
+def slurm_job_name(run_dir: Path, job_number: int) -> str:
     """Return the Slurm job name of the run's k-th job."""
-    return f"{run_dir.name}.{number}" if number else run_dir.name
+    return f"{run_dir.name}.{job_number}" if job_number else run_dir.name
 
 
-def submitted_name(run_dir: Path, number: int) -> str:
+def submitted_name(run_dir: Path, job_number: int) -> str:
     """Return the name with which the run's k-th job was submitted: that of an array for a task of it."""
-    intent = run_folder.read_or_none(job_dir(run_dir, number) / "intent.json", SubmissionIntent)
-    return intent.name if intent else slurm_job_name(run_dir, number)
+    intent = run_folder.read_or_none(job_dir(run_dir, job_number) / "intent.json", SubmissionIntent)
+    return intent.name if intent else slurm_job_name(run_dir, job_number)
 
 
-def submission_numbers(run_dir: Path) -> list[int]:
+def job_numbers(run_dir: Path) -> list[int]:
     """Return the numbers of the submissions with an intent, oldest first."""
     intents = (run_dir / "jobs").glob("*/intent.json")
     return sorted(int(path.parent.name) for path in intents if path.parent.name.isdecimal())
 
 
-def next_number(run_dir: Path) -> int:
+def next_job_number(run_dir: Path) -> int:
     """Return the number of the next submission: that of the newest while its job is unknown. Raises DataError."""
-    numbers = submission_numbers(run_dir)
+    numbers = job_numbers(run_dir)
     if not numbers:
         # A local run, whose jobs are its supervisors, or a run of an older pitools without a folder `jobs`.
         newest = run_folder.read_record(run_dir / "job.json", JobRef)
-        return newest.number + 1 if newest else 0
+        return newest.job_number + 1 if newest else 0
     return numbers[-1] if is_unresolved(run_dir, numbers[-1]) else numbers[-1] + 1
 
 
-def read_job(run_dir: Path, number: int) -> JobRef | None:
+def read_job(run_dir: Path, job_number: int) -> JobRef | None:
     """Return the run's k-th job; None if its id is unknown or unreadable: Slurm has to be queried then."""
-    for path in (job_dir(run_dir, number) / "job.json", run_dir / "job.json"):
+    for path in (job_dir(run_dir, job_number) / "job.json", run_dir / "job.json"):
         with contextlib.suppress(DataError):
-            if (job := run_folder.read_record(path, JobRef)) and job.number == number:
+            if (job := run_folder.read_record(path, JobRef)) and job.job_number == job_number:
                 return job
     return None
 
@@ -92,29 +92,29 @@ def latest_job(run_dir: Path) -> JobRef | None:
 
     Raises DataError if no record can be read.
     """
-    for number in reversed(submission_numbers(run_dir)):
-        if job := read_job(run_dir, number):
+    for job_number in reversed(job_numbers(run_dir)):
+        if job := read_job(run_dir, job_number):
             return job
     return run_folder.read_record(run_dir / "job.json", JobRef)
 
 
-def is_unresolved(run_dir: Path, number: int) -> bool:
+def is_unresolved(run_dir: Path, job_number: int) -> bool:
     """Whether a submission has an intent but no known job; Slurm may have the job."""
-    return (job_dir(run_dir, number) / "intent.json").exists() and read_job(run_dir, number) is None
+    return (job_dir(run_dir, job_number) / "intent.json").exists() and read_job(run_dir, job_number) is None
 
 
 def record_intent(
-    run_dir: Path, number: int, site: Site, args: tuple[str, ...], *, array: str = "", task: str = ""
+    run_dir: Path, job_number: int, site: Site, args: tuple[str, ...], *, array: str = "", task: str = ""
 ) -> SubmissionIntent:
     """Record, durably, that sbatch is about to be called. Raises NoSpace or ClusterError.
 
     array, task: name of the array and number in it, of a job that is submitted as a task of an array.
     """
-    path = job_dir(run_dir, number) / "intent.json"
+    path = job_dir(run_dir, job_number) / "intent.json"
     previous, now = run_folder.read_record(path, SubmissionIntent), timestamps.now_rfc3339()
     intent = SubmissionIntent(
-        name=array or slurm_job_name(run_dir, number),
-        number=number,
+        name=array or slurm_job_name(run_dir, job_number),
+        job_number=job_number,
         site=site.name,
         cluster=site.slurm.cluster,
         args=args,

@@ -152,7 +152,7 @@ def start_job(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> run
     jobs: list[run_folder.JobRef] = []
 
     def submit_script(_script: Path) -> str:
-        jobs.append(next_job.submit_next_job(run_dir, plan, site, number=0, retry_for_s=None, args=args))
+        jobs.append(next_job.submit_next_job(run_dir, plan, site, job_number=0, retry_for_s=None, args=args))
         return jobs[0].job_id
 
     PitExecutor(plan, site, run_dir, submit_script).submit_plan()

@@ -154,7 +154,7 @@ def _launch_array(
         array_job.create_array(array_dir, first.plan, first.site, run_dirs, at_a_time)
         array_job.submit_array(array_dir, first.plan, first.site)
     except BaseException as error:
-        if not submissions.submission_numbers(array_dir):  # sbatch was not called, or refused the job
+        if not submissions.job_numbers(array_dir):  # sbatch was not called, or refused the job
             _undo_array(sweep_dir, array_dir, group)
         if isinstance(error, OSError):
             raise from_os_error(error, array_dir) from error

@@ -72,7 +72,7 @@ def _submit_with_node_choice(run_dir: Path, plan: Plan, site: Site) -> run_folde
     slurm = client(site)
     fabric = node_choice.load_fabric(plan, site, slurm)
     job = exactly_once.submit_once(
-        run_dir, site, number=0, retry_for_s=0.0, args=node_choice.DELAYED_START_ARGS if fabric else ()
+        run_dir, site, job_number=0, retry_for_s=0.0, args=node_choice.DELAYED_START_ARGS if fabric else ()
     )
     if fabric:
         node_choice.record_choice(

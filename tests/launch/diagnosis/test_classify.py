@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 RECORDED = {path.stem: tomllib.loads(path.read_text()) for path in sorted((HERE / "logs").glob("*.toml"))}
 SAID = {case["name"]: case for case in tomllib.loads((HERE / "expected_causes.toml").read_text())["case"]}
 START = (
-    '{"schema":"pit.attempt-start/1","attempt":"0","submission":0,"job_id":"12","cluster":"c","restart_count":0,"node_list":"n[1-2]",'
+    '{"schema":"pit.attempt-start/1","attempt":"0","job_number":0,"job_id":"12","cluster":"c","restart_count":0,"node_list":"n[1-2]",'
     '"nodes":2,"started":"2026-11-22T01:00:00.000Z","saved_steps":0}'
 )
 EXIT = '{"schema":"pit.attempt-exit/1","job_id":"12","exit_code":1,"ended":"2026-11-22T01:20:00.000Z"}'

@@ -32,7 +32,7 @@ def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None 
     (created / "logs").mkdir(parents=True)
     start = AttemptStart(
         attempt=name,
-        submission=0,
+        job_number=0,
         job_id="12",
         cluster="c",
         restart_count=restart_count,
@@ -413,7 +413,7 @@ def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:
     later = attempt(tmp_path, "1")
     start = AttemptStart(
         attempt="1",
-        submission=0,
+        job_number=0,
         job_id="12",
         cluster="c",
         restart_count=0,

@@ -33,7 +33,7 @@ ENDS = "2030-01-01T00:00:00.000Z"
 def job(run_dir: Path, **more: object) -> job_context.JobContext:
     created = job_context.JobContext(
         run_dir=run_dir,
-        number=0,
+        job_number=0,
         job_id="7",
         cluster="alpha",
         restart_count=0,
@@ -48,10 +48,10 @@ def job(run_dir: Path, **more: object) -> job_context.JobContext:
 def test_attempts_are_counted_over_all_jobs(tmp_path: Path) -> None:
     """Each beginning makes the first free number, with its start beside it."""
     assert [begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS).name for _ in range(3)] == ["0", "1", "2"]
-    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, job_id="8", number=1), time_limit_at=ENDS)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, job_id="8", job_number=1), time_limit_at=ENDS)
     start = run_folder.read_record(attempt_dir / "start.json", records.AttemptStart)
     assert start is not None
-    assert (start.attempt, start.submission, start.job_id, start.node_list, start.time_limit_at) == (
+    assert (start.attempt, start.job_number, start.job_id, start.node_list, start.time_limit_at) == (
         "3",
         1,
         "8",
@@ -75,10 +75,10 @@ def test_a_task_of_an_array_keeps_its_name(tmp_path: Path) -> None:
 def test_of_two_jobs_one_has_leave(tmp_path: Path) -> None:
     """A second job of the same number makes no attempt, and ends with 75; the first may begin again."""
     (tmp_path / "jobs" / "1").mkdir(parents=True)
-    begin_attempt.begin_attempt(job(tmp_path, number=1), time_limit_at=ENDS)
-    begin_attempt.begin_attempt(job(tmp_path, number=1, restart_count=1), time_limit_at=ENDS)
+    begin_attempt.begin_attempt(job(tmp_path, job_number=1), time_limit_at=ENDS)
+    begin_attempt.begin_attempt(job(tmp_path, job_number=1, restart_count=1), time_limit_at=ENDS)
     with pytest.raises(begin_attempt.AttemptRefused) as caught:
-        begin_attempt.begin_attempt(job(tmp_path, number=1, job_id="8"), time_limit_at=ENDS)
+        begin_attempt.begin_attempt(job(tmp_path, job_number=1, job_id="8"), time_limit_at=ENDS)
     assert caught.value.code == exit_codes.NOT_GRANTED
     assert grant.read_grant(tmp_path / "jobs" / "1") == "run.7"
     assert len(run_folder.attempt_dirs(tmp_path)) == 2
@@ -292,7 +292,7 @@ def test_how_far_recovery_goes(tmp_path: Path) -> None:
 def test_the_job_says_its_number_by_its_name(tmp_path: Path) -> None:
     """`<run id>.<k>`; another name is the first job's."""
     names = ["r-1", "r-1.1", "r-1.12", "r-1.x", "r-12.1", "hello"]
-    assert [job_context.submission_number("r-1", name) for name in names] == [0, 1, 12, 0, 0, 0]
+    assert [job_context.job_number("r-1", name) for name in names] == [0, 1, 12, 0, 0, 0]
     with pytest.raises(UsageError, match="SLURM_JOB_ID"):
         job_context.load_context({"PIT_RUN_DIR": str(tmp_path)})
 
@@ -325,7 +325,7 @@ def sent(run_dir: Path, *numbers: int, known: bool = True) -> None:
     for number in numbers:
         submissions.record_intent(run_dir, number, Site(name="s"), ())
         if known or number != numbers[-1]:
-            ref = run_folder.JobRef(job_id=str(7 + number), site="s", submitted=ENDS, number=number)
+            ref = run_folder.JobRef(job_id=str(7 + number), site="s", submitted=ENDS, job_number=number)
             run_folder.write_record(submissions.job_dir(run_dir, number) / "job.json", ref)
 
 
@@ -336,7 +336,7 @@ def test_a_job_that_was_followed_up_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(begin_attempt.AttemptRefused, match="job 1 of the run") as caught:
         begin_attempt.begin_attempt(job(tmp_path, restart_count=1), time_limit_at=ENDS)
     assert caught.value.code == exit_codes.NOT_GRANTED
-    assert begin_attempt.begin_attempt(job(tmp_path, number=1, job_id="8"), time_limit_at=ENDS).name == "0"
+    assert begin_attempt.begin_attempt(job(tmp_path, job_number=1, job_id="8"), time_limit_at=ENDS).name == "0"
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -444,6 +444,6 @@ def test_retries_are_counted_by_job(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The limit is of one job: a run with many earlier jobs still retries in its newest."""
     monkeypatch.setattr(end_attempt, "_MAX_ATTEMPTS_PER_JOB", 3)
     for number in (0, 0, 0, 1):
-        begin_attempt.begin_attempt(job(tmp_path, number=number), time_limit_at=ENDS)
-    assert end_attempt._attempts_of_job(job(tmp_path, number=0)) == 3
-    assert end_attempt._attempts_of_job(job(tmp_path, number=1)) == 1
+        begin_attempt.begin_attempt(job(tmp_path, job_number=number), time_limit_at=ENDS)
+    assert end_attempt._attempts_of_job(job(tmp_path, job_number=0)) == 3
+    assert end_attempt._attempts_of_job(job(tmp_path, job_number=1)) == 1

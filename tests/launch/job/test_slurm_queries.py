@@ -28,7 +28,7 @@ ENDS = "2030-01-01T00:00:00.000Z"
 def job(run_dir: Path, **more: object) -> job_context.JobContext:
     created = job_context.JobContext(
         run_dir=run_dir,
-        number=0,
+        job_number=0,
         job_id="7",
         cluster="alpha",
         restart_count=0,

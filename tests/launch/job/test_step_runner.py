@@ -261,7 +261,7 @@ def test_which_node_it_was_is_asked_of_slurm(
     monkeypatch.delenv("SLURM_CONF", raising=False)
     start = records.AttemptStart(
         attempt="0",
-        submission=0,
+        job_number=0,
         job_id="7",
         cluster="",
         restart_count=0,

@@ -94,7 +94,7 @@ def run_dir(make_plan: MakePlan, tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "plan.json").write_bytes(msgspec.json.encode(replace(make_plan("alpha"), runs_dir=str(tmp_path))))
     for number, job_id in enumerate(("5", "6")):
-        ref = run_folder.JobRef(job_id=job_id, site="alpha", submitted="2026-01-01T00:00:00Z", number=number)
+        ref = run_folder.JobRef(job_id=job_id, site="alpha", submitted="2026-01-01T00:00:00Z", job_number=number)
         submissions.record_intent(folder, number, load_site("alpha"), ())
         run_folder.write_record(submissions.job_dir(folder, number) / "job.json", ref)
         run_folder.write_record(folder / "job.json", ref)
@@ -139,7 +139,7 @@ def test_what_has_just_begun_is_known_before_slurm_says_so(
     """A job just submitted waits; one whose script has just begun runs; for what is older Slurm's word stands."""
     say(word, run_dir, monkeypatch)
     now, old = timestamps.now_rfc3339(), "2026-01-01T00:00:00Z"
-    ref = run_folder.JobRef(job_id="6", site="alpha", submitted=now, number=1)
+    ref = run_folder.JobRef(job_id="6", site="alpha", submitted=now, job_number=1)
     run_folder.write_record(run_dir / "job.json", ref)
     assert status.run_status(run_dir, load_site("alpha")).state == "PENDING"
     run_folder.write_record(run_dir / "job.json", replace(ref, submitted=old))
@@ -147,7 +147,7 @@ def test_what_has_just_begun_is_known_before_slurm_says_so(
     for job_id, started, state in (("5", now, word), ("6", now, "RUNNING"), ("6", old, word)):
         start = AttemptStart(
             attempt="1",
-            submission=1,
+            job_number=1,
             job_id=job_id,
             cluster="",
             restart_count=0,
@@ -298,7 +298,7 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (run.pending_reason, run.expected_start) == ("Resources", "2026-01-02T00:00:00Z")
     start = AttemptStart(
         attempt="1",
-        submission=1,
+        job_number=1,
         job_id="6",
         cluster="",
         restart_count=0,
@@ -377,7 +377,7 @@ def test_cancel_before_the_job_is_known(run_dir: Path, monkeypatch: pytest.Monke
     (run_dir / "job.json").unlink()
     for number in (0, 1):
         (submissions.job_dir(run_dir, number) / "job.json").unlink()
-    ref = run_folder.JobRef(job_id="6", site="alpha", submitted="2026-01-01T00:00:00Z", number=1)
+    ref = run_folder.JobRef(job_id="6", site="alpha", submitted="2026-01-01T00:00:00Z", job_number=1)
     monkeypatch.setattr(exactly_once, "find_submitted", lambda run_dir, site, number: ref if number == 1 else None)
     status.cancel_run(run_dir, load_site("alpha"))
     assert slurm.ended == ["6"]

@@ -52,7 +52,7 @@ def test_a_job_that_was_ended_is_followed_by_one(runs: Runs, cluster: Cluster, s
     assert resume_run(run_dir, SITE).action == "resubmit"
     assert resume_run(run_dir, SITE).action == "untouched"
     assert len(cluster.sent) == 1
-    assert run_folder.read_record(run_dir / "job.json", run_folder.JobRef).number == 1  # type: ignore[union-attr]
+    assert run_folder.read_record(run_dir / "job.json", run_folder.JobRef).job_number == 1  # type: ignore[union-attr]
 
 
 def test_callables_are_not_submitted_again(runs: Runs, cluster: Cluster) -> None:

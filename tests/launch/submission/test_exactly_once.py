@@ -169,7 +169,10 @@ def test_the_first_job_and_the_next(controller: Make, run_dir: Path) -> None:
     observed: list[submissions.SubmissionIntent | None] = []
     first = exactly_once.submit_once(run_dir, SITE)
     second = exactly_once.submit_once(run_dir, SITE, args=["--exclude=n1"])
-    assert [(ref.job_id, ref.number, ref.cluster) for ref in (first, second)] == [("7", 0, "alpha"), ("8", 1, "alpha")]
+    assert [(ref.job_id, ref.job_number, ref.cluster) for ref in (first, second)] == [
+        ("7", 0, "alpha"),
+        ("8", 1, "alpha"),
+    ]
     assert [(item.name, item.args, item.site) for item in observed if item] == [
         ("run-1", (), "a"),
         ("run-1.1", ("--exclude=n1",), "a"),
@@ -185,7 +188,7 @@ def test_the_first_job_and_the_next(controller: Make, run_dir: Path) -> None:
     ]
     assert run_folder.read_record(run_dir / "job.json", JobRef) == second
     assert run_folder.read_record(submissions.job_dir(run_dir, 0) / "job.json", JobRef) == first
-    assert exactly_once.submit_once(run_dir, SITE, number=0) == first
+    assert exactly_once.submit_once(run_dir, SITE, job_number=0) == first
     assert exactly_once.find_submitted(run_dir, SITE, 1) == second
     assert len(slurm.jobs) == 2
 
@@ -211,8 +214,8 @@ def test_a_refusal_leaves_nothing(controller: Make, run_dir: Path, before: Seque
     with pytest.raises(kind, match="Invalid qos"):
         exactly_once.submit_once(run_dir, SITE)
     assert not slurm.jobs
-    assert submissions.submission_numbers(run_dir) == []
-    assert submissions.next_number(run_dir) == 0
+    assert submissions.job_numbers(run_dir) == []
+    assert submissions.next_job_number(run_dir) == 0
 
 
 @pytest.mark.parametrize(
@@ -294,9 +297,9 @@ def test_killed_at_any_call(
     for death in deaths:
         slurm.killed_at = len(slurm.ran) + death
         with contextlib.suppress(Killed):
-            exactly_once.submit_once(run_dir, SITE, number=0)
+            exactly_once.submit_once(run_dir, SITE, job_number=0)
     slurm.killed_at = -1
-    ref = exactly_once.submit_once(run_dir, SITE, number=0)
+    ref = exactly_once.submit_once(run_dir, SITE, job_number=0)
     assert slurm.names() == ["run-1"]
     assert [ref.job_id] == list(slurm.jobs)
     assert run_folder.read_record(run_dir / "job.json", JobRef) == ref
@@ -314,7 +317,7 @@ def test_two_at_once_make_one_job(controller: Make, run_dir: Path) -> None:
         item.join()
     assert {ref.job_id for ref in actual} == {"7"}
     assert slurm.names() == ["run-1"]
-    assert exactly_once.submit_once(run_dir, SITE).number == 1
+    assert exactly_once.submit_once(run_dir, SITE).job_number == 1
 
 
 def test_an_sbatch_that_outlives_its_parent(controller: Make, run_dir: Path) -> None:
@@ -377,7 +380,7 @@ def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
     with pytest.raises(ClusterError, match=r'job 7 .*"alpha"'):
         submissions.require_same_cluster(moved, ref)
     with pytest.raises(ClusterError, match=r'job 7 .*"alpha"'):
-        exactly_once.submit_once(run_dir, moved, number=0)
+        exactly_once.submit_once(run_dir, moved, job_number=0)
     submissions.require_same_cluster(Site(name="a", slurm=Slurm(cluster="Alpha")), ref)
 
 
@@ -388,7 +391,7 @@ def test_a_cluster_that_is_not_the_site_s_gets_no_job(controller: Make, run_dir:
         exactly_once.submit_once(run_dir, Site(name="a", slurm=Slurm(cluster="beta")))
     assert caught.value.exit_code == 4
     assert [argv[0] for argv in slurm.ran] == ["scontrol"]
-    assert submissions.submission_numbers(run_dir) == []
+    assert submissions.job_numbers(run_dir) == []
     assert exactly_once.submit_once(run_dir, Site(name="a", slurm=Slurm(cluster="Alpha"))).job_id == "7"
 
 
@@ -462,5 +465,5 @@ def test_a_file_system_without_locks(controller: Make, run_dir: Path, monkeypatc
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    assert [exactly_once.submit_once(run_dir, SITE, number=1).job_id for _ in range(2)] == ["7", "7"]
+    assert [exactly_once.submit_once(run_dir, SITE, job_number=1).job_id for _ in range(2)] == ["7", "7"]
     assert slurm.names() == ["run-1.1"]

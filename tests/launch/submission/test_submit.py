@@ -40,10 +40,10 @@ def test_the_first_job_leaves_bad_nodes_out(plan: planning.Plan, monkeypatch: py
     sent: list[tuple[str, ...]] = []
 
     def send(
-        run_dir: Path, _: object, *, args: Sequence[str], number: int, retry_for_s: float | None
+        run_dir: Path, _: object, *, args: Sequence[str], job_number: int, retry_for_s: float | None
     ) -> run_folder.JobRef:
         sent.append(tuple(args))
-        assert (number, retry_for_s) == (0, None), "a person waits for it"
+        assert (job_number, retry_for_s) == (0, None), "a person waits for it"
         assert (run_dir / "script.sbatch").read_text().startswith("#!")
         assert tick.unfinished_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}")) == [run_dir]
         return run_folder.JobRef(job_id="7", site="alpha", submitted=timestamps.now_rfc3339())
