@@ -32,7 +32,7 @@ demo = "{data}"
 [watch]
 hang_factor = 10.0
 min_stall = "15s"
-start = "3m"
+first_step = "3m"
 [args]
 {args}
 """

@@ -102,13 +102,13 @@ class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class HangWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The time without a new step after which the ranks count as hung.
 
-    hang_factor: multiple of the usual step time, but min_stall at least. start: for the first step of an attempt.
-    min_stall, start: durations such as `2m`; min_stall = "0" turns the hang watch off.
+    hang_factor: multiple of the usual step time, but min_stall at least. first_step: for the first step of an
+    attempt. min_stall, first_step: durations such as `2m`; min_stall = "0" turns the hang watch off.
     """
 
     hang_factor: float = 10.0
     min_stall: str = "2m"
-    start: str = "30m"
+    first_step: str = "30m"
 
 
 class RequestContainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -257,7 +257,7 @@ def check_request(request: Request, where: str) -> None:
         require(count >= least, f"retry.{key} = {count} must be {least} or more")
     require(request.watch.hang_factor >= 1, f"watch.hang_factor = {request.watch.hang_factor}", "1 or more")
     times = {"time": request.time or "1h", "watch.min_stall": request.watch.min_stall}
-    for key, value in {**times, "watch.start": request.watch.start}.items():
+    for key, value in {**times, "watch.first_step": request.watch.first_step}.items():
         try:
             units.parse_duration(value)
         except PitError as error:

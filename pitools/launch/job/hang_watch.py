@@ -29,12 +29,12 @@ _CLOCK_SKEW_S = 5.0  # node clocks differ: a modification time less far in the f
 class HangLimits(NamedTuple):
     """When a stall is a hang: after factor times the median step time, min_s at least.
 
-    start_s: until the second step is logged.
+    first_step_s: until the second step is logged.
     """
 
     factor: float = 10.0
     min_s: float = 120.0
-    start_s: float = 1800.0
+    first_step_s: float = 1800.0
 
 
 def load_limits(plan: Path) -> HangLimits | None:
@@ -44,7 +44,7 @@ def load_limits(plan: Path) -> HangLimits | None:
         limits = HangLimits(
             float(watch.get("hang_factor", 10.0)),
             units.parse_duration(str(watch.get("min_stall", "2m"))),
-            units.parse_duration(str(watch.get("start", "30m"))),
+            units.parse_duration(str(watch.get("first_step", "30m"))),
         )
     except (OSError, ValueError, KeyError, AttributeError, PitError):  # e.g. a script without a run
         return HangLimits()
@@ -101,7 +101,7 @@ class HangDetector:
 
     def _limit_s(self, median_s: float | None) -> float:
         if median_s is None:
-            return self._limits.start_s
+            return self._limits.first_step_s
         return max(self._limits.min_s, self._limits.factor * median_s)
 
     def _scan(self) -> None:

@@ -17,7 +17,7 @@ from pitools.launch.request import HangWatch
 from pitools.run import run_folder
 from pitools.run.steps import Step, StepLog
 
-QUICK = HangLimits(factor=5, min_s=0.2, start_s=0.6)
+QUICK = HangLimits(factor=5, min_s=0.2, first_step_s=0.6)
 
 
 class Clock:
@@ -83,7 +83,7 @@ def test_a_standstill_names_the_ranks_behind(tmp_path: Path, clock: Clock, logs:
 
 def test_slow_steps_have_longer(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """What is usual for this run is what counts, beyond the least."""
-    watch = HangDetector(tmp_path / "steps", HangLimits(factor=100, min_s=0.1, start_s=9))
+    watch = HangDetector(tmp_path / "steps", HangLimits(factor=100, min_s=0.1, first_step_s=9))
     for step in range(3):
         write(logs[0], step, wall_s=0.005 if step else 50.0)  # the first one compiles
     watch.poll()
@@ -169,7 +169,7 @@ def test_limits_come_from_the_request(tmp_path: Path) -> None:
     """The plan's `[watch]`; without a plan the defaults; "0" turns the watch off."""
     plan = tmp_path / "plan.json"
     assert load_limits(plan) == HangLimits(10.0, 120.0, 1800.0)
-    watch = HangWatch(hang_factor=3, min_stall="5s", start="1m")
+    watch = HangWatch(hang_factor=3, min_stall="5s", first_step="1m")
     plan.write_bytes(msgspec.json.encode({"request": {"watch": watch}}))
     assert load_limits(plan) == HangLimits(3.0, 5.0, 60.0)
     plan.write_bytes(msgspec.json.encode({"request": {"watch": HangWatch(min_stall="0")}}))
