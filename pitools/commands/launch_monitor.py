@@ -255,9 +255,10 @@ def _print_merged(
 def cancel(run: str, site_name: str, form: str) -> None:
     """Cancel RUN (id or folder) and its jobs. Safe to repeat; a run that has ended stays as it is."""
     from pitools.launch.monitor import status
+    from pitools.launch.recovery import cancel_run
 
     run_dir, site = find_run_and_site(run, site_name)
-    earlier_verdict = status.cancel_run(run_dir, site)
+    earlier_verdict = cancel_run.cancel_run(run_dir, site)
     if earlier_verdict:
         outcome = "has finished" if earlier_verdict.state == "succeeded" else "was stopped"
         click.echo(f"pit: it {outcome} before, {earlier_verdict.t}: {earlier_verdict.reason}", err=True)

@@ -230,14 +230,15 @@ def _reject_flags(ctx: click.Context, *names: str) -> None:
 def _follow(run_dir: Path, site: Site, steps: object) -> RunRecord:
     """Wait for the run, with a progress bar of its steps. Ctrl-C cancels a local run; a Slurm job continues."""
     from pitools.core.progress import progress_bar
-    from pitools.launch.monitor import status, wait
+    from pitools.launch.monitor import wait
+    from pitools.launch.recovery import cancel_run
 
     try:
         with progress_bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:
             return wait.wait_for_run(run_dir, site, advance, lambda line: click.echo(f"pit: {line}", err=True))
     except KeyboardInterrupt:
         if site.scheduler == "none":
-            status.cancel_run(run_dir, site)
+            cancel_run.cancel_run(run_dir, site)
             click.echo("pit: the run is being cancelled", err=True)
         else:
             click.echo(f"pit: the job continues; to end it: pit launch cancel {run_dir}", err=True)

@@ -250,7 +250,7 @@ def halve(ctx: click.Context, sweep: str, site_name: str, rungs: str, keep: floa
     """
     from pitools.core.errors import PitError
     from pitools.core.output import Output
-    from pitools.launch.monitor import status
+    from pitools.launch.recovery import cancel_run
     from pitools.launch.sweep import halving, sweep_folder
     from pitools.run.steps import read_run_steps
     from pitools.site.load import load_site
@@ -266,7 +266,7 @@ def halve(ctx: click.Context, sweep: str, site_name: str, rungs: str, keep: floa
             if states[decision.run_id].state in ("PENDING", "RUNNING", "UNKNOWN"):
                 if decision.action == "stop" and not dry_run:
                     try:
-                        status.cancel_run(Path(point.run_dir), load_site(point.site))
+                        cancel_run.cancel_run(Path(point.run_dir), load_site(point.site))
                     except PitError as error:  # the others of the rung are cancelled all the same
                         _report_to(errors)(Path(point.run_dir), error)
                         continue
@@ -292,7 +292,7 @@ def parse_rungs(text: str) -> list[int]:
 def cancel(ctx: click.Context, sweep: str, site_name: str, form: str) -> None:
     """Cancel every run of SWEEP that has not ended. Safe to repeat."""
     from pitools.core.errors import PitError
-    from pitools.launch.monitor import status
+    from pitools.launch.recovery import cancel_run
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
 
@@ -302,7 +302,7 @@ def cancel(ctx: click.Context, sweep: str, site_name: str, form: str) -> None:
     for point in points:
         try:
             if Path(point.run_dir).is_dir():
-                status.cancel_run(Path(point.run_dir), load_site(point.site))
+                cancel_run.cancel_run(Path(point.run_dir), load_site(point.site))
         except PitError as error:
             report_error(Path(point.name), error)
     _show_rows(_rows(points), form)

@@ -17,7 +17,7 @@ from pitools.launch import plan as planning
 from pitools.launch import request as requests
 from pitools.launch.monitor import merged_logs, rank_log, status, wait
 from pitools.launch.rank.environment import IMPORTING
-from pitools.launch.recovery import apply_decision
+from pitools.launch.recovery import apply_decision, cancel_run
 from pitools.launch.recovery.resume import ResumeResult, resume_run
 from pitools.launch.run_lookup import find_run_dir, runs_dir
 from pitools.launch.submission import submit
@@ -91,7 +91,7 @@ class Run:
 
     def cancel(self) -> None:
         """Cancel the run and its jobs. Safe to repeat. Raises ConfigError, TryLater and ClusterError."""
-        status.cancel_run(self.dir, self.site)
+        cancel_run.cancel_run(self.dir, self.site)
 
     def resume(self, *, force: bool = False) -> ResumeResult:
         """Continue the run if it is due. force: also a stopped one. Raises the errors of `pit launch resume`."""

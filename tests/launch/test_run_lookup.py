@@ -26,7 +26,7 @@ from pitools.launch import plan as planning
 from pitools.launch.diagnosis import log_scan
 from pitools.launch.monitor import follow_runs, rank_log, status
 from pitools.launch.plan import load_plan
-from pitools.launch.recovery import apply_decision, tick
+from pitools.launch.recovery import apply_decision, cancel_run, tick
 from pitools.launch.run_lookup import find_run_dir
 from pitools.launch.submission import local_process
 from pitools.run import run_folder as folder
@@ -251,10 +251,10 @@ def test_a_run_of_another_user_ends_no_process_of_ours(
         folder.write_record(run / "job.json", ref)
         os.chown(run, 12345, 12345)
         with pytest.raises(ClusterError):
-            status.cancel_run(run, load_site("other"))
+            cancel_run.cancel_run(run, load_site("other"))
         assert process.poll() is None
         os.chown(run, 0, 0)
-        status.cancel_run(run, load_site("other"))
+        cancel_run.cancel_run(run, load_site("other"))
         assert process.wait(10) == -15
 
 

@@ -217,7 +217,7 @@ def _diagnose_previous(job: JobContext, attempt: Path) -> None:
         return
     try:
         decision = job_recovery.diagnose_and_decide(
-            job, attempt, accounting_row=job_recovery.last_accounting_row(job), at_begin=True
+            job, attempt, accounting_row=job_recovery.query_last_end(job), at_begin=True
         )
     except Exception as error:  # noqa: BLE001 (a failed diagnosis must not keep a run from resuming)
         print(f"pit: attempt {attempt.name} was not diagnosed: {error!r}", file=sys.stderr)

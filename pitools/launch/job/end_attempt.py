@@ -57,7 +57,7 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
     start = run_folder.read_record(attempt / "start.json", records.AttemptStart)
     seconds_left = seconds_to_time_limit(start)
     was_signalled = evidence.was_signalled(attempt)
-    accounting_row = job_recovery.termination_of_this_job(job, start.started) if was_signalled and start else None
+    accounting_row = job_recovery.query_own_termination(job, start.started) if was_signalled and start else None
     preemption_row = None
     if code and in_slurm and not was_signalled:
         # Without slurmctld no step and no job can be created: a retry now would be wasted.
@@ -69,7 +69,7 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
                 timeout_s = min(timeout_s, max(0.0, seconds_left))
             wait_for.wait_for_step_creation(attempt, job, timeout_s)
         # At preemption Slurm signals the ranks at the start of the grace time, and this script only at its end.
-        preemption_row = accounting_row = job_recovery.preemption_notice(job, start.started) if start else None
+        preemption_row = accounting_row = job_recovery.query_preemption(job, start.started) if start else None
         was_signalled = preemption_row is not None
     seconds_left = 0.0 if was_signalled else seconds_to_time_limit(start)  # again: waiting for slurmctld takes time
     decision = job_recovery.diagnose_and_decide(

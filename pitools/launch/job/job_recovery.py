@@ -90,15 +90,15 @@ def site_of_run(plan: Plan, job: JobContext) -> Site:
     return site
 
 
-def termination_of_this_job(job: JobContext, started: str) -> AccountingRow | None:
+def query_own_termination(job: JobContext, started: str) -> AccountingRow | None:
     """Return why Slurm is ending this job, between its SIGTERM and its SIGKILL; None if Slurm reports no reason."""
     from pitools.launch.recovery import slurm_query
 
     site = Site(name="here", connection=Connection(timeout_s=_SLURM_TIMEOUT_S))
-    return slurm_query.termination_reason(site, job.job_id, started)
+    return slurm_query.query_termination(site, job.job_id, started)
 
 
-def preemption_notice(job: JobContext, started: str) -> AccountingRow | None:
+def query_preemption(job: JobContext, started: str) -> AccountingRow | None:
     """Return a row with the state PREEMPTED if Slurm has begun to preempt this job since `started`; otherwise None."""
     try:
         rows = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
@@ -111,7 +111,7 @@ def preemption_notice(job: JobContext, started: str) -> AccountingRow | None:
     return None
 
 
-def last_accounting_row(job: JobContext) -> AccountingRow | None:
+def query_last_end(job: JobContext) -> AccountingRow | None:
     """Return the accounting row of this job's latest ended start; None if accounting has none or does not answer."""
     try:
         rows = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).accounting([job.job_id])

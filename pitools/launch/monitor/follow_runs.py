@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pitools.core.errors import PitError
 from pitools.core.locks import is_owned_by_user
-from pitools.launch.monitor import status, wait
+from pitools.launch.monitor import run_snapshot, status, wait
 from pitools.launch.recovery import tick
 from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
@@ -100,7 +100,7 @@ def live_table(runs: Sequence[RunRecord], messages: Sequence[str]) -> Table:
         table.add_column(name, no_wrap=True, min_width=22 if name == "run" else None)
     for run in runs:
         attempt = run_folder.last_attempt(Path(run.run_dir))
-        step = status.last_step(attempt) if attempt else None
+        step = run_snapshot.last_step(attempt) if attempt else None
         loss = f"{step.loss:.5g}" if step and step.loss is not None else ""
         # Reasons quote logs: Text keeps rich from reading them as markup.
         cells = (

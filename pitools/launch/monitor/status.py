@@ -10,9 +10,8 @@ from pitools.core.errors import PitError
 from pitools.core.fs import from_os_error
 from pitools.launch import slurm_cache
 from pitools.launch.diagnosis import log_timestamps
-from pitools.launch.monitor.run_snapshot import RunSnapshot, last_step
+from pitools.launch.monitor.run_snapshot import RunSnapshot
 from pitools.launch.recovery import slurm_query
-from pitools.launch.recovery.cancel_run import cancel_run
 from pitools.launch.submission import local_process
 from pitools.run import move_record, run_folder, steps
 from pitools.run.attempt_records import AttemptStart
@@ -34,14 +33,6 @@ _STATES = {
 _UNDATED = "1970-01-01T00:00:00Z"  # the time of a cancel with a damaged record
 
 ReportError = Callable[[Path, PitError], None]
-
-__all__ = [
-    "cancel_run",
-    "last_step",
-    "run_status",
-    "run_statuses",
-    "step_summary",
-]
 
 
 def run_status(

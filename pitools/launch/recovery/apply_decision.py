@@ -60,7 +60,7 @@ def _with_slurm_statement(
     """Diagnose and decide again with Slurm's reason for ending this job, if Slurm reports it in time."""
     attempt = run_dir / "attempts" / cause.attempt
     start = run_folder.read_or_none(attempt / "start.json", AttemptStart)
-    accounting = slurm_query.termination_reason(without_ssh(site), start.job_id, start.started) if start else None
+    accounting = slurm_query.query_termination(without_ssh(site), start.job_id, start.started) if start else None
     if accounting is None:
         return cause, decision
     cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=accounting, in_job=True)

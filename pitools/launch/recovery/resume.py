@@ -23,15 +23,12 @@ from pitools.launch.diagnosis import diagnose, unstarted_jobs
 from pitools.launch.plan import Plan, load_plan, render_script
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision, cancel_run, policy, requeue_delay, slurm_query
-from pitools.launch.recovery.apply_decision import apply_from_job
 from pitools.launch.submission import grant, local_process, next_job, submissions
 from pitools.run import cancel_request, move_record, run_folder
 from pitools.run.attempt_records import AttemptStart, Decision
 from pitools.site.schema import Site
 from pitools.slurm.records import AccountingRow
 from pitools.slurm.states import UNKNOWN, is_final
-
-__all__ = ["ResumeResult", "apply_from_job", "resume_run"]
 
 # A controller that lost its state, or has not restored it yet, reports no jobs either.
 _ABSENT_FOR_S = 600.0
@@ -117,7 +114,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
                 run_dir, "submitted", f"the submission of {unresolved_at} is completed", job_id=new_job.job_id
             )
         assert ref is not None
-        return recover(run_dir, site, ref, slurm_query.accounting_row(site, ref.job_id, state), state, force)
+        return recover(run_dir, site, ref, slurm_query.query_end(site, ref.job_id, state), state, force)
 
 
 def _check(run_dir: Path, site: Site) -> None:

@@ -60,7 +60,7 @@ def orphan_pids(attempt: Path) -> list[int]:
     return sorted(pids)
 
 
-def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
+def query_end(site: Site, job_id: str, state: str) -> AccountingRow | None:
     """Return how a job ended, by accounting, else by its final `state`; None if neither is known.
 
     Raises TryLater if accounting does not respond and `state` is not final.
@@ -118,7 +118,7 @@ def is_forgotten(site: Site, job_id: str) -> bool:
         return False
 
 
-def termination_reason(site: Site, job_id: str, started: str) -> AccountingRow | None:
+def query_termination(site: Site, job_id: str, started: str) -> AccountingRow | None:
     """Return the accounting of a job that is being terminated, between its SIGTERM and SIGKILL; None if not available.
 
     slurmctld reports to accounting without delay that a job was preempted, cancelled or out of time.

@@ -188,7 +188,7 @@ def test_a_preemption_is_asked_for_after_any_code(tmp_path: Path, monkeypatch: p
 
     row = AccountingRow(job_id="7", raw_id="7", state="PREEMPTED")
     monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", lambda _: False)
-    monkeypatch.setattr(end_attempt.job_recovery, "preemption_notice", lambda *_: row)
+    monkeypatch.setattr(end_attempt.job_recovery, "query_preemption", lambda *_: row)
     monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
     assert end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, code, in_slurm=True) == code
     assert asked == [(row, 0.0, True)]

@@ -25,7 +25,7 @@ from pitools.launch import plan as planning
 from pitools.launch.diagnosis import unstarted_jobs
 from pitools.launch.job import local_supervisor
 from pitools.launch.monitor import status
-from pitools.launch.recovery import tick
+from pitools.launch.recovery import cancel_run, tick
 from pitools.launch.recovery.resume import resume_run
 from pitools.launch.request import RetryBudget
 from pitools.launch.submission import local_process, submit
@@ -104,7 +104,7 @@ def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
         command="set -m; sleep 931 & echo $! > other; set +m; bash -c 'echo $$ > p; exec sleep 931'; :"
     )
     until(tmp_path / "p")
-    status.cancel_run(run_dir, load_site("local"))
+    cancel_run.cancel_run(run_dir, load_site("local"))
     end = end_of(run_dir)
     assert (end.state, end.exit_code) == ("CANCELLED", 143)
     assert not lives(int((tmp_path / "p").read_text()))
@@ -132,7 +132,7 @@ def test_a_run_is_cancelled_once_its_ranks_are_gone(started: Started, tmp_path: 
     until(tmp_path / "p")
     listens(run_dir, signal.SIGTERM)
     site = load_site("local")
-    assert status.cancel_run(run_dir, site) is None
+    assert cancel_run.cancel_run(run_dir, site) is None
     run = status.run_status(run_dir, site)
     assert (run.state, run.is_over, bool(run.cancel_requested)) == ("RUNNING", False, True)
     assert lives(int((tmp_path / "p").read_text()))
@@ -150,7 +150,7 @@ def test_cancel_ends_ranks_whose_supervisor_was_killed(started: Started, tmp_pat
     os.kill(job.pid, signal.SIGKILL)
     while local_process.is_alive(job):
         time.sleep(0.05)
-    status.cancel_run(run_dir, load_site("local"))
+    cancel_run.cancel_run(run_dir, load_site("local"))
     assert status.run_status(run_dir, load_site("local")).state == "CANCELLED"
     assert (tmp_path / "saved").exists()
     assert not lives(int((tmp_path / "p").read_text()))
@@ -166,12 +166,12 @@ def test_cancel_leaves_a_run_that_was_started_from_within(started: Started, tmp_
     until(tmp_path / "q")
     until(tmp_path / "b")
     inner = Path(json.loads((tmp_path / "b").read_text())["run_dir"])
-    status.cancel_run(run_dir, load_site("local"))
+    cancel_run.cancel_run(run_dir, load_site("local"))
     until(run_dir / "verdict.json")
     own = int((tmp_path / "p").read_text())
     assert (status.run_status(inner, load_site("local")).state, lives(own)) == ("RUNNING", True)
     os.kill(own, signal.SIGTERM)
-    status.cancel_run(inner, load_site("local"))
+    cancel_run.cancel_run(inner, load_site("local"))
     assert not lives(int((tmp_path / "q").read_text()))
 
 
@@ -241,7 +241,7 @@ def test_a_cancel_at_once_is_a_cancel(started: Started) -> None:
     """However early it comes, the run says that it was cancelled."""
     for _ in range(3):
         run_dir, _ = started(command="sleep 931")
-        status.cancel_run(run_dir, load_site("local"))
+        cancel_run.cancel_run(run_dir, load_site("local"))
         until(run_dir / "verdict.json")
         assert status.run_status(run_dir, load_site("local")).state == "CANCELLED"
 

@@ -173,10 +173,10 @@ def test_cancel_is_asked_for_first(run_dir: Path, monkeypatch: pytest.MonkeyPatc
     """It is on disk before Slurm is told, is the verdict only after, ends every job, and again does no harm: by then
     the ids may be other jobs', and only those of the run's names are ended."""
     slurm = say("RUNNING", run_dir, monkeypatch)
-    status.cancel_run(run_dir, load_site("alpha"))
+    cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert (slurm.ended, slurm.named, slurm.was_there) == (["5", "6"], [], [True, False])
     assert not (run_dir / "cancel.json").exists()
-    status.cancel_run(run_dir, load_site("alpha"))
+    cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert (slurm.ended, slurm.named, slurm.was_there) == (["6"], ["r", "r.1"], [False, True])
     assert apply_decision.read_verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
 
@@ -186,7 +186,7 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = Unreachable("Unable to contact slurm controller")
     with pytest.raises(Unreachable) as caught:
-        status.cancel_run(run_dir, load_site("alpha"))
+        cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert "`pit launch tick --site alpha`" in caught.value.hint
     assert slurm.refuses.hint == "", "an error that was raised is not changed"
     run = status.run_status(run_dir, load_site("alpha"))
@@ -206,7 +206,7 @@ def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPa
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = denied()
     with pytest.raises(ClusterError):
-        status.cancel_run(run_dir, load_site("alpha"))
+        cancel_run.cancel_run(run_dir, load_site("alpha"))
     run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.is_over, run.cancel_requested) == ("RUNNING", False, "")
     assert not (run_dir / "cancel.json").exists()
@@ -227,7 +227,7 @@ def test_a_failure_that_is_no_refusal_leaves_a_cancel_asked_for(
     (run_dir / "script.sbatch").touch()
     (run_dir / "attempts").mkdir(exist_ok=True)
     slurm.refuses = error
-    for attempt in (status.cancel_run, resume_run):
+    for attempt in (cancel_run.cancel_run, resume_run):
         with pytest.raises(PitError):
             attempt(run_dir, load_site("alpha"))
         assert status.run_status(run_dir, load_site("alpha")).cancel_requested
@@ -244,7 +244,7 @@ def test_a_run_that_has_finished_does_not_go_on(run_dir: Path, monkeypatch: pyte
     )
     slurm.refuses = denied()
     with pytest.raises(ClusterError):
-        status.cancel_run(run_dir, load_site("alpha"))
+        cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert not (run_dir / "cancel.json").exists()
     run_folder.write_record(
         run_dir / "cancel.json",
@@ -259,7 +259,7 @@ def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.Mo
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = Unreachable("Unable to contact slurm controller")
     with pytest.raises(Unreachable):
-        status.cancel_run(run_dir, load_site("alpha"))
+        cancel_run.cancel_run(run_dir, load_site("alpha"))
     (run_dir / "script.sbatch").touch()
     slurm.refuses = denied()
     with pytest.raises(ClusterError, match="denied"):
@@ -271,7 +271,7 @@ def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(slurm_query, "client", lambda site: slurm)
     assert resume_run(run_dir, load_site("alpha")).action == "untouched"
     assert slurm.ended == [""]
-    status.cancel_run(run_dir, load_site("alpha"))
+    cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert status.run_status(run_dir, load_site("alpha")).state == "CANCELLED"
 
 
@@ -330,7 +330,7 @@ def test_a_damaged_end_of_an_attempt(run_dir: Path, monkeypatch: pytest.MonkeyPa
     run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.reason) == ("RUNNING", "attempts/0/exit.json is empty, as a full disk leaves a file")
     assert status.run_status(run_dir, load_site("alpha"), query_slurm=False).state == "UNKNOWN"
-    assert status.cancel_run(run_dir, load_site("alpha")) is None
+    assert cancel_run.cancel_run(run_dir, load_site("alpha")) is None
     assert status.run_status(run_dir, load_site("alpha")).state == "CANCELLED"
 
 
@@ -338,7 +338,7 @@ def test_what_is_over_is_not_cancelled_again(run_dir: Path, monkeypatch: pytest.
     """Slurm is not called for a run that has ended by itself; that it was so is the answer."""
     slurm = say("COMPLETED", run_dir, monkeypatch)
     verdict = apply_decision.write_verdict(run_dir, "memory", "CUDA out of memory", 1)
-    assert status.cancel_run(run_dir, load_site("alpha")) == verdict
+    assert cancel_run.cancel_run(run_dir, load_site("alpha")) == verdict
     assert (slurm.ended, apply_decision.read_verdict(run_dir)) == ([""], verdict)
 
 
@@ -379,10 +379,10 @@ def test_cancel_before_the_job_is_known(run_dir: Path, monkeypatch: pytest.Monke
         (submissions.job_dir(run_dir, number) / "job.json").unlink()
     ref = run_folder.JobRef(job_id="6", site="alpha", submitted="2026-01-01T00:00:00Z", job_number=1)
     monkeypatch.setattr(exactly_once, "find_submitted", lambda run_dir, site, number: ref if number == 1 else None)
-    status.cancel_run(run_dir, load_site("alpha"))
+    cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert slurm.ended == ["6"]
     monkeypatch.setattr(exactly_once, "find_submitted", lambda run_dir, site, number: None)
-    status.cancel_run(run_dir, load_site("alpha"))
+    cancel_run.cancel_run(run_dir, load_site("alpha"))
     assert apply_decision.read_verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
 
 

@@ -15,10 +15,9 @@ import pytest
 from pitools.checkpoint.store import lookup, owner, verify
 from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, TryLater, UsageError
 from pitools.launch import plan as planning
-from pitools.launch.monitor import status
 from pitools.launch.move import checkpoint_transfer, move_run
 from pitools.launch.provenance import provenance
-from pitools.launch.recovery import apply_decision
+from pitools.launch.recovery import apply_decision, cancel_run
 from pitools.launch.recovery.resume import resume_run
 from pitools.launch.request import Request
 from pitools.launch.submission import local_process, submit
@@ -192,7 +191,7 @@ def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> 
 
     def copy(source: Path, step: int, to: Path, run: str) -> None:
         true_copy(source, step, to, run)
-        assert status.cancel_run(run_dir, sites.here) is None
+        assert cancel_run.cancel_run(run_dir, sites.here) is None
 
     monkeypatch.setattr(checkpoint_transfer, "copy_checkpoint_for_run", copy)
     with pytest.raises(ClusterError, match="cancelled"):

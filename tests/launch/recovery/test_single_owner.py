@@ -141,15 +141,15 @@ def test_two_that_no_lock_keeps_apart(runs: Runs, cluster: Cluster, monkeypatch:
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = "NODE_FAIL"
-    accounting_row = slurm_query.accounting_row
+    query_end = slurm_query.query_end
 
     def meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(slurm_query, "accounting_row", accounting_row)
+        monkeypatch.setattr(slurm_query, "query_end", query_end)
         (run_dir / apply_decision.RUN_LOCK).unlink()  # a lock that does not hold
         assert resume_run(run_dir, SITE).job_id == "101"
-        return accounting_row(*args)
+        return query_end(*args)
 
-    monkeypatch.setattr(slurm_query, "accounting_row", meanwhile)
+    monkeypatch.setattr(slurm_query, "query_end", meanwhile)
     assert resume_run(run_dir, SITE).job_id == "101"
     assert len(cluster.sent) == 1
 
