@@ -291,9 +291,11 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     except (OSError, msgspec.DecodeError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.ELOOP):  # a pipe, a link
             raise
-        message = f"damaged, or of another version of pit (expected {kind.__name__}: {error})"
-        hint = _recovery_hint(path.parent) if path.name == "plan.json" else f"move it away: mv {path} {path}.bad"
-        raise DataError(message, where=str(path), hint=hint) from error
+        problem, hint = "damaged", f"move it away: mv {path} {path}.bad"
+        if isinstance(error, msgspec.ValidationError):
+            problem, hint = "written by another release of pitools", "use that release for this run"
+        hint = _recovery_hint(path.parent) if path.name == "plan.json" else hint
+        raise DataError(f"{problem} (expected {kind.__name__}: {error})", where=str(path), hint=hint) from error
 
 
 def read_or_none(path: Path, kind: type[T]) -> T | None:

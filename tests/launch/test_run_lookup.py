@@ -187,6 +187,23 @@ def test_a_watch_of_what_cannot_be_read_has_not_seen_it_finish(ended: Path) -> N
     assert cli.group.main(args=["launch", "watch", str(ended)], prog_name="pit", standalone_mode=False) == 1
 
 
+@pytest.mark.parametrize(("part", "key"), [("verdict.json", "attempts"), ("job.json", "site"), ("plan.json", "job")])
+def test_a_run_of_another_release_is_said_to_be_one(
+    ended: Path, part: str, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record with a key under another name is named with the key, not as damaged; the other runs are listed."""
+    shutil.copytree(ended, ended.with_name("z-1"))
+    record = json.loads((ended / part).read_text())
+    (ended / part).write_text(json.dumps({f"{name}_then" if name == key else name: record[name] for name in record}))
+    monkeypatch.delenv("PIT_RUNS", raising=False)
+    with contextlib.suppress(click.exceptions.Exit):
+        pit_here("list", "--site", "other")
+    shown = capsys.readouterr()
+    assert [json.loads(line)["run_id"] for line in shown.out.splitlines()] == ["z-1"]
+    (line,) = [line for line in shown.err.splitlines() if line.startswith(f"pit: {ended.name}: ")]
+    assert ("another release of pitools" in line, f"`{key}`" in line, "damaged" in line) == (True, True, False)
+
+
 def test_a_damaged_attempt_is_no_obstacle(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`show`, `why` and `cancel` work on a run whose last attempt left half a record, or none that can be read."""
     (ended / "verdict.json").unlink()
