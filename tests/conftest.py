@@ -47,6 +47,7 @@ def dev_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of the site files of alpha and beta: all that a user of this session has, whether they run or not.
 
     What is kept between calls is this session's too, and nothing that the developer's home knows of their clusters.
+    The processes that tests start have the pitools of this checkout, also with an environment of another one's.
     """
     folder = tmp_path_factory.mktemp("config") / "pitools" / "sites"
     folder.mkdir(parents=True)
@@ -56,6 +57,7 @@ def dev_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder.parents[1]))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PYTHONPATH", str(REPO), prepend=os.pathsep)
         yield folder
 
 

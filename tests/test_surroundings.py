@@ -13,13 +13,14 @@ import pytest
 
 PIT = str(Path(sys.executable).parent / "pit")
 PLAIN = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+THIS = {"PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def run(
     argv: list[str], env: Mapping[str, str] = PLAIN, before: Callable[[], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, env=dict(env), capture_output=True, text=True, timeout=60, check=False, preexec_fn=before
+        argv, env={**THIS, **env}, capture_output=True, text=True, timeout=60, check=False, preexec_fn=before
     )
 
 
@@ -91,3 +92,10 @@ def test_a_reader_that_has_enough(repo: Path, tmp_path: Path) -> None:
 
     done = run(["sh", "-c", f"({command}) | true"], {**os.environ})
     assert "BrokenPipe" not in done.stderr
+
+
+def test_what_tests_start_is_this_checkout(tmp_path: Path) -> None:
+    """Python runs the code of this checkout from any folder, also where another one is installed beside it."""
+    argv = [sys.executable, "-c", "import pitools; print(pitools.__file__)"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).parents[1] == Path(__file__).parents[1]

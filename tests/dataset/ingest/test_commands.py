@@ -158,7 +158,7 @@ def test_readme_recipes(repo, tmp_path) -> None:
     recipes = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     assert len(recipes) == text.count("```") / 2 == 3
     (tmp_path / "scripts").symlink_to(repo / "scripts")
-    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(repo)}
     for recipe in recipes:
         argv = ["bash", "-euo", "pipefail", "-c", recipe]
         done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -57,6 +58,7 @@ class Machine:
             "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
             "HOME": str(self.folder),
             "LC_ALL": "C.UTF-8",
+            "PYTHONPATH": os.environ["PYTHONPATH"],
             "PIT_SITE_PATH": str(self.sites),
             "PIT_PLACE": str(self.folder / "place"),
             **more,
