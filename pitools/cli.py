@@ -160,16 +160,12 @@ def _missing_package(error: Exception) -> ToolMissing | None:
 
 
 def _open_standard_streams() -> None:
-    """Open the standard streams that the caller closed (`>&-`) on /dev/null: else other files take their place.
-
-    sys.stdin stays None then: a command that reads it can tell a closed stdin from an empty one.
-    """
+    """Open the standard streams that the caller closed (`>&-`) on /dev/null: else other files take their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # The lowest free descriptor is just this one; inheritable, as standard streams are.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            if number:
-                setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 def _reader_is_gone() -> bool:

@@ -33,6 +33,14 @@ def test_closed_streams(tmp_path: Path, closed: str) -> None:
     assert ("local" in done.stdout) == (">&-" not in closed.split())
 
 
+def test_a_closed_stdin_is_an_empty_one() -> None:
+    """A command that reads it says that nothing is there, and a command that asks has no terminal."""
+    for words in ("launch run -", "place run -", "site exec local -- true"):
+        done = run(["sh", "-c", f"{PIT} {words} <&-"])
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode < 70
+
+
 def test_a_full_disk_behind_stdout() -> None:
     """A stdout that takes nothing is an error, and not a crash."""
     assert run(["sh", "-c", f"{PIT} site list > /dev/full"]).returncode == 4

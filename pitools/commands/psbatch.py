@@ -16,9 +16,6 @@ def command(args: tuple[str, ...]) -> int:
     Settings of the command line, the script and SBATCH_* override the defaults. Other arguments are passed unchanged.
     --dry-run prints the command.
     """
-    import sys
-    from contextlib import nullcontext
-
     from pitools.site import psbatch
     from pitools.site.load import load_site
 
@@ -26,11 +23,9 @@ def command(args: tuple[str, ...]) -> int:
         click.echo(command.get_help(click.get_current_context()))
         return 0
     site_name, dry_run, rest = psbatch.parse_own_options(args)
-    # Scripts need not be UTF-8. sys.stdin is None if Python was started without stdin (`<&-`): descriptor 0 may then be
-    # another file.
-    closed = sys.stdin is None
-    with nullcontext() if closed else open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as stdin:
-        call = psbatch.prepare_call(load_site(site_name), rest, None if stdin is None or stdin.isatty() else stdin)
+    # Scripts need not be UTF-8.
+    with open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as stdin:
+        call = psbatch.prepare_call(load_site(site_name), rest, None if stdin.isatty() else stdin)
     if dry_run:
         click.echo(call.command_text)
         return 0

@@ -177,9 +177,9 @@ def prepare_call(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Sbat
         except OSError as error:
             raise UsageError(f'cannot read script "{args[script_index]}": {error.strerror}', where="psbatch") from error
     elif not is_given(given, "wrap"):
-        if stdin is None:
+        script = stdin.read() if stdin else ""
+        if not script:
             raise UsageError("no script", hint="psbatch script.sh, --wrap=COMMAND, or a script on stdin")
-        script = stdin.read()
     given |= directives(script or "")
     added = missing_defaults(site, given)
     sbatch = f"{site.slurm.bin}/sbatch" if site.slurm.bin else "sbatch"
