@@ -24,6 +24,7 @@ from pitools.core.locks import lock
 from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan, load_plan
 from pitools.run import run_folder
+from pitools.run.attempt_records import Verdict
 from pitools.site.schema import Hook, HookEvent
 
 TIMEOUT_S = 10.0
@@ -143,7 +144,9 @@ def _deliver_locked(run_dir: Path, plan: Plan) -> None:
                     return  # again by the next delivery
         position = HookPosition(offset=position.offset + length, last_error=position.last_error)
         run_folder.write_record(run_dir / _POSITION, position)
-    if (run_dir / "verdict.json").exists():
+    verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
+    is_moving = verdict is not None and verdict.code == "moving"  # a move that fails is followed by another verdict
+    if (run_dir / "verdict.json").exists() and not is_moving:
         (run_dir / _PENDING).unlink(missing_ok=True)
         if _read_event(run_dir, position.offset):  # written since
             mark_pending(run_dir)

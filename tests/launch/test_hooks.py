@@ -137,6 +137,19 @@ def test_a_run_that_goes_on_after_its_verdict_has_its_hooks(tmp_path: Path) -> N
         apply_decision.reopen(run_dir)
 
 
+def test_a_run_whose_move_failed_has_its_hooks(tmp_path: Path) -> None:
+    """What is delivered while it is being moved is not the last: its verdict here is delivered too."""
+    out = tmp_path / "out"
+    run_dir = make_run(tmp_path, Hook(command=("sh", "-c", COLLECT, "sh", str(out))))
+    apply_decision.write_verdict(run_dir, "cancelled", "", moved_to="t-2")
+    hooks.deliver(run_dir)
+    (run_dir / "verdict.json").unlink()  # as the move that fails does
+    apply_decision.write_verdict(run_dir, "program", "it failed", 1)
+    hooks.deliver(run_dir)
+    assert [record["cause"] for record in received(out)] == ["program"]
+    assert not hooks.is_pending(run_dir)
+
+
 TRAIN = """
 import os, sys, time
 from pathlib import Path
