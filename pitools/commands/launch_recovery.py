@@ -173,7 +173,7 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
         if form in ("auto", "table") and sys.stdout.isatty():
             has_failure = _watch_live(paths, site)
         else:
-            has_failure = _watch_as_records(paths, site, "jsonl" if form in ("auto", "table") else form)
+            has_failure = _watch_as_records(paths, site, form)
     except KeyboardInterrupt:
         click.echo(
             f"pit: the runs continue without `watch`; for the others: pit launch tick --site {site.name}", err=True

@@ -116,6 +116,10 @@ def run(
             options = SweepOptions(name, sweep, at_a_time or 0)
             run_sweep(ctx, Path(request), sites, data, nodes, all_points, options, wait, form)
             return
+        if at_a_time:
+            from pitools.core.errors import UsageError
+
+            raise UsageError("a single run (expected a sweep)", where="--at-a-time", hint="--set lr=1e-3,3e-4")
         _run_one(ctx, request, sites[0], data, nodes, all_points[0], name, wait, form)
         return
     _reject_flags(ctx, "sites", "data", "nodes", "sets", "points", "name", "sweep", "at_a_time", "max_points")

@@ -21,7 +21,7 @@ import pytest
 
 from pitools import cli
 from pitools.core import trust
-from pitools.core.errors import ClusterError, DataError, PitError
+from pitools.core.errors import ClusterError, DataError, PitError, UsageError
 from pitools.launch import plan as planning
 from pitools.launch.diagnosis import log_scan
 from pitools.launch.monitor import follow_runs, rank_log, status
@@ -328,6 +328,20 @@ def test_an_attempt_has_one_name(ended: Path, capsys: pytest.CaptureFixture[str]
     pit_here("why", str(ended), "--format", "table")
     assert capsys.readouterr().out.splitlines()[-1].startswith("attempt 1: ")
     assert status.run_status(ended, load_site("other")).attempt == "1"
+
+
+def test_a_watch_in_a_pipe_has_the_form_that_was_asked_for(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table is no JSON Lines."""
+    for form, first in (("table", "RUN"), ("auto", "{")):
+        cli.group.main(args=["launch", "watch", str(ended), "--format", form], prog_name="pit", standalone_mode=False)
+        assert capsys.readouterr().out.upper().startswith(first)
+
+
+def test_a_single_run_has_no_limit_of_a_sweep(tmp_path: Path) -> None:
+    """--at-a-time would do nothing: it is refused, and nothing is launched."""
+    (tmp_path / "one.toml").write_text('name = "one"\ncommand = "true"\n')
+    with pytest.raises(UsageError):
+        pit_here("run", str(tmp_path / "one.toml"), "--at-a-time", "2")
 
 
 def test_a_watch_that_is_ended(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
