@@ -115,9 +115,8 @@ def _decide_fault(plan: Plan, cause: Cause, history: Sequence[Cause], streak: Se
     kind = cause.kind
     budget = int(getattr(plan.request.retry, kind))
     spent = sum(past.kind == kind for past in streak)
-    suspects = _suspects(cause, history)
-    has_suspect = bool(suspects) and plan.nodes > 1
-    if kind == "unknown" and _is_repeated(cause, streak) and not (has_suspect and spent <= 2):
+    suspects = _suspects(cause, history) if plan.nodes > 1 else ()  # one node is the place of every failure
+    if kind == "unknown" and _is_repeated(cause, streak) and not (suspects and spent <= 2):
         reason = f"the same failure {spent} times without progress, thus the program's own: {cause.reason}"
         return _make_decision(cause, "stop", reason, kind="program")
     if budget == 0 or spent > budget:
@@ -187,7 +186,12 @@ def _is_repeated(cause: Cause, streak: Sequence[Cause]) -> bool:
 
 
 def _suspects(cause: Cause, history: Sequence[Cause]) -> tuple[str, ...]:
-    """Return the only node common to this failure and the previous one of its kind; () without exactly one."""
+    """Return the only node common to this failure and the previous one of its kind; () without exactly one.
+
+    () also if `node` is a guess, from a rank that was killed: its program may have killed itself, on any node.
+    """
+    if cause.kind == "node" and cause.confidence == "guess":
+        return ()
     previous = next(
         (past for past in reversed(history) if past.kind == cause.kind and not _is_program_exit_code(past)), None
     )

@@ -85,6 +85,19 @@ def test_the_table(causes: list[Cause], action: str, exclude: tuple[str, ...]) -
     assert (output.action, output.exclude) == (action, exclude)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "causes"),
+    [
+        (4, [replace(cause("node", node="n1", exit_code=137), confidence="guess")] * 2),
+        (1, [cause("unknown", fingerprint="f", node="n1"), cause("unknown", fingerprint="g", node="n1")]),
+    ],
+)
+def test_no_node_is_excluded_for_being_the_place_alone(nodes: int, causes: list[Cause]) -> None:
+    """Neither the node of a rank that was killed twice, perhaps by itself, nor the only node of a run."""
+    output = decide(*causes, nodes=nodes)
+    assert (output.action, output.exclude) == ("retry", ())
+
+
 def test_the_same_failure_again_is_the_program_s() -> None:
     """Twice the same without progress is called a user error, and says how often."""
     output = decide(*[cause("unknown", fingerprint="f")] * 2)
