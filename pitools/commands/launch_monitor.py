@@ -143,6 +143,8 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
     """Show the state of RUN (id or folder)."""
     from pitools.core.output import Output
     from pitools.launch.monitor import status
+    from pitools.launch.recovery.resume import settle_run
+    from pitools.slurm.states import is_final
 
     run_dir, site = find_run_and_site(run, site_name)
     if steps:
@@ -153,7 +155,11 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
         with Output(form) as out:
             out(summary)
         return
-    show_runs(form, [status.run_status(run_dir, site)])
+    record = status.run_status(run_dir, site)
+    if is_final(record.state) and not record.is_over:
+        settle_run(run_dir, site)
+        record = status.run_status(run_dir, site)
+    show_runs(form, [record])
 
 
 @click.command()

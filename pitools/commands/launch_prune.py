@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from pitools.commands.options import format_option, site_option
@@ -38,7 +40,9 @@ def prune(ctx: click.Context, conditions: str, keep_last: int, remove: bool, sit
     from pitools.core.units import format_size
     from pitools.launch.monitor.run_filter import filter_runs
     from pitools.launch.prune_runs import prune_runs
+    from pitools.launch.recovery.resume import settle_run
     from pitools.site.load import load_site
+    from pitools.slurm.states import is_final
 
     if not conditions.strip():
         raise UsageError("no condition", where="--where", hint="--where 'age>30d'")
@@ -51,6 +55,9 @@ def prune(ctx: click.Context, conditions: str, keep_last: int, remove: bool, sit
 
     site = load_site(site_name)
     wanted = filter_runs(runs_of_site(site, report_error), conditions)
+    for run in wanted:
+        if is_final(run.state) and not run.is_over:
+            settle_run(Path(run.run_dir), site)
     freed = 0
     with Output(form, _COLUMNS) as out:
         for record in prune_runs(wanted, keep_last=keep_last, dry_run=not remove):

@@ -93,8 +93,10 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
     from pitools.launch.diagnosis import explain
     from pitools.launch.diagnosis.bounded_read import one_line
     from pitools.launch.recovery import apply_decision
+    from pitools.launch.recovery.resume import settle_run
     from pitools.run.move_record import interrupted_move
 
+    settle_run(run_dir, site)
     is_terminal = sys.stdout.isatty()
     if form == "table" or (form == "auto" and is_terminal):
         width = shutil.get_terminal_size().columns if is_terminal else 1 << 20

@@ -18,7 +18,7 @@ from pitools.launch import request as requests
 from pitools.launch.monitor import merged_logs, rank_log, status, wait
 from pitools.launch.rank.environment import IMPORTING
 from pitools.launch.recovery import apply_decision, cancel_run
-from pitools.launch.recovery.resume import ResumeResult, resume_run
+from pitools.launch.recovery.resume import ResumeResult, resume_run, settle_run
 from pitools.launch.run_lookup import find_run_dir, runs_dir
 from pitools.launch.submission import submit
 from pitools.run import run_folder, steps
@@ -82,6 +82,7 @@ class Run:
 
     def why(self) -> list[Cause]:
         """Return why each attempt ended, oldest first."""
+        settle_run(self.dir, self.site)
         return list(apply_decision.cause_history(self.dir))
 
     def steps(self) -> list[steps.Step]:

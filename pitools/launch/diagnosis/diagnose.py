@@ -70,7 +70,8 @@ def _revise_if_repeated(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
     and a staging folder that two attempts in a row cannot use, are of kind `program`, not `node` or `storage`.
     """
     attempts = run_folder.attempt_dirs(run_dir)
-    previous = _read_cause(attempts[attempts.index(attempt) - 1]) if attempt in attempts[1:] else None
+    is_task = "." in attempt.name  # of an array: the attempt before it is another task's
+    previous = _read_cause(attempts[attempts.index(attempt) - 1]) if attempt in attempts[1:] and not is_task else None
     is_repeated = previous is not None and bool(cause.fingerprint) and cause.fingerprint == previous.fingerprint
     if (
         previous

@@ -117,6 +117,37 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
         return recover(run_dir, site, ref, slurm_query.query_end(site, ref.job_id, state), state, force)
 
 
+def settle_run(run_dir: Path, site: Site) -> None:
+    """Diagnose a run whose job has ended, and record its verdict if no other job is to follow. Submits nothing.
+
+    For commands that show runs: does nothing for another user's run, or while another process holds the run's lock or
+    Slurm does not respond.
+    """
+    with contextlib.suppress(PitError, OSError):
+        _check(run_dir, site)
+        with hooks.deliver_at_end(run_dir), lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
+            if apply_decision.read_verdict(run_dir) or cancel_request.pending_cancel(run_dir):
+                return
+            ref = submissions.latest_job(run_dir) if _unresolved_since(run_dir) is None else None
+            if ref is None:
+                return
+            submissions.require_same_cluster(site, ref)
+            ref = _granted_job(run_dir, ref)
+            if site.scheduler == "none":
+                is_open = not is_final(slurm_query.job_states(site, [ref])[ref.job_id])
+                state, is_open = "FAILED", is_open or local_process.is_supervised(run_dir)
+            else:  # the cache of all commands may be out of queries
+                state = slurm_query.current_state(site, ref.job_id) or UNKNOWN
+                is_open = state != UNKNOWN and not is_final(state)
+            accounting = None if is_open else slurm_query.query_end(site, ref.job_id, state)
+            if is_open or not (accounting or is_final(state) or _has_ended(run_dir, site, ref, state)):
+                return
+            recover(run_dir, site, ref, accounting, state, force=False, may_submit=False)
+            for attempt in run_folder.attempt_dirs(run_dir):  # each task of an array has one
+                if not (attempt / "cause.json").exists():
+                    diagnose.diagnose_attempt(run_dir, attempt)
+
+
 def _check(run_dir: Path, site: Site) -> None:
     if not run_dir.is_dir():
         raise UsageError(f'no run "{run_dir}"', hint="see: pit launch list")
@@ -254,8 +285,12 @@ def recover(
     state: str,
     force: bool,
     retry_for_s: float = next_job.RETRY_FOR_S,
+    may_submit: bool = True,
 ) -> ResumeResult:
-    """Diagnose an ended job, decide what follows and apply it. The caller holds the run's lock."""
+    """Diagnose an ended job, decide what follows and apply it. The caller holds the run's lock.
+
+    may_submit: False applies only a decision to end the run.
+    """
     attempt = _last_attempt_of(run_dir, ref)
     if site.scheduler == "none" and attempt and (pids := slurm_query.orphan_pids(attempt)):
         problem = f"the run's supervisor has ended, but its ranks still run: {', '.join(map(str, pids))}"
@@ -280,6 +315,8 @@ def recover(
     if decision.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
         # submitit finds a callable's pickle by the id of the job that it was submitted with.
         decision = replace(decision, action="stop", reason=f"{cause.reason}; only its submitter can submit it again")
+    if not may_submit and decision.action not in ("done", "stop"):
+        return _result(run_dir, "untouched", "its job has ended, and another one is to continue it")
     decision = apply_decision.apply_decision(
         run_dir, plan, site, cause, decision, in_job=False, job=ref, retry_for_s=retry_for_s
     )

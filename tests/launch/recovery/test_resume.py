@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.core.locks import lock
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, policy, slurm_query
-from pitools.launch.recovery.resume import ResumeResult, resume_run
+from pitools.launch.recovery.resume import ResumeResult, resume_run, settle_run
 from pitools.launch.submission import exclusions, grant, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause
@@ -64,6 +64,49 @@ def test_callables_are_not_submitted_again(runs: Runs, cluster: Cluster) -> None
     assert resume_run(run_dir, SITE).action == "stop"
     assert resume_run(run_dir, SITE, force=True).action == "stop"
     assert (cluster.sent, apply_decision.read_verdict(run_dir).kind) == ([], "node")  # type: ignore[union-attr]
+
+
+def test_settle_records_an_end_and_submits_nothing(runs: Runs, cluster: Cluster) -> None:
+    """A failed run gets its verdict; one that another job is to continue stays open, as does one that runs."""
+    outcomes = {}
+    for state, error in (("FAILED", "ValueError: boom"), ("PREEMPTED", ""), ("RUNNING", "")):
+        run_dir = runs.make(f"t-{state.lower()}")
+        runs.attempt(run_dir, error=error, code=1 if error else None)
+        cluster.states["100"] = state
+        settle_run(run_dir, SITE)
+        verdict = apply_decision.read_verdict(run_dir)
+        outcomes[state] = (verdict.kind if verdict else "", (run_dir / "attempts" / "0" / "cause.json").exists())
+    assert outcomes == {"FAILED": ("program", True), "PREEMPTED": ("", True), "RUNNING": ("", False)}
+    assert cluster.sent == []
+
+
+def test_settle_leaves_a_run_that_is_locked_or_was_never_submitted(runs: Runs, cluster: Cluster) -> None:
+    """The process that holds the lock diagnoses the run; a missing first job is submitted by `resume` alone."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    cluster.states["100"] = "FAILED"
+    with lock(run_dir / apply_decision.RUN_LOCK, "run"):
+        settle_run(run_dir, SITE)
+    assert apply_decision.read_verdict(run_dir) is None
+    unsubmitted = runs.make("t-2")
+    (unsubmitted / "job.json").unlink()
+    shutil.rmtree(unsubmitted / "jobs" / "0")
+    settle_run(unsubmitted, SITE)
+    assert cluster.sent == []
+
+
+def test_settle_diagnoses_each_task_of_an_array(runs: Runs, cluster: Cluster) -> None:
+    """The tasks of an array are no repetitions of each other."""
+    run_dir = runs.make()
+    first = runs.attempt(run_dir, error="ValueError: boom", code=1)
+    shutil.rmtree(run_dir / "jobs")
+    first.rename(first.with_name("0.0"))
+    shutil.copytree(first.with_name("0.0"), first.with_name("1.0"))
+    cluster.states["100"] = "FAILED"
+    settle_run(run_dir, SITE)
+    reasons = [json.loads((path / "cause.json").read_text())["reason"] for path in sorted(first.parent.iterdir())]
+    assert len(reasons) == 2
+    assert not any("repeated" in reason for reason in reasons)
 
 
 def test_the_job_before_does_not_begin_again(runs: Runs, cluster: Cluster) -> None:
