@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import submitit
+from msgspec.structs import replace
 from submitit.core import core, utils
 
 from pitools.core.errors import UsageError, suggest
@@ -19,6 +21,7 @@ from pitools.launch.submission import exactly_once
 from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.load import load_site
+from pitools.slurm.errors import SlurmBusy, SlurmRefused
 
 # submitit's parameter → the request's key and how its value is written there.
 _KEYS: dict[str, tuple[str, Callable[[Any], object]]] = {
@@ -78,7 +81,7 @@ class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are u
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         request = _request(self.parameters)
-        plan = planning.make_plan(request, self.site, "Executor")
+        plan = replace(planning.make_plan(request, self.site, "Executor"), runs_dir=str(self.folder))
         run_dir = self.folder / run_folder.new_run_id(plan.name)
         if self.site.scheduler == "none":
             run_folder.make_run_dir(run_dir, self.site.paths.runs_access)  # pickles are code: only the owner writes
@@ -93,7 +96,11 @@ class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are u
         exactly_once.require_cluster(self.site, slurm)
         executor = PitExecutor(plan, self.site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)
         executor.at_a_time = int(self.parameters.get("slurm_array_parallelism", 0))
-        return executor._internal_process_submissions(list(delayed_submissions))
+        try:
+            return executor._internal_process_submissions(list(delayed_submissions))
+        except (SlurmRefused, SlurmBusy):  # otherwise Slurm may have the job
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
 
 
 def _request(parameters: dict[str, Any]) -> Request:

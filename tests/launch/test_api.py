@@ -17,6 +17,7 @@ import submitit
 import pitools
 from pitools.core.errors import ConfigError, PitError, UsageError
 from pitools.launch import auto_executor
+from pitools.launch.api import Run
 from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.load import load_site
@@ -229,6 +230,21 @@ def test_idioms_of_submitit_on_slurm(clusters: Path, here: Path) -> None:
     while time.monotonic() < deadline and not sleeping.done(force_check=True):
         time.sleep(0.5)
     assert sleeping.state.startswith("CANCELLED")
+
+
+@pytest.mark.slurm
+def test_an_executor_s_folder_holds_whole_runs(clusters: Path, here: Path) -> None:
+    """A job that Slurm refuses leaves no run; the run of another is diagnosed in that folder."""
+    executor = pitools.Executor(here / "mine", site="alpha")
+    executor.update_parameters(slurm_constraint="no-such-feature")
+    with pytest.raises(PitError):
+        executor.submit(add, 1)
+    assert list((here / "mine").iterdir()) == []
+    executor.update_parameters(slurm_constraint=None)
+    assert executor.submit(add, 1).result() == 2
+    (run_dir,) = (here / "mine").iterdir()
+    until(lambda: Run(run_dir, site="alpha").why())
+    assert Run(run_dir, site="alpha").record().is_over
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import submitit
+from msgspec.structs import replace
 from submitit.core import core, utils
 
 from pitools.core.errors import ConfigError, UsageError
 from pitools.launch import plan as planning
+from pitools.launch.api import Run
 from pitools.launch.executor import PitExecutor
 from pitools.launch.monitor import rank_log, status
 from pitools.launch.request import Request
@@ -110,7 +112,7 @@ def submitted(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Submi
 
     def plan(**keys: Any) -> planning.Plan:
         request = Request(name="t", time="5m", workdir=str(base), command="true", **keys)
-        return planning.make_plan(request, load.load_site("alpha"), "test")
+        return replace(planning.make_plan(request, load.load_site("alpha"), "test"), runs_dir=str(base))
 
     array_dir, failing_dir = base / run_folder.new_run_id("array"), base / run_folder.new_run_id("code")
     array = executor(plan(), array_dir).map_array(square, [1, 2, 3])
@@ -162,6 +164,15 @@ def test_the_job_s_exit_code_is_the_ranks(clusters: Path, submitted: SubmittedJo
         check=True,
     )
     assert " ExitCode=7:0 " in shown.stdout
+
+
+@pytest.mark.slurm
+def test_why_shows_the_end_of_a_run_that_nobody_watched(submitted: SubmittedJobs) -> None:
+    """The run of a callable has no `--wait` and is not continued by cron: its cause is found when it is asked for."""
+    run = Run(submitted.failing_dir, site="alpha")
+    until(lambda: bool(run.why()))
+    assert [cause.exit_code for cause in run.why()] == [7]
+    assert run.record().is_over
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 90) -> None:
