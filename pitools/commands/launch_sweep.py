@@ -179,11 +179,12 @@ def _rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
 
 
 def _show_rows(rows: Sequence[SweepRow], form: str) -> None:
-    """Print rows; tables have a column for each key of the points."""
+    """Print rows; tables have a column for each key of the points, and for each metric."""
     from pitools.core.output import Output
 
-    keys = tuple(dict.fromkeys(key for row in rows for key in row.point))
-    with Output(form, ("name", *(f"point.{key}" for key in keys), *_COLUMNS)) as out:
+    keys = dict.fromkeys(f"point.{key}" for row in rows for key in row.point)
+    metrics = dict.fromkeys(f"metrics.{name}" for row in rows for name in row.metrics)
+    with Output(form, ("name", *keys, *_COLUMNS[:3], *metrics, *_COLUMNS[3:])) as out:
         for row in rows:
             out(row)
 
@@ -201,15 +202,21 @@ def group() -> None:
 @group.command()
 @sweep_argument
 @site_option
-@click.option("--sort", metavar="COLUMN", help="A column or a key of the points; -COLUMN for the reverse.")
+@click.option("--sort", metavar="COLUMN", help="A column, a key of the points or a metric; -COLUMN for the reverse.")
+@click.option("--where", "conditions", metavar="CONDITIONS", default="", help="Such as 'lr<0.1,success>0.5'.")
 @format_option
 @click.pass_context
-def show(ctx: click.Context, sweep: str, site_name: str, sort: str | None, form: str) -> None:
-    """Show the runs of SWEEP (name or folder): point, state, loss, steps/s and goodput."""
+def show(ctx: click.Context, sweep: str, site_name: str, sort: str | None, conditions: str, form: str) -> None:
+    """Show the runs of SWEEP (name or folder): point, state, loss, metrics, steps/s and goodput.
+
+    Metrics are the last values of those that the program gave to its step log.
+    """
+    from pitools.launch.monitor.run_filter import filter_rows
     from pitools.launch.sweep import sweep_folder, sweep_table
 
     errors: list[PitError] = []
     rows = _rows(sweep_folder.read_points(find_sweep_dir(sweep, site_name), _report_to(errors)))
+    rows = filter_rows(rows, conditions, sweep_table.column_names(rows), sweep_table.cell)
     _show_rows(sweep_table.sort_rows(rows, sort) if sort else rows, form)
     _exit_if_any(ctx, errors)
 
@@ -240,28 +247,47 @@ def plot(ctx: click.Context, sweep: str, site_name: str, target: Path, kind: str
 @site_option
 @click.option("--rungs", required=True, metavar="STEPS", help="Numbers of steps at which to judge: 100,200,400.")
 @click.option("--keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.5, show_default=True)
+@click.option("--min", "smallest", metavar="METRIC", help="The smallest is the best. [default: loss]")
+@click.option("--max", "largest", metavar="METRIC", help="The largest is the best.")
 @click.option("--dry-run", is_flag=True, help="Decide only.")
 @format_option
 @click.pass_context
-def halve(ctx: click.Context, sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, form: str) -> None:
-    """Cancel the runs of SWEEP whose loss at a rung is not among the best share. Safe to repeat, as from cron.
+def halve(
+    ctx: click.Context,
+    sweep: str,
+    site_name: str,
+    rungs: str,
+    keep: float,
+    smallest: str | None,
+    largest: str | None,
+    dry_run: bool,
+    form: str,
+) -> None:
+    """Cancel the runs of SWEEP whose loss or METRIC at a rung is not among the best share. Safe to repeat, as by cron.
 
-    The loss at a rung is the mean of the last tenth of the steps before it. A run that was cancelled stays so.
+    The loss at a rung is the mean of the last tenth of the steps before it; a metric's value is its last one, and a run
+    without one is left alone. A run that was cancelled stays so.
     """
-    from pitools.core.errors import PitError
+    from pitools.core.errors import PitError, UsageError, suggest
     from pitools.core.output import Output
     from pitools.launch.recovery import cancel_run
     from pitools.launch.sweep import halving, sweep_folder
-    from pitools.run.steps import read_run_steps
+    from pitools.run.steps import last_metrics, read_run_steps
     from pitools.site.load import load_site
 
     points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
     logs = [(point.name, Path(point.run_dir).name, read_run_steps(Path(point.run_dir))) for point in points]
+    if smallest and largest:
+        raise UsageError("--min and --max are both given", hint="leave one of them out")
+    metric = largest or smallest or "loss"
+    known = {"loss", *(name for _, _, logged in logs for name in last_metrics(logged))}
+    if metric not in known:
+        _note(f'no run has logged a metric "{metric}" yet: {suggest(metric, known)}')
     states = {row.run_id: row for row in _rows(points)}
     by_id = {Path(point.run_dir).name: point for point in points}
     errors: list[PitError] = []
     with Output(form) as out:
-        for decision in halving.decide(logs, parse_rungs(rungs), keep):
+        for decision in halving.decide(logs, parse_rungs(rungs), keep, metric=metric, is_largest_best=bool(largest)):
             point = by_id[decision.run_id]
             if states[decision.run_id].state in ("PENDING", "RUNNING", "UNKNOWN"):
                 if decision.action == "stop" and not dry_run:

@@ -56,7 +56,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     log, the saved steps. cause, reason: why the run, or else its last attempt, ended. is_over: whether the run has its
     verdict; without one the run is continued, even after its job ended. cancel_requested: time of a request to cancel
     that is not yet carried out, else "". pending_reason, expected_start: Slurm's, of a pending job; else "". params:
-    the request's parameters.
+    the request's parameters. loss: of the last logged step.
     """
 
     run_id: str
@@ -78,6 +78,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     pending_reason: str = ""
     expected_start: str = ""
     params: dict[str, str | int | float | bool] = {}
+    loss: float | None = None
 
 
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -29,8 +29,8 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     """One step of one rank. Times are wall-clock seconds; `wall_s` is the whole step.
 
     input_s: waiting for the batch. compute_s: forward, backward and update. comm_s: collectives. The rest of `wall_s`
-    is everything else. rank_samples: of this rank's part of the batch. bytes_read: from files, by this rank. loss: None
-    for NaN and infinity, which JSON cannot encode.
+    is everything else. rank_samples: of this rank's part of the batch. bytes_read: from files, by this rank. metrics:
+    the program's own, such as a success rate. loss and metrics: None for NaN and infinity, which JSON cannot encode.
     """
 
     t: str
@@ -43,6 +43,7 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     comm_s: float
     rank_samples: int
     bytes_read: int = 0
+    metrics: dict[str, float | None] = {}
 
 
 class StepSummary(Record, frozen=True, kw_only=True, tag="pit.steps/1"):
@@ -84,8 +85,9 @@ class StepLog:
         comm_s: float,
         rank_samples: int,
         bytes_read: int = 0,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Append one step."""
+        """Append one step. metrics: values that `pit launch sweep` compares runs by, at the steps that have them."""
         record = Step(
             t=timestamps.now_rfc3339(),
             rank=self.rank,
@@ -97,6 +99,7 @@ class StepLog:
             comm_s=comm_s,
             rank_samples=rank_samples,
             bytes_read=bytes_read,
+            metrics=dict(metrics or {}),
         )
         line = msgspec.json.encode(record) + b"\n"
         if self._file.write(line) != len(line):  # the rest of the line would be glued to the next
@@ -152,6 +155,14 @@ def read_run_steps(run_dir: Path) -> dict[int, Step]:
         read, _ = read_steps_after(attempt / "steps" / "0.jsonl", 0)
         logged |= {step.step: step for step in read}
     return logged
+
+
+def last_metrics(logged: Mapping[int, Step]) -> dict[str, float | None]:
+    """Return the last logged value of each metric of a run's steps."""
+    metrics: dict[str, float | None] = {}
+    for number in sorted(logged):
+        metrics |= logged[number].metrics
+    return metrics
 
 
 def read_steps_after(path: Path, offset: int, *, at_line_start: bool = True) -> tuple[list[Step], int]:

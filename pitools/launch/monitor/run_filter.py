@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pitools.core import units
 from pitools.core.errors import UsageError, suggest
@@ -13,9 +13,10 @@ from pitools.launch.diagnosis import log_timestamps
 from pitools.launch.request import typed_value
 from pitools.run.run_folder import RunRecord
 
-RunFilter = Callable[[RunRecord], bool]
+T = TypeVar("T")
+RowFilter = Callable[[Any], bool]
 
-_CONDITION = re.compile(r"([A-Za-z_]\w*)(!=|=|~|<|>)(.+)")
+_CONDITION = re.compile(r"([A-Za-z_][\w/.]*)(!=|=|~|<|>)(.+)")
 
 
 def filter_runs(runs: Sequence[RunRecord], text: str, now: datetime | None = None) -> list[RunRecord]:
@@ -25,15 +26,22 @@ def filter_runs(runs: Sequence[RunRecord], text: str, now: datetime | None = Non
     regular expression), `<` or `>`, and a value. Texts are compared without regard to case. A run without the parameter
     does not pass. Raises UsageError for another form, an invalid value, and a key that none of the runs has.
     """
-    conditions = [_parse_condition(part, now or datetime.now(UTC)) for part in text.split(",") if text]
-    keys = {*RunRecord.__struct_fields__, "age", *(name for run in runs for name in run.params)}
+    keys = [*RunRecord.__struct_fields__, "age", *(name for run in runs for name in run.params)]
+    return filter_rows(runs, text, keys, _field, now)
+
+
+def filter_rows(
+    rows: Sequence[T], text: str, keys: Sequence[str], field: Callable[[Any, str], Any], now: datetime | None = None
+) -> list[T]:
+    """Return the rows that pass all conditions of a text. keys: those that `field`, which returns a value, knows."""
+    conditions = [_parse_condition(part, field, now or datetime.now(UTC)) for part in text.split(",") if text]
     for key, _ in conditions:
-        if runs and key not in keys:
-            raise UsageError(f'no field or parameter "{key}"', where="--where", hint=suggest(key, keys))
-    return [run for run in runs if all(condition(run) for _, condition in conditions)]
+        if rows and key not in keys:
+            raise UsageError(f'no field or parameter "{key}"', where="--where", hint=suggest(key, set(keys)))
+    return [row for row in rows if all(condition(row) for _, condition in conditions)]
 
 
-def _parse_condition(text: str, now: datetime) -> tuple[str, RunFilter]:
+def _parse_condition(text: str, field: Callable[[Any, str], Any], now: datetime) -> tuple[str, RowFilter]:
     """Return the key and the filter of one condition."""
     match = _CONDITION.fullmatch(text.strip())
     if not match:
@@ -46,11 +54,11 @@ def _parse_condition(text: str, now: datetime) -> tuple[str, RunFilter]:
             pattern = re.compile(value, re.IGNORECASE)
         except re.error as error:
             raise UsageError(f"not a regular expression: {error}", where=f"--where {text}") from error
-        return key, lambda run: pattern.search(str(_field(run, key))) is not None
-    return key, lambda run: _compare(_field(run, key), operator, value)
+        return key, lambda row: pattern.search(str(field(row, key))) is not None
+    return key, lambda row: _compare(field(row, key), operator, value)
 
 
-def _age_condition(operator: str, value: str, now: datetime) -> RunFilter:
+def _age_condition(operator: str, value: str, now: datetime) -> RowFilter:
     if operator not in "<>":
         raise UsageError("age has no = and ~", where="--where", hint="age<2d or age>1h")
     limit_s = units.parse_duration(value)

@@ -40,6 +40,7 @@ class RunSnapshot(NamedTuple):
     cancel: cancel_request.CancelRequest | None
     damaged: str
     created: str
+    loss: float | None
 
     @classmethod
     def read(cls, run_dir: Path) -> RunSnapshot:
@@ -69,6 +70,7 @@ class RunSnapshot(NamedTuple):
             cancel_request.last_cancel(run_dir),
             damaged,
             first.t if first and first.event == "created" else job.submitted if job else "",
+            step.loss if step else None,
         )
 
     @property

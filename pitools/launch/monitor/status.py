@@ -133,6 +133,7 @@ def _run_record(snapshot: RunSnapshot, state: str, cached: slurm_cache.CachedSta
         pending_reason=cached.reason if cached else "",
         expected_start=cached.start if cached else "",
         params=snapshot.plan.request.params,
+        loss=snapshot.loss,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pitools.core import timestamps
 from pitools.core.errors import PitError, UsageError, suggest
@@ -22,7 +23,7 @@ from pitools.site.schema import Site
 class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
     """One point of a sweep and its run's state.
 
-    state: as of `pit launch show`; NOT_LAUNCHED without the run's folder. loss: the last logged one.
+    state: as of `pit launch show`; NOT_LAUNCHED without the run's folder. loss, metrics: the last logged ones.
     steps_per_s: by the median step of the last attempt. goodput: share of the time since the first start that was
     spent in steps that were not repeated, 0 to 1. loss, steps_per_s, goodput: None without a step log.
     """
@@ -37,6 +38,7 @@ class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
     cause: str
     site: str
     run_id: str
+    metrics: dict[str, float | None] = {}
 
 
 def sweep_rows(points: Sequence[SweepPoint], sites: Mapping[str, Site], report: status.ReportError) -> list[SweepRow]:
@@ -71,6 +73,7 @@ def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
         cause=run.cause if run else "",
         site=point.site,
         run_id=run_dir.name,
+        metrics=steps.last_metrics(logs),
     )
 
 
@@ -92,19 +95,31 @@ def _goodput(run_dir: Path, logs: Mapping[int, steps.Step], run: run_folder.RunR
     return min(1.0, sum(step.wall_s for step in logs.values()) / elapsed) if elapsed > 0 else None
 
 
+def column_names(rows: Sequence[SweepRow]) -> list[str]:
+    """Return the names that `cell` knows: the fields, the keys of the points, and the metrics."""
+    return [*SweepRow.__struct_fields__, *dict.fromkeys(name for row in rows for name in (*row.point, *row.metrics))]
+
+
+def cell(row: SweepRow, name: str) -> Any:
+    """Return a row's value of a key of its point, of a field, or of a metric; None without it."""
+    if name in row.point:
+        return typed_value(row.point[name])
+    return getattr(row, name) if name in SweepRow.__struct_fields__ else row.metrics.get(name)
+
+
 def sort_rows(rows: Sequence[SweepRow], key: str) -> list[SweepRow]:
-    """Return the rows by a field or a key of their points, `-KEY` for the reverse; missing values are last.
+    """Return the rows by a field, a key of their points or a metric, `-KEY` for the reverse; missing values are last.
 
     Raises UsageError for an unknown key.
     """
     name = key.removeprefix("-")
-    keys = [*SweepRow.__struct_fields__, *(rows[0].point if rows else ())]
+    keys = column_names(rows)
     if name not in keys:
         raise UsageError(f'no column "{name}"', where="--sort", hint=suggest(name, keys))
 
     def value(row: SweepRow) -> object:
-        cell = typed_value(row.point[name]) if name in row.point else getattr(row, name)
-        return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+        value = cell(row, name)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
     present = [row for row in rows if value(row) is not None]
     is_text = any(isinstance(value(row), str) for row in present)

@@ -6,6 +6,7 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pitools.launch.sweep import halving
 from pitools.run.steps import Step
@@ -34,7 +35,7 @@ def test_the_best_share_goes_on(logs: list[list[float | None]], keep: float) -> 
     assert len(continuing) >= min(len(reached), max(1, math.ceil(keep * len(reached))))
 
     def loss(decision: halving.HalvingDecision) -> float:
-        return math.inf if decision.loss is None else decision.loss
+        return math.inf if decision.value is None else decision.value
 
     assert not stopped or max(map(loss, continuing)) < min(map(loss, stopped))
     assert all((decision.rank == 1) <= (decision.action == "keep") for decision in decisions)
@@ -48,6 +49,23 @@ def test_a_stopped_run_stays_stopped(logs: list[list[float | None]]) -> None:
     assert first <= both
     shorter = [losses[:3] for losses in logs]
     assert {one.run_id for one in halving.decide(runs(shorter), [3], 0.5) if one.action == "stop"} == first
+
+
+def test_a_metric_is_judged_by_its_last_value_before_the_rung() -> None:
+    """The largest is best where that is asked for, NaN is the worst, and a run without one is left alone."""
+    logged: list[dict[int, float | None]] = [{1: 0.9, 5: 0.0}, {0: 0.9, 2: 0.1}, {2: None}, {5: 0.3}]
+    logs = [
+        {
+            number: replace(step, metrics={"success": values[number]} if number in values else {})
+            for number, step in both
+        }
+        for values, both in ((values, log([1.0] * 6).items()) for values in logged)
+    ]
+    named = [(f"x-{number}", f"run-{number}", steps) for number, steps in enumerate(logs)]
+    for is_largest_best, actions in ((True, ["keep", "stop", "stop"]), (False, ["stop", "keep", "stop"])):
+        decisions = halving.decide(named, [4], 0.3, metric="success", is_largest_best=is_largest_best)
+        assert [decision.action for decision in decisions] == actions
+        assert [decision.value for decision in decisions] == [0.9, 0.1, None]
 
 
 def test_a_loss_of_nan_is_the_worst() -> None:

@@ -27,7 +27,9 @@ from pitools.run.steps import StepLog
 log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"], "steps"), int(os.environ["PIT_RANK"]))
 lr = float(os.environ["PIT_PARAM_LR"])
 for step in range(4):
-    log.write(step=step, loss=lr + 1 / (step + 1), wall_s=0.01, input_s=0, compute_s=0.01, comm_s=0, rank_samples=1)
+    metrics = {"success": lr * step, "val/loss": float("nan")} if step == 2 else None
+    common = {"wall_s": 0.01, "input_s": 0, "compute_s": 0.01, "comm_s": 0, "rank_samples": 1}
+    log.write(step=step, loss=lr + 1 / (step + 1), metrics=metrics, **common)
 log.close()
 print("lr", lr)
 
@@ -74,12 +76,21 @@ def test_a_sweep_from_start_to_end(pit: Pit, request_file: Path, tmp_path: Path)
     table = pit("launch", "sweep", "show", str(sweep["name"]), "--format", "csv", "--sort", "-loss")
     cells = list(csv.DictReader(table.stdout.splitlines()))
     assert [row["lr"] for row in cells] == ["1", "1", "1e-3", "1e-3", "3e-4", "3e-4"]
+    name = str(sweep["name"])
+    best = records(pit("launch", "sweep", "show", name, "--sort", "-success", "--where", "success>0.001,seed<1"))
+    assert [row["metrics"] for row in best] == [{"success": lr * 2, "val/loss": None} for lr in (1.0, 1e-3)]
+    assert "success,val/loss" in table.stdout.splitlines()[0]
+    assert pit("launch", "sweep", "show", name, "--where", "sucess>0").returncode == 2
+    assert len(records(pit("launch", "list", "--where", "loss<0.2505"))) == 2
     for kind in ("losses", "points"):
         done = pit("launch", "sweep", "plot", str(sweep["name"]), "--to", f"{kind}.svg", "--kind", kind)
         assert done.returncode == 0, done.stderr
         assert "<svg" in (tmp_path / f"{kind}.svg").read_text()
-    decisions = records(pit("launch", "sweep", "halve", str(sweep["name"]), "--rungs", "2", "--dry-run"))
-    assert decisions == []  # all have ended
+    for words in ((), ("--max", "success"), ("--min", "val/loss"), ("--max", "sucess")):
+        done = pit("launch", "sweep", "halve", name, "--rungs", "2", "--dry-run", *words)
+        assert records(done) == []  # all have ended
+        assert ('did you mean "success"?' in done.stderr) == ("sucess" in words)
+    assert pit("launch", "sweep", "halve", name, "--rungs", "2", "--min", "a", "--max", "b").returncode == 2
 
 
 @pytest.mark.parametrize(
