@@ -56,16 +56,18 @@ class PrunedRun(Record, frozen=True, kw_only=True, tag="pit.pruned-run/1"):
     reason: str = ""
 
 
-def prune_runs(runs: Sequence[RunRecord], *, keep_last: int = 1, dry_run: bool = True) -> Iterator[PrunedRun]:
+def prune_runs(
+    runs: Sequence[RunRecord], *, keep_last: int = 1, dry_run: bool = True, sweep: str = ""
+) -> Iterator[PrunedRun]:
     """Yield what becomes of each run: one without checkpoints is removed, another loses its older checkpoints.
 
     Kept whole: a run that is not over, or whose job has not ended, or of another user, or that another run names.
-    Never removed: a run of a sweep, and one with files of its program. keep_last: number of newest checkpoints that
-    stay beside the named ones.
+    Never removed: a run of another sweep than `sweep`, and one with files of its program. keep_last: number of newest
+    checkpoints that stay beside the named ones.
     """
     roots = dict.fromkeys(Path(run.run_dir).parent for run in runs)
     named = {run_id: other for root in roots for run_id, other in _named_runs(root).items()}
-    members = {run_id for root in roots for run_id in _sweep_members(root)}
+    sweeps = {run_id: name for root in roots for run_id, name in _sweep_members(root) if name != sweep}
     for leftover in () if dry_run else [path for root in roots for path in root.glob(f"{_REMOVING}*")]:
         with contextlib.suppress(OSError):  # another user's
             shutil.rmtree(leftover)
@@ -77,7 +79,7 @@ def prune_runs(runs: Sequence[RunRecord], *, keep_last: int = 1, dry_run: bool =
                 yield replace(record, reason=reason)
             else:
                 with lock(run_dir / apply_decision.RUN_LOCK, f"run {run.run_id}"):
-                    yield _prune(record, run_dir, run.run_id in members, keep_last, dry_run)
+                    yield _prune(record, run_dir, sweeps.get(run.run_id, ""), keep_last, dry_run)
         except (PitError, OSError) as error:
             error = error if isinstance(error, PitError) else from_os_error(error, run_dir)
             yield replace(record, state="failed", reason=error.message)
@@ -95,15 +97,15 @@ def _keep_reason(run: RunRecord, named: dict[str, str]) -> str:
     return f"run {named[run.run_id]} names it" if run.run_id in named else ""
 
 
-def _prune(record: PrunedRun, run_dir: Path, is_sweep_member: bool, keep_last: int, dry_run: bool) -> PrunedRun:
-    """Prune one run; the caller holds its lock, so that nobody reopens it meanwhile."""
+def _prune(record: PrunedRun, run_dir: Path, sweep: str, keep_last: int, dry_run: bool) -> PrunedRun:
+    """Prune one run; the caller holds its lock, so that nobody reopens it meanwhile. sweep: that keeps it, or ""."""
     verdict = apply_decision.read_verdict(run_dir)
     if verdict is None or verdict.code == "moving":
         return replace(record, reason="it has not ended" if verdict is None else "its move has not ended")
     if layout.listed_steps(run_dir / _CHECKPOINTS):
         return _trim(record, run_dir / _CHECKPOINTS, keep_last, dry_run)
-    if is_sweep_member:
-        return replace(record, reason="it belongs to a sweep, whose table shows it")
+    if sweep:
+        return replace(record, reason=f"it belongs to a sweep: pit launch prune --sweep {sweep}")
     if files := _other_files(run_dir):
         return replace(record, reason=f"other files are in it: {', '.join(files[:3])}{', …' if files[3:] else ''}")
     freed = _disk_bytes(run_dir)
@@ -154,9 +156,11 @@ def _named_runs(root: Path) -> dict[str, str]:
     return named
 
 
-def _sweep_members(root: Path) -> set[str]:
-    """Return the ids of the runs of all sweeps below a folder of runs: a sweep has a link to each."""
-    return {link.readlink().name for link in root.glob("sweeps*/*/*") if link.is_symlink()}
+def _sweep_members(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield each run of a sweep below a folder of runs, with the sweep's name: a sweep has a link to each."""
+    for link in root.glob("sweeps*/*/*"):
+        if link.is_symlink():
+            yield link.readlink().name, link.parent.name
 
 
 def _other_files(run_dir: Path) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -133,6 +134,17 @@ def remove_point(sweep_dir: Path, point: SweepPoint) -> None:
     with contextlib.suppress(OSError):
         (sweep_dir / point.name).unlink(missing_ok=True)
     (sweep_dir / "points" / f"{point.index}.json").unlink(missing_ok=True)
+
+
+def forget_removed_runs(sweep_dir: Path) -> None:
+    """Remove the records of points whose runs are gone, and a sweep without points. The caller holds its lock."""
+    points = read_points(sweep_dir)
+    # Without the folder of runs, its file system may not be mounted.
+    gone = [p for p in points if Path(p.run_dir).parent.is_dir() and not Path(p.run_dir).exists()]
+    for point in gone:
+        remove_point(sweep_dir, point)
+    if len(gone) == len(points):
+        shutil.rmtree(sweep_dir)
 
 
 def next_index(points: Sequence[SweepPoint]) -> int:

@@ -91,6 +91,15 @@ def test_a_sweep_from_start_to_end(pit: Pit, request_file: Path, tmp_path: Path)
         assert records(done) == []  # all have ended
         assert ('did you mean "success"?' in done.stderr) == ("sucess" in words)
     assert pit("launch", "sweep", "halve", name, "--rungs", "2", "--min", "a", "--max", "b").returncode == 2
+    # Its runs are removed where that is asked for, and the sweep with the last one.
+    assert {row["state"] for row in records(pit("launch", "prune", "--where", "age>0s", "--remove"))} == {"kept"}
+    prune = ("launch", "prune", "--sweep", name)
+    assert {row["state"] for row in records(pit(*prune, "--where", "loss<0.2505"))} == {"would be removed"}
+    assert [row["state"] for row in records(pit(*prune, "--where", "loss<0.2505", "--remove"))] == ["removed"] * 2
+    assert len(records(pit("launch", "sweep", "show", name))) == 4
+    assert [row["state"] for row in records(pit(*prune, "--remove"))] == ["removed"] * 4
+    assert records(pit("launch", "sweep", "list")) == []
+    assert run_folder.run_dirs(tmp_path / "runs") == []
 
 
 @pytest.mark.parametrize(
