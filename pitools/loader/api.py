@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pitools.core.errors import ConfigError, UsageError
-from pitools.loader.loader import Loader
+from pitools.loader.loader import Loader, require_one_worker
 from pitools.loader.open import open_version
 from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
 from pitools.loader.sampling.window_samples import WindowSamples
@@ -59,6 +59,8 @@ def load(
         raise UsageError("workers without torch", where="load", hint='framework="torch"; others read by threads')
     if transform and not workers:
         raise UsageError("transform without workers", where="load", hint="call it in the loop, or give workers=4")
+    if rank is None or world_size is None:
+        require_one_worker("pitools.load")
     own_rank, ranks = _ranks() if rank is None or world_size is None else (rank, world_size)
     make = partial(
         _make_loader,

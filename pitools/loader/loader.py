@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -143,7 +144,7 @@ class Loader(Stateful):
         self._threads, self._prefetch, self._read_timeout_s = max(1, threads), max(1, prefetch), read_timeout_s
         self._position = 0  # of the next batch to be returned
         self._skipped_batches = 0  # batches of other workers between two of this one
-        self._pid, self._readers = 0, None  # type: int, ReadThreads | None
+        self._created_in, self._pid, self._readers = os.getpid(), 0, None  # type: int, int, ReadThreads | None
         self._pending: deque[PendingBatch] = deque()
         self._free: list[dict[str, NDArray[Any]]] = []
         self._returned: dict[str, NDArray[Any]] | None = None
@@ -234,6 +235,8 @@ class Loader(Stateful):
     def _request(self, count: int) -> None:
         """Submit reads until `count` batches are pending."""
         if self._readers is None or self._pid != os.getpid():
+            if self._created_in != os.getpid() and not self._skipped_batches:
+                require_one_worker("Loader")
             # A forked child has none of its parent's threads, and their reads never complete here.
             self._pid, self._readers = os.getpid(), ReadThreads(self._threads)
             self._pending.clear()
@@ -296,6 +299,19 @@ class Loader(Stateful):
                     raise Unreachable(message, where=self.samples.description, hint=hint) from error
                 raise error
         return sum(part.result() for part in pending.parts)
+
+
+def require_one_worker(where: str) -> None:
+    """Raise ConfigError in one of several workers of a DataLoader: each would return the same batches."""
+    data = sys.modules.get("torch.utils.data")
+    worker = data.get_worker_info() if data else None
+    if worker and worker.num_workers > 1:
+        # In one line: torch forwards no more of a worker's error.
+        problem = (
+            f"in worker {worker.id} of {worker.num_workers} of a DataLoader, each of which would repeat the batches "
+        )
+        problem += f'(expected pitools.load(…, framework="torch", workers={worker.num_workers}), or num_workers=0)'
+        raise ConfigError(problem, where=where)
 
 
 def _reshape_view(buffer: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

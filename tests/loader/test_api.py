@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +127,31 @@ def test_the_example_has_five_lines(repo: Path) -> None:
     lines = [line for line in block.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert len(lines) <= 5
     assert lines[0] == "import pitools"
+
+
+class OwnDataset(torch.utils.data.IterableDataset[Any]):
+    """Batches of `pitools.load`, which is called here, or in the worker; `shares`: each worker is given its share."""
+
+    def __init__(self, version: Path, *, is_early: bool, shares: bool = False) -> None:
+        self.version, self.shares = version, shares
+        self.batches = pitools.load(version, **OPTIONS) if is_early else None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        worker = torch.utils.data.get_worker_info()
+        share = {"rank": worker.id, "world_size": worker.num_workers} if worker and self.shares else {}
+        for batch in islice(self.batches or pitools.load(self.version, **OPTIONS, **share), 3):
+            yield batch.sample_indices.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")
+def test_workers_of_a_foreign_dataloader_do_not_repeat_batches(version: Path) -> None:
+    """Each of several would return every batch; one worker, and workers with a share each, are no repetition."""
+    for is_early in (False, True):
+        with pytest.raises(ConfigError, match="workers=2"):
+            list(torch.utils.data.DataLoader(OwnDataset(version, is_early=is_early), batch_size=None, num_workers=2))
+        one = torch.utils.data.DataLoader(OwnDataset(version, is_early=is_early), batch_size=None, num_workers=1)
+        expected = [batch.sample_indices.tolist() for batch in islice(pitools.load(version, **OPTIONS), 3)]
+        assert list(one) == expected
+    shared = OwnDataset(version, is_early=False, shares=True)
+    parts = list(torch.utils.data.DataLoader(shared, batch_size=None, num_workers=2))
+    assert sorted(chain(*parts)) == sorted(chain(*expected))
