@@ -79,8 +79,11 @@ def _srun(run_dir: Path, site: Site, node: str, plan: Plan, is_terminal: bool) -
 def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[str, ...]) -> None:
     """Print the variables of a rank of RUN, or of REQUEST (a .toml file) as one process, for eval in a shell.
 
-    In an allocation, a debugger or a notebook: eval "$(pit launch env request.toml)", then run your program.
+    In an allocation, a debugger or a notebook: eval "$(pit launch env request.toml)", then run your program. What it
+    saves for a REQUEST lies in a folder beside the runs, which is named on stderr, and stays for the next time.
     """
+    import os
+
     from pitools.launch.monitor import rank_variables
     from pitools.launch.plan import load_plan
     from pitools.launch.sweep.points import parse_point, plan_point
@@ -92,7 +95,8 @@ def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[
         lines = rank_variables.export_lines(variables)
     else:
         plan = plan_point(Path(run), load_site(site_name), parse_point(sets), data=parse_named_paths(data, "--data"))
-        folder = Path.cwd() / f"debug-{plan.name}"
+        folder = Path(plan.runs_dir) / f".debug.{os.geteuid()}" / plan.name  # not in a copy of the code, or a run
+        click.echo(f"pit: its files: {folder}", err=True)
         lines = rank_variables.export_lines(rank_variables.variables_of_request(plan, folder))
         lines.append('mkdir -p "$PIT_ATTEMPT_DIR" "$PIT_CHECKPOINT_DIR"')
     for line in lines:

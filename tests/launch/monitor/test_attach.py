@@ -64,12 +64,14 @@ def test_env_of_a_request_runs_its_program(pit: Pit, tmp_path: Path) -> None:
     """As a single process, in a folder of its own, without a run."""
     (tmp_path / "r.toml").write_text(REQUEST.format(framework="torch", sleep="{sleep}"))
     printed = pit("launch", "env", "r.toml", "--set", "lr=3")
-    code = 'echo "$RANK of $WORLD_SIZE: $PIT_PARAM_LR" > "$PIT_ATTEMPT_DIR/it"; cat debug-a/attempts/0/it'
+    code = 'echo "$RANK of $WORLD_SIZE: $PIT_PARAM_LR" > "$PIT_ATTEMPT_DIR/it"; cat runs/.debug.*/a/attempts/0/it'
     shell = subprocess.run(
         ["sh", "-euc", f"{printed.stdout}\n{code}"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert shell.stdout == "0 of 1: 3.0\n"
-    assert not list(tmp_path.glob("runs/*"))
+    assert not list(tmp_path.glob("debug*"))
+    assert pit("launch", "list").stdout == ""
+    assert str(tmp_path / "runs" / ".debug.") in printed.stderr
 
 
 def test_a_command_beside_a_rank_here(pit: Pit, tmp_path: Path) -> None:
