@@ -153,7 +153,8 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
 def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) -> None:
     """Follow and continue RUNS, or all unfinished runs of the site, until all have ended.
 
-    Prints a record for every change; on a terminal, a live table. Exit code 1 if a run did not finish.
+    Prints a record for every change; on a terminal, a live table. In a pipe, --format table prints it at the end. Exit
+    code 1 if a run did not finish.
     """
     import sys
 

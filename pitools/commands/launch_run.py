@@ -159,7 +159,7 @@ def _run_one(
         attempt = run_folder.last_attempt(run_dir)
         failed = first_failure(attempt) if attempt else None
         first_rank = f"rank {failed.rank} on {failed.node} ended first, with {failed.exit_code}; " if failed else ""
-        click.echo(f"pit: the run {ended.state.lower()}: {ended.cause}: {ended.reason}", err=True)
+        click.echo(f"pit: the run was stopped: {ended.cause}: {ended.reason}", err=True)
         click.echo(f"pit: {first_rank}see: pit launch why {run_dir}", err=True)
         ctx.exit(1)
 
@@ -177,7 +177,9 @@ def _make_plan(
 
 
 def warn_of_unusable(plan: Plan) -> None:
-    """Print a note for each dataset version of a plan that should not be used any more, and for each missing hook."""
+    """Print a note for each dataset version of a plan that should not be used any more, and each missing program."""
+    import os
+    import re
     import shutil
 
     from pitools.store.resolve import warning_for
@@ -186,8 +188,12 @@ def warn_of_unusable(plan: Plan) -> None:
         if text := warning_for(Path(data.source)):
             click.echo(f"pit: note: dataset {data.name}: {text}", err=True)
     for hook in plan.hooks:
-        if "/" not in hook.command[0] and not shutil.which(hook.command[0]):
-            click.echo(f"pit: note: hook {hook.command[0]}: not on this machine's PATH", err=True)
+        name = os.path.expanduser(hook.command[0])  # noqa: PTH111 - a name without "/" is left alone
+        if ("/" not in name or name.startswith("/")) and not shutil.which(name):
+            click.echo(f"pit: note: hook {hook.command[0]}: no such program on this machine", err=True)
+    script = re.match(r"\s*python[\d.]*\s+([\w./-]+\.py)(?!\S)", plan.request.command)
+    if script and not Path(plan.request.workdir, script[1]).exists():
+        click.echo(f"pit: note: command: there is no {script[1]} in {plan.request.workdir}", err=True)
 
 
 def _plan_from_stdin() -> Plan:

@@ -270,5 +270,6 @@ def _popen(argv: Sequence[str], *, cwd: Path | None = None, **options: Any) -> s
             ) from error
         if isinstance(error, FileNotFoundError) and not shutil.which(argv[0]):
             hint = "install it, or run this on a host where it is installed"
-            raise ToolMissing(f'"{argv[0]}" is not on the PATH', hint=hint) from error
+            problem = "does not exist" if "/" in argv[0] else "is not on the PATH"
+            raise ToolMissing(f'"{argv[0]}" {problem}', hint=hint) from error
         raise ToolMissing(f'"{argv[0]}" cannot be run: {error.strerror}') from error

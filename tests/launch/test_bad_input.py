@@ -113,6 +113,21 @@ def test_a_runs_folder_that_cannot_be(refused: Callable[..., str]) -> None:
     assert "/proc/runs" in refused(GOOD, 4, PIT_RUNS="/proc/runs")
 
 
+def test_a_program_that_is_missing_is_named_at_once(pit: Pit, tmp_path: Path) -> None:
+    """The script of a command, and a hook, which may both be there on the nodes only: a note, and the plan is made."""
+    (tmp_path / "t.py").touch()
+    hook = '[[hooks]]\non = ["verdict"]\ncommand = ["{}"]\n'
+    notes = {}
+    for script, program in (("t.py", "/bin/true"), ("typo.py", "/no/hook")):
+        request = f'name = "t"\ncommand = "python {script} --x"\n' + hook.format(program)
+        (tmp_path / "request.toml").write_text(request)
+        done = pit("launch", "plan", "request.toml")
+        assert done.returncode == 0
+        notes[script] = [line for line in done.stderr.splitlines() if "note" in line]
+    assert notes["t.py"] == []
+    assert [name in note for name, note in zip(("/no/hook", "typo.py"), notes["typo.py"], strict=True)] == [True, True]
+
+
 def test_a_plan_that_is_none(pit: Pit) -> None:
     """Exit 2, and what to pipe instead."""
     done = pit("launch", "run", "-", stdin='{"schema":"pit.run/1"}\n')

@@ -204,6 +204,15 @@ def test_a_run_of_another_release_is_said_to_be_one(
     assert ("another release of pitools" in line, f"`{key}`" in line, "damaged" in line) == (True, True, False)
 
 
+def test_a_watch_in_a_pipe_prints_a_table_where_one_is_asked_for(
+    ended: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its end; by itself it prints JSON Lines."""
+    for words, first in (((), "{"), (("--format", "table"), "RUN ID")):
+        cli.group.main(args=["launch", "watch", str(ended), *words], prog_name="pit", standalone_mode=False)
+        assert capsys.readouterr().out.startswith(first)
+
+
 def test_a_damaged_attempt_is_no_obstacle(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`show`, `why` and `cancel` work on a run whose last attempt left half a record, or none that can be read."""
     (ended / "verdict.json").unlink()

@@ -125,7 +125,8 @@ def _classify_hang(evidence: AttemptEvidence, faults: FaultTimeline) -> Cause | 
     nodes = {evidence.node_of(rank) for rank in slow_ranks} - {""}
     blamed = timeline.blamable_nodes(nodes, evidence) if len(nodes) == 1 and len(set(evidence.hosts)) > 1 else ()
     slow_text = f"; behind: {_format_ranks(slow_ranks)}" if slow_ranks else ""
-    reason = f"no step for {hang.stalled_s:.0f} s after step {hang.step} (usual: {hang.median_step_s:.3g} s){slow_text}"
+    place = f"after step {hang.step} (usual: {hang.median_step_s:.3g} s)" if hang.step >= 0 else "before the first one"
+    reason = f"no step for {hang.stalled_s:.0f} s {place}{slow_text}"
     return make_cause("hang", "certain", reason, nodes=blamed, rank=slow_ranks[0] if len(slow_ranks) == 1 else None)
 
 
