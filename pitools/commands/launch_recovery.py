@@ -95,6 +95,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
     from pitools.launch.recovery import apply_decision
     from pitools.launch.recovery.resume import settle_run
     from pitools.run.move_record import interrupted_move
+    from pitools.run.run_folder import attempt_dirs
 
     settle_run(run_dir, site)
     is_terminal = sys.stdout.isatty()
@@ -117,6 +118,8 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         if move_error := interrupted_move(run_dir):
             text = f"{move_error.message}; to complete it: {move_error.hint}"
     click.echo(f"pit: {text}", err=True)
+    if len(attempt_dirs(run_dir)) > 1:
+        click.echo(f"pit: what an earlier attempt printed: pit launch logs {run_dir.name} --attempt N", err=True)
     if hook_error := hooks.last_error(run_dir):
         click.echo(f"pit: a hook failed: {one_line(hook_error, _MAX_REASON_CHARS)}", err=True)
 

@@ -1,6 +1,6 @@
 """Launch runs, follow them, and continue them after faults.
 
-`pitools.launch(…)` is a call of this package: see `pitools.launch.api.launch`.
+`pitools.launch(…)` is a call of this package, with the arguments of `help("pitools.launch.api.launch")`.
 """
 
 import sys

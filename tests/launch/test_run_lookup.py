@@ -335,7 +335,9 @@ def test_an_attempt_has_one_name(ended: Path, capsys: pytest.CaptureFixture[str]
     head, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert dict(zip(head, row, strict=True))["attempt"] == "1"
     pit_here("why", str(ended), "--format", "table")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("attempt 1: ")
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-1].startswith("attempt 1: ")
+    assert f"pit launch logs {ended.name} --attempt N" in output.err
     assert status.run_status(ended, load_site("other")).attempt == "1"
 
 
