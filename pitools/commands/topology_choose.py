@@ -48,7 +48,12 @@ COLUMNS = ("objective", "cost", "runner_up_cost", "leaves", "pods", "ring_hops",
 @click.option(
     "--segment", type=click.IntRange(0), default=0, metavar="N", help="Choose multiples of N nodes in each leaf."
 )
-@click.option("--pods-like-slurm", is_flag=True, help="Choose within the fullest pod that fits, as Slurm does.")
+@click.option(
+    "--within-slurms-subtree",
+    "slurms_subtree",
+    is_flag=True,
+    help="Choose below the switch that Slurm would: the fullest of the lowest with enough nodes.",
+)
 @click.option("--as-exclude", is_flag=True, help="Print all nodes except the chosen leaves', for sbatch -x.")
 @click.option("-H", "as_hosts", is_flag=True, help="Print nodes and spares as one host list.")
 @format_option
@@ -62,7 +67,7 @@ def choose(
     objective: Objective,
     spares: int,
     segment: int,
-    pods_like_slurm: bool,
+    slurms_subtree: bool,
     as_exclude: bool,
     as_hosts: bool,
     form: str,
@@ -100,7 +105,13 @@ def choose(
         free = {node: cost + extra.get(node, 0.0) for node, cost in free.items()}
     available = free if any(free.values()) else list(free)
     choice = choosing.select_nodes(
-        fabric, available, k, objective=objective, spares=spares, segment=segment, pods_like_slurm=pods_like_slurm
+        fabric,
+        available,
+        k,
+        objective=objective,
+        spares=spares,
+        segment=segment,
+        slurms_subtree=slurms_subtree,
     )
     chosen = [*choice.nodes, *choice.spares]
     if choice.warning:
@@ -112,7 +123,7 @@ def choose(
     elif as_hosts or form == "hosts":
         click.echo(hostlist.fold(chosen))
     else:
-        runner_up_cost = choosing.runner_up_cost(fabric, available, choice, pods_like_slurm=pods_like_slurm)
+        runner_up_cost = choosing.runner_up_cost(fabric, available, choice, slurms_subtree=slurms_subtree)
         with Output(form, COLUMNS) as out:
             out(structs.replace(choice, runner_up_cost=runner_up_cost, node_list=hostlist.fold(choice.nodes)))
 

@@ -194,7 +194,6 @@ class _AcquireLoop:
             job.nodes,
             objective=self.options.objective,
             segment=self.options.segment or job.segment,
-            spares=min(self.options.spares, len(free) - job.nodes),
         )
 
     def apply_choice(self, constraint: node_filter.Constraint, choice: NodeChoice) -> None:

@@ -83,7 +83,7 @@ def constrain(
     by: `exclude` excludes all nodes of the job's partitions except the chosen leaves, so that other nodes of a leaf can
     replace a lost one; `nodelist` requires exactly the chosen nodes; `reservation` is exclude, and reserves the nodes.
     """
-    chosen = {*choice.nodes, *choice.spares}
+    chosen = set(choice.nodes)
     if by == "nodelist":
         return Constraint(frozenset(choice.nodes), job.excluded_nodes, hostlist.fold(choice.nodes))
     in_partition = msgspec.structs.replace(job, partition=partition or job.partition)

@@ -19,8 +19,8 @@ class AcquireOptions(NamedTuple):
     """Options of an acquisition.
 
     by: kind of constraint. tries: most choices. timeout_s: for all tries. unreachable_s: how long after that to retry
-    removing the constraint while Slurm is unreachable. objective, segment: of `select_nodes`. spares: extra nodes whose
-    leaves the job may use. on_failure: after the last try, remove or keep the constraint, or cancel the job.
+    removing the constraint while Slurm is unreachable. objective, segment: of `select_nodes`. on_failure: after the
+    last try, remove or keep the constraint, or cancel the job.
     """
 
     by: ConstraintKind = "exclude"
@@ -29,7 +29,6 @@ class AcquireOptions(NamedTuple):
     unreachable_s: float = 60.0
     objective: Objective = "level"
     segment: int = 0
-    spares: int = 0
     on_failure: OnFailure = "release"
 
 

@@ -31,17 +31,6 @@ def solve(problem: Problem, candidates: list[int]) -> Ints:
     return counts
 
 
-def node_costs(problem: Problem, candidates: list[int]) -> Floats:
-    """Return the least cost for 0, 1, … units up to the problem's; inf where too few units are free."""
-    tables, _ = _tables(problem, LeafBatches(problem), candidates)
-    least = np.full(problem.units + 1, np.inf)
-    for vertex in candidates:
-        table = tables[vertex] if vertex in tables else problem.leaf_cost(vertex)
-        height = problem.top * int(problem.tree.height[vertex])
-        np.minimum(least[: len(table)], table + height, out=least[: len(table)])
-    return least
-
-
 def min_plus(left: Floats, right: Floats, max_units: int) -> Floats:
     """Return the min-plus convolution: min over i of left[i] + right[m - i], for m up to `max_units`."""
     if len(right) > len(left):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import get_args
 
 import numpy as np
 
 from pitools.core.errors import ClusterError, UsageError
 from pitools.topology.choose import torus
-from pitools.topology.choose.knapsack import node_costs, solve
+from pitools.topology.choose.knapsack import solve
 from pitools.topology.choose.problem import (
     FreeInput,
     FreeNodes,
@@ -39,7 +39,7 @@ def select_nodes(
     spares: int = 0,
     segment: int = 0,
     weights: CostWeights = DEFAULT_WEIGHTS,
-    pods_like_slurm: bool = False,
+    slurms_subtree: bool = False,
 ) -> NodeChoice:
     """Return the k + spares nodes of `free` with the least cost; `nodes` is the best k of them, in rank order.
 
@@ -47,7 +47,7 @@ def select_nodes(
     excludes. objective: `pair`: links between all pairs; `ring`: links that a ring over the nodes crosses; `level`: the
     lowest common switch, then fewest switches below it, leaves last; `leaf`: fewest leaves, then fewest switches above.
     A torus has its own: the box with the least surface that isolates the fewest free neighbours. segment: allocate
-    leaves in multiples of this. pods_like_slurm: only below the switch that Slurm would select, the fullest of the
+    leaves in multiples of this. slurms_subtree: only below the switch that Slurm would select, the fullest of the
     lowest ones with enough nodes. `runner_up_cost` fills the field of that name.
 
     Raises ClusterError for too few free nodes, UsageError for a segment that does not divide k and spares.
@@ -64,7 +64,9 @@ def select_nodes(
     available = make_free_nodes(tree, free)
     problem = make_problem(tree, available, k + spares, objective=objective, unit_nodes=segment or 1, weights=weights)
     chosen = take_cheapest(
-        tree, available, solve(problem, _lowest_level(problem, _fitting_vertices(problem, len(free), pods_like_slurm)))
+        tree,
+        available,
+        solve(problem, _lowest_level(problem, _fitting_vertices(problem, len(free), slurms_subtree))),
     )
     active = chosen
     if spares:
@@ -83,7 +85,7 @@ def runner_up_cost(
     choice: NodeChoice,
     *,
     weights: CostWeights = DEFAULT_WEIGHTS,
-    pods_like_slurm: bool = False,
+    slurms_subtree: bool = False,
 ) -> float | None:
     """Return the cost of the best choice with other counts per leaf, by the same objective; None if there is none."""
     if fabric.torus is not None or not fabric.leaves:
@@ -100,36 +102,7 @@ def runner_up_cost(
         break_ties=False,
     )
     counts = np.bincount(tree.leaf_of[tree.positions(chosen)], minlength=tree.leaf_count)
-    return runner_up(problem, _fitting_vertices(problem, len(free), pods_like_slurm), counts)
-
-
-def cost_by_size(
-    fabric: Fabric,
-    free: FreeInput,
-    sizes: Iterable[int],
-    *,
-    objective: Objective = "level",
-    weights: CostWeights = DEFAULT_WEIGHTS,
-) -> dict[int, float]:
-    """Return size → least cost, for jobs of flexible size; omits sizes for which too few nodes are free."""
-    wanted = sorted(size for size in set(sizes) if size > 0)
-    if fabric.torus is not None or not fabric.leaves or objective == "pair":  # `pair`: every link's cost depends on k
-        return {k: cost for k in wanted if (cost := _least_cost(fabric, free, k, objective, weights)) is not None}
-    tree = tree_arrays(fabric)
-    available = make_free_nodes(tree, free)
-    max_size = min(max(wanted, default=0), len(available.nodes))
-    if not max_size:
-        return {}
-    problem = make_problem(tree, available, max_size, objective=objective, weights=weights, break_ties=False)
-    costs = node_costs(problem, [int(vertex) for vertex in np.flatnonzero(problem.room)])
-    return {k: float(costs[k]) for k in wanted if k <= max_size and costs[k] < np.inf}
-
-
-def _least_cost(fabric: Fabric, free: FreeInput, k: int, objective: Objective, weights: CostWeights) -> float | None:
-    try:
-        return select_nodes(fabric, free, k, objective=objective, weights=weights).cost
-    except ClusterError:
-        return None
+    return runner_up(problem, _fitting_vertices(problem, len(free), slurms_subtree), counts)
 
 
 def _parse_objective(objective: str) -> Objective:

@@ -47,10 +47,8 @@ class BestPossible(NamedTuple):
     ring_hops: int
 
 
-def score_job(
-    order: Sequence[str], fabric: Fabric, *, among: Collection[str] = (), job_id: str = "", name: str = ""
-) -> PlacementScore:
-    """Score nodes. order: in rank order. among: the nodes to compare with, all by default.
+def score_job(order: Sequence[str], fabric: Fabric, *, job_id: str = "", name: str = "") -> PlacementScore:
+    """Score nodes, in rank order, against the best of all nodes.
 
     Raises ClusterError for a flat fabric, on which all placements are equal.
     """
@@ -63,7 +61,7 @@ def score_job(
     nodes_in_fabric = [node for node in nodes if node in fabric_nodes]
     leaves, pods = count_leaves_and_pods(nodes_in_fabric, fabric)
     hops = ring_hops(nodes, fabric)
-    best = best_possible(len(nodes_in_fabric), fabric, among)
+    best = best_possible(len(nodes_in_fabric), fabric)
     return PlacementScore(
         job_id=job_id,
         name=name,
@@ -91,18 +89,17 @@ def count_leaves_and_pods(nodes: Collection[str], fabric: Fabric) -> tuple[int, 
     return len(paths), len({way[:-1] for way in paths if len(way) > 1})
 
 
-def best_possible(k: int, fabric: Fabric, among: Collection[str] = ()) -> BestPossible:
+def best_possible(k: int, fabric: Fabric) -> BestPossible:
     """Return the fewest leaves, pods and ring hops of k nodes; each minimum on its own, not all at once."""
     from pitools.topology.choose import select_nodes  # imports numpy
 
-    candidates = [node for node in all_nodes(fabric) if not among or node in among]
+    candidates = list(all_nodes(fabric))
     if not 0 < k <= len(candidates):
         return BestPossible(0, 0, 0)
-    selected = frozenset(candidates)
     leaves: list[int] = []
     pods: Counter[tuple[str, ...]] = Counter()
     for leaf, path in zip(fabric.leaves, leaf_paths(fabric), strict=True):
-        leaves.append(len(selected.intersection(leaf.nodes)))
+        leaves.append(len(leaf.nodes))
         pods[path[:-1]] += leaves[-1]
     nodes_without_pod = pods.pop((), 0)  # nodes of leaves without a parent switch
     by_ring = select_nodes(_with_common_root(fabric), candidates, k, objective="ring")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, UsageError
-from pitools.topology.choose import CostWeights, NodeChoice, Objective, cost_by_size, runner_up_cost, select_nodes
+from pitools.topology.choose import CostWeights, NodeChoice, Objective, runner_up_cost, select_nodes
 from pitools.topology.fabric_model import Fabric, Leaf
 from tests.topology.choose.brute_force import Brute, Cost, forest, plainly
 
@@ -155,17 +155,6 @@ def test_spares_keep_both_optimal(free: set[int], k: int, spares: int, objective
     assert alone.cost(selection.nodes, objective) == pytest.approx(alone.best_two(k, objective)[0])
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.sets(st.integers(0, 47), min_size=3), st.sampled_from(OBJECTIVES))
-def test_a_curve_is_the_cost_of_each_size(free: set[int], objective: Objective) -> None:
-    """One pass tells what each size costs alone; sizes that are not free are left out."""
-    fabric, names = even(3, 4, 4), [f"n{number}" for number in free]
-    actual = cost_by_size(fabric, names, range(1, 60, 3), objective=objective)
-    assert actual == {
-        k: pytest.approx(select_nodes(fabric, names, k, objective=objective).cost) for k in range(1, len(names) + 1, 3)
-    }
-
-
 def test_equals_use_up_leaves() -> None:
     """Of choices that cost the same, one that leaves no leaf in part; else the one that leaves the least over."""
     fabric = even(1, 4, 8)
@@ -220,7 +209,7 @@ def test_nodes_it_does_not_know_are_not_chosen() -> None:
         select_nodes(Fabric(), ["a", "b", "c"], 4)
 
 
-def test_pods_like_slurm_spare_the_large_ones() -> None:
+def test_slurms_subtree_spares_the_large_ones() -> None:
     """Of the lowest switches with room, only the one with the fewest free nodes is looked at."""
     fabric = even(3, 4, 4)
     free = [f"n{number}" for number in (*range(16), *range(16, 20), 20, 24, 28, *range(32, 44))]
@@ -228,12 +217,12 @@ def test_pods_like_slurm_spare_the_large_ones() -> None:
         "p1l0",
         "p1l1",
     }  # a leaf used up, another of which one was left
-    like = select_nodes(fabric, free, 8, pods_like_slurm=True)
+    like = select_nodes(fabric, free, 8, slurms_subtree=True)
     assert set(like.per_leaf) <= {"p2l0", "p2l1", "p2l2"}
-    assert select_nodes(fabric, free, 14, pods_like_slurm=True).pods == 1
-    second = runner_up_cost(fabric, free, like, pods_like_slurm=True)
+    assert select_nodes(fabric, free, 14, slurms_subtree=True).pods == 1
+    second = runner_up_cost(fabric, free, like, slurms_subtree=True)
     assert second == like.cost  # two leaves of three: the other pair
-    assert select_nodes(fabric, free, 20, pods_like_slurm=True) == select_nodes(fabric, free, 20)
+    assert select_nodes(fabric, free, 20, slurms_subtree=True) == select_nodes(fabric, free, 20)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -10,7 +10,7 @@ from math import prod
 import pytest
 
 from pitools.core.errors import ClusterError, UsageError
-from pitools.topology.choose import cost_by_size, runner_up_cost, select_nodes
+from pitools.topology.choose import runner_up_cost, select_nodes
 from pitools.topology.fabric_model import Fabric, Torus
 from tests.topology.choose.brute_force import boxes
 
@@ -68,6 +68,5 @@ def test_spares_and_costs() -> None:
     assert (len(choice.nodes), len(choice.spares), choice.shape) == (6, 2, (2, 4))
     risky = {name: 1.0 if name.startswith(("0", "1")) else 0.0 for name in names}
     assert {name[0] for name in select_nodes(fabric, risky, 8).nodes} == {"2", "3"}
-    assert cost_by_size(fabric, names, [4, 16]) == {4: 16.0, 16: 0.0}
     with pytest.raises(UsageError, match=r"^segment: "):
         select_nodes(fabric, names, 4, segment=2)
