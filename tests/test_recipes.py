@@ -116,7 +116,7 @@ def test_topology_of_a_choice(clusters: Path, repo: Path, tmp_path: Path) -> Non
 @pytest.mark.slurm
 def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """A request runs at the best place, and three more from a queue that both sites serve."""
-    queue = {name: str(tmp_path / name) for name in ("PIT_PLACE", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
+    queue = {name: str(tmp_path / name) for name in ("PIT_QUEUE", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
     lines = follow(repo, tmp_path, "pitools/place/README.md", 0, 1, **queue).splitlines()
     assert lines[0].split()[:3] == ["RANK", "SITE", "PARTITION"]
     assert {tuple(line.split()[1:3]) for line in lines[1:5]} == {

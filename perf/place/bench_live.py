@@ -114,7 +114,7 @@ def ours(run: Run, clusters: TwoClusters) -> dict[str, float]:
     env = {
         **os.environ,
         "PIT_SITE_PATH": str(run.work / "sites"),
-        "PIT_PLACE": str(run.work / "place"),
+        "PIT_QUEUE": str(run.work / "place"),
         "XDG_CACHE_HOME": str(run.work / "cache"),
         "XDG_STATE_HOME": str(run.work / "state"),
     }

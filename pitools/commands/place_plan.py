@@ -14,6 +14,7 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @click.option(
     "--site",
     "names",
+    envvar="PIT_SITES",
     metavar="NAME",
     multiple=True,
     help="Plan for this site; repeatable; by default every site with Slurm.",

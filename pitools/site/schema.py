@@ -141,13 +141,14 @@ class Place(Section, frozen=True, kw_only=True):
 
     max_queued_jobs: limit of its pending jobs in each partition. bandwidth: expected rate of copies to `paths.data` in
     bytes per second, such as `200MiB`; measured rates replace it. failures_per_node_day: expected failures per node and
-    day, weighted like 100 node-days of accounting. gpu_hours: limit of all jobs of this user in 30 days; 0: no limit.
+    day, weighted like 100 node-days of accounting. max_gpu_hours: limit of all jobs of this user in 30 days,
+    or 0.
     """
 
     max_queued_jobs: int = 4
     bandwidth: str = "100MiB"
     failures_per_node_day: float = 0.0
-    gpu_hours: float = 0.0
+    max_gpu_hours: float = 0.0
 
 
 class Recovery(Section, frozen=True, kw_only=True):

@@ -126,7 +126,7 @@ class Made:
             "user": "me",
             "associations": rows or (Association(cluster="x", account="lab", user="me"),),
             "qos": (),
-            "gpu_hours": 0.0,
+            "used_gpu_hours": 0.0,
         }
         return AccountLimits(**{**plain, **values})
 

@@ -19,13 +19,13 @@ QUOTA_DAYS = 30
 class AccountLimits(Record, frozen=True, kw_only=True, tag="pit.account-limits/1"):
     """The user's limits and usage. associations: the user's, and those of the accounts themselves (user "").
 
-    groups: the user's Unix groups. gpu_hours: used by the user's jobs in the last 30 days.
+    groups: the user's Unix groups. used_gpu_hours: used by the user's jobs in the last 30 days.
     """
 
     user: str
     associations: tuple[Association, ...]
     qos: tuple[Qos, ...]
-    gpu_hours: float
+    used_gpu_hours: float
     groups: frozenset[str] = frozenset()
 
 
@@ -46,7 +46,7 @@ def query_account_limits(site: Site, transport: Transport) -> AccountLimits:
         user=name,
         associations=tuple(a for a in parse_accounting.parse_associations(associations) if a.user in ("", name)),
         qos=tuple(parse_accounting.parse_qos(qos)),
-        gpu_hours=sum(_gpu_hours(row, since, per_node) for row in rows),
+        used_gpu_hours=sum(_gpu_hours(row, since, per_node) for row in rows),
         groups=frozenset(groups.split()),
     )
 

@@ -27,11 +27,11 @@ class WaitPredicted(Record, frozen=True, kw_only=True, tag="pit.wait-predicted/1
     """A job was submitted to a pool.
 
     estimate_s: the wait by Slurm's method, see `pools.estimate_start_s`. quantiles: the prediction of `wait_model`, if
-    there was one. features: its other input, see `estimate.wait_features`.
+    there was one. features: its other input, see `wait_model.log_features`.
     """
 
     t_s: float
-    job: str
+    ticket: str
     pool: str
     estimate_s: float
     quantiles: tuple[float, float, float] | None = None
@@ -42,7 +42,7 @@ class WaitEnded(Record, frozen=True, kw_only=True, tag="pit.wait-ended/1"):
     """A job started at `t_s`, or was withdrawn before it started."""
 
     t_s: float
-    job: str
+    ticket: str
     pool: str
     started: bool
 
@@ -60,27 +60,28 @@ WaitLine = WaitPredicted | WaitEnded
 
 def record_predicted(
     site: str,
-    job: str,
+    ticket: str,
     pool: str,
     estimate_s: float,
     features: Mapping[str, float],
     quantiles: tuple[float, float, float] | None = None,
 ) -> None:
-    """Record that a job is submitted to a pool now. job: a unique name. Raises ClusterError, NoSpace, Unreachable."""
+    """Record that a ticket of this name is submitted to a pool now. Raises ClusterError, NoSpace, Unreachable."""
     line = WaitPredicted(
-        t_s=time.time(), job=job, pool=pool, estimate_s=estimate_s, quantiles=quantiles, features=dict(features)
+        t_s=time.time(), ticket=ticket, pool=pool, estimate_s=estimate_s, quantiles=quantiles, features=dict(features)
     )
     _append(site, line)
 
 
-def record_ended(site: str, job: str, pool: str, *, started_s: float | None) -> None:
+def record_ended(site: str, ticket: str, pool: str, *, started_s: float | None) -> None:
     """Record the end of a wait: the start of the job (started_s, Unix time of our clock), or its withdrawal now (None).
 
     Idempotent: the first record counts.
     """
     is_started = started_s is not None
     _append(
-        site, WaitEnded(t_s=time.time() if started_s is None else started_s, job=job, pool=pool, started=is_started)
+        site,
+        WaitEnded(t_s=time.time() if started_s is None else started_s, ticket=ticket, pool=pool, started=is_started),
     )
 
 
@@ -95,11 +96,11 @@ def read_waits(site: str) -> list[WaitLine]:
     predicted_s: dict[tuple[str, str], float] = {}
     for line in _read_lines(site):
         if isinstance(line, WaitPredicted):
-            predicted_s[line.job, line.pool] = line.t_s
+            predicted_s[line.ticket, line.pool] = line.t_s
             lines.append(line)
-        elif isinstance(line, WaitEnded) and (line.job, line.pool) in predicted_s:
+        elif isinstance(line, WaitEnded) and (line.ticket, line.pool) in predicted_s:
             # Slurm's times are whole seconds, and clocks are set back: a start may be dated before the submission.
-            queued_s = predicted_s.pop((line.job, line.pool))
+            queued_s = predicted_s.pop((line.ticket, line.pool))
             lines.append(msgspec.structs.replace(line, t_s=max(queued_s, line.t_s)))
     return sorted(lines, key=lambda line: line.t_s)
 

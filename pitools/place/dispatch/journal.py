@@ -112,6 +112,11 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
         return self.state not in ("void", "over")
 
     @property
+    def is_queued(self) -> bool:
+        """Whether the ticket may still start."""
+        return self.is_live and not self.is_running
+
+    @property
     def is_running(self) -> bool:
         """Whether the ticket has claimed the job's grant."""
         return self.state == "started"

@@ -18,7 +18,7 @@ from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch import withdrawals
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.place.dispatch.options import OptionCache
-from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.dispatch.runtime_history import RuntimeHistory
 from pitools.site.schema import Site
 
@@ -81,7 +81,7 @@ class Planner:
 
     def __init__(self, decide: Decide, queue_dir: Path) -> None:
         self._decide, self._offers = decide, OptionCache()
-        self._expected = RuntimeHistory(queue_dir)
+        self._run_times = RuntimeHistory(queue_dir)
         self._postponed_before: tuple[str, ...] = ()
 
     def build_view(
@@ -105,7 +105,7 @@ class Planner:
             for pool in pools.pool_states(overlay.overlay_own_jobs(snapshot, replies[name].tickets), names, site)
         }
         self._offers.begin_tick()
-        self._expected.update(ClusterView(answered, pool_states).speed)
+        self._run_times.update(ClusterView(answered, pool_states).speed)
         return ClusterView(answered, pool_states)
 
     def options(self, job: QueueJob, view: ClusterView) -> tuple[types.PlacementOption, ...]:
@@ -173,7 +173,7 @@ class Planner:
         }
         occupied = {ticket.pool for ticket in job.live}
         options = tuple(
-            self._expected.expected(job.request, option, view.speed)
+            self._run_times.with_predicted_run(job.request, option, view.speed)
             for option in self._offers.options(job, view.answered)
             if option.pool in occupied or option.pool not in avoided
         )

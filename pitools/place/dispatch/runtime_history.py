@@ -60,7 +60,7 @@ class RuntimeHistory:
         self._predictor.add_run(_features(request, units.parse_duration(request.request.time)), run_s)
         self._kinds[_request_kind(request)] += 1
 
-    def expected(self, request: QueuedRequest, option: PlacementOption, speed: Speed) -> PlacementOption:
+    def with_predicted_run(self, request: QueuedRequest, option: PlacementOption, speed: Speed) -> PlacementOption:
         """Return the option with the predicted run time, if that is shorter than the option's own."""
         if self._predictor is None or self._kinds[_request_kind(request)] < MIN_RUNS:
             return option

@@ -14,7 +14,7 @@ from pitools.core.errors import ConfigError, DataError, PitError, TryLater, Usag
 from pitools.core.fs import write_atomic
 from pitools.core.record import Record
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
-from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.dispatch.site_workers import SiteBusy
 from pitools.place.types import PoolState
 from pitools.run import run_folder
@@ -183,7 +183,7 @@ def _exit_code(faults: Mapping[str, PitError], answered: Collection[str]) -> int
 def _own_counts(queue: QueueState) -> tuple[Counter[str], Counter[str]]:
     live = [ticket for job in queue.jobs.values() for ticket in job.live]
     running = Counter(ticket.site for ticket in live if ticket.is_running)
-    return running, Counter(ticket.site for ticket in live if not ticket.is_running)
+    return running, Counter(ticket.site for ticket in live if ticket.is_queued)
 
 
 def job_row(job: QueueJob, status: DispatchStatus) -> QueueJobRow:

@@ -1,6 +1,6 @@
 """The queue over all sites: a folder, and one folder in it for each job.
 
-<place>/                        PIT_PLACE, else <XDG state>/pitools/place; private to the user (mode 0700)
+<place>/                        PIT_QUEUE, else <XDG state>/pitools/place; private to the user (mode 0700)
     tick.lock                   flock(2), held during a tick
     site.<name>.lock            flock(2), held during a tick, or longer while its actions at that site go on
     sites.json                  pit.dispatch-status/1: the sites as of the last tick
@@ -45,7 +45,7 @@ _SUBMITTED = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+$")
 
 def queue_dir() -> Path:
     """Return the queue's folder; create it, private to the user, if it is missing. Raises ClusterError."""
-    override = os.environ.get("PIT_PLACE", "")
+    override = os.environ.get("PIT_QUEUE", "")
     place = ensure_private_dir(
         Path(override).absolute() if override else xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "place"
     )

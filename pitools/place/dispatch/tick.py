@@ -14,11 +14,12 @@ from typing import TypeVar
 
 from pitools.core import timestamps
 from pitools.core.errors import PitError
+from pitools.place.clusters import snapshot
 from pitools.place.clusters.parallel import SiteAnswer, SitePoller
-from pitools.place.clusters.snapshot import read_snapshot as read_snapshot
 from pitools.place.dispatch import planner, status, store, tickets
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
-from pitools.place.dispatch.reconcile import QueueState, SiteActions, reconcile_tickets
+from pitools.place.dispatch.queue_state import QueueState
+from pitools.place.dispatch.reconcile import SiteActions, reconcile_tickets
 from pitools.place.dispatch.site_workers import SiteWorkers
 from pitools.place.dispatch.wait_recorder import WaitRecorder
 from pitools.place.types import Submit, Withdraw
@@ -29,7 +30,6 @@ QUERY_TIMEOUT_S = 20.0  # for the queries of all sites together
 MAX_AGE_S = 15.0  # of a site's cached snapshot; our own jobs are queried in every tick
 SUBMIT_FOR_S = 40.0  # no submission of a tick begins later: it has to end within ACTION_TIMEOUT_S of site_workers.py
 FAILOVER_S = 120.0  # a site is unreachable for so long before its queued tickets go elsewhere
-QUEUED_STATES = ("intended", "pending", "withdrawing")
 D = TypeVar("D", Submit, Withdraw)
 
 
@@ -125,8 +125,10 @@ class Dispatcher:
         )
 
         def query(left_s: float) -> planner.SiteReply:
-            snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if needs_snapshot else None
-            return planner.SiteReply(tickets.query_states(site, own), snapshot)
+            nodes_and_jobs = (
+                snapshot.read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if needs_snapshot else None
+            )
+            return planner.SiteReply(tickets.query_states(site, own), nodes_and_jobs)
 
         return query
 
@@ -199,7 +201,7 @@ class Dispatcher:
                 for one in withdrawals.get(name, ())
                 if (job := state.jobs[one.job_id])
                 for ticket in job.live
-                if ticket.pool == one.pool and not ticket.is_running
+                if ticket.pool == one.pool and ticket.is_queued
             ]
             tickets.revoke_tickets(state, sites[name], pairs)
             tickets.submit_all(
@@ -211,7 +213,7 @@ class Dispatcher:
 
 def _unwanted_tickets(job: QueueJob) -> list[QueueTicket]:
     """Return the tickets of a cancelled job that have not started."""
-    return [ticket for ticket in job.live if job.is_cancelled and not ticket.is_running]
+    return [ticket for ticket in job.live if job.is_cancelled and ticket.is_queued]
 
 
 def _stranded_tickets(
@@ -226,9 +228,7 @@ def _stranded_tickets(
         return []
     # A site that took a ticket was reachable then, even if that tick did not write its status.
     return [
-        one
-        for one in job.live
-        if one.state in QUEUED_STATES and max(unreachable_since.get(one.site, "Z"), one.submitted_at) < limit
+        one for one in job.live if one.is_queued and max(unreachable_since.get(one.site, "Z"), one.submitted_at) < limit
     ]
 
 

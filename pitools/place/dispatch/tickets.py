@@ -20,7 +20,7 @@ from pitools.launch.tickets import remote, shared_fs
 from pitools.launch.tickets.ticket_state import FolderNotCreated, TicketState
 from pitools.place.dispatch import options, wait_recorder
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
-from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.types import Submit
 from pitools.run.run_folder import JobRef
 from pitools.site.connect import client

@@ -18,7 +18,6 @@ from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.estimate import wait_model
 from pitools.place.types import PlacementOption, PoolState, Submit
 
-_PENDING_STATES = ("intended", "pending", "withdrawing")
 _RAN = (EntryKind.STARTED, EntryKind.ENDED)
 
 
@@ -35,7 +34,7 @@ class WaitRecorder:
         """Count the units of our pending tickets: they start before the tickets of this tick."""
         for job in jobs:
             for ticket in job.live:
-                if ticket.state in _PENDING_STATES:
+                if ticket.is_queued:
                     self._ahead[ticket.pool] += self._units(job.job_id, ticket.pool)
 
     def record_submission(self, submit: Submit, name: str) -> None:
@@ -44,16 +43,13 @@ class WaitRecorder:
         option = next((o for o in self._options(submit.job_id) if o.pool == submit.pool), None)
         if option is None:
             return
+        own_units = self._ahead[submit.pool]
         self._ahead[submit.pool] += option.units
         estimate_s = pools.estimate_start_s(pool, self._ahead[submit.pool], option.limit_s, time.time())
         if estimate_s == float("inf"):
             return  # unknown
         estimate_s = float(round(estimate_s))
-        features = {
-            "units": float(option.units),
-            "limit_s": option.limit_s,
-            "queued_ahead": pool.others_pending / pool.units if pool.units else 0.0,
-        }
+        features = wait_model.log_features(pool, option.units, option.limit_s, own_units=own_units)
         with contextlib.suppress(PitError):
             quantiles = self._predict(submit.pool, estimate_s, tuple(features.items()))
             wait_log.record_predicted(submit.pool.partition("/")[0], name, submit.pool, estimate_s, features, quantiles)
@@ -73,12 +69,7 @@ def record_wait_end(ticket: QueueTicket, kind: EntryKind, started_at: str, is_ca
 
     To be called before the entry is written: a repeated record does no harm, a missing one is a wait without an end.
     """
-    if ticket.state not in _PENDING_STATES or kind not in (
-        *_RAN,
-        EntryKind.VOID,
-        EntryKind.REFUSED,
-        EntryKind.DEFERRED,
-    ):
+    if not ticket.is_queued or kind not in (*_RAN, EntryKind.VOID, EntryKind.REFUSED, EntryKind.DEFERRED):
         return
     started_s = None
     if kind in _RAN and not is_cancelled:

@@ -203,13 +203,13 @@ def _size_reasons(request: Request, nodes: list[Node], suited: list[Node]) -> It
 
 
 def _quota_reasons(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
-    quota, gpus = site.place.gpu_hours, plan.job.nodes * plan.job.gpus_per_node
+    quota, gpus = site.place.max_gpu_hours, plan.job.nodes * plan.job.gpus_per_node
     if not quota or not gpus:
         return
     if snapshot.account is None:
         yield f"quota of {quota:g} GPU hours: usage unknown, accounting does not answer"
         return
-    used, needed = snapshot.account.gpu_hours, gpus * plan.job.time_s / 3600
+    used, needed = snapshot.account.used_gpu_hours, gpus * plan.job.time_s / 3600
     committed = _committed_gpu_hours(site, snapshot, snapshot.account.user)
     if used + committed + needed > quota:
         others = f", {committed:.0f} left to other jobs" if committed else ""

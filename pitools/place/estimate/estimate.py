@@ -143,7 +143,8 @@ def estimate_wait(
     observed = None
     if accounting and min_wait_s > STARTS_NOW_S:
         observed = accounting_history.wait_quantiles(accounting, candidate.partition, candidate.plan.nodes)
-    if predicted := wait_model.calibrate(min_wait_s, wait_features(candidate, pool), pool_log, now_s):
+    features = wait_model.log_features(pool, candidate.units, limit_s)
+    if predicted := wait_model.calibrate(min_wait_s, features, pool_log, now_s):
         low, middle, high = map(opens_s, wait_model.combine(predicted, observed) if observed else predicted)
         return WaitEstimate(q10_s=low, q50_s=middle, q90_s=high, slurm_s=slurm_s, basis=f"{basis}, calibrated")
     low = high = min_wait_s
@@ -152,16 +153,6 @@ def estimate_wait(
         basis += ", and the waits of other jobs"
     low, middle, high = map(opens_s, (low, min_wait_s, high))
     return WaitEstimate(q10_s=low, q50_s=middle, q90_s=high, slurm_s=slurm_s, basis=basis)
-
-
-def wait_features(candidate: Candidate, pool: PoolState | None) -> dict[str, float]:
-    """Return the features of a wait, see `wait_model.WaitFeatures`."""
-    assert candidate.plan
-    return {
-        "units": float(candidate.units),
-        "limit_s": float(candidate.plan.job.time_s),
-        "queued_ahead": pool.others_pending / pool.units if pool and pool.units else 0.0,
-    }
 
 
 def estimate_runs(

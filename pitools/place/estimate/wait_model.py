@@ -17,6 +17,7 @@ from math import exp, log, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from pitools.place.clusters.wait_log import WaitLine, WaitPredicted
+from pitools.place.types import PoolState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +56,15 @@ class WaitFeatures(NamedTuple):
     def from_log(cls, logged: Mapping[str, float]) -> WaitFeatures:
         """Return the features from a log record."""
         return cls(int(logged.get("units", 1)), logged.get("limit_s", 3600.0), logged.get("queued_ahead", 0.0))
+
+
+def log_features(pool: PoolState | None, units: int, limit_s: float, *, own_units: int = 0) -> dict[str, float]:
+    """Return the features of a wait in a pool, for the log and for `calibrate`.
+
+    own_units: units of earlier tickets of the queue, where the pool does not count them as others'.
+    """
+    queued_ahead = (pool.others_pending + own_units) / pool.units if pool and pool.units else 0.0
+    return {"units": float(units), "limit_s": float(limit_s), "queued_ahead": queued_ahead}
 
 
 class _PendingWait(NamedTuple):
@@ -142,17 +152,19 @@ def calibrate(
     """Predict the wait of a job submitted to a pool now. log: the pool's records, oldest first."""
     model = WaitModel()
     recent = log[-4 * _MAX_WAITS :]
-    ended = {line.job for line in recent if not isinstance(line, WaitPredicted)}
+    ended = {line.ticket for line in recent if not isinstance(line, WaitPredicted)}
     for line in recent:
         if isinstance(line, WaitPredicted):
-            if line.job not in ended and line.t_s < now_s - _FORGET_AFTER_S:
+            if line.ticket not in ended and line.t_s < now_s - _FORGET_AFTER_S:
                 continue
             quantiles = Quantiles(*line.quantiles) if line.quantiles else None
-            model.add_submission(line.job, line.t_s, line.estimate_s, WaitFeatures.from_log(line.features), quantiles)
+            model.add_submission(
+                line.ticket, line.t_s, line.estimate_s, WaitFeatures.from_log(line.features), quantiles
+            )
         elif line.started:
-            model.add_start(line.job, line.t_s)
+            model.add_start(line.ticket, line.t_s)
         else:
-            model.remove(line.job)
+            model.remove(line.ticket)
     return model.predict(now_s, estimate_s, WaitFeatures.from_log(features))
 
 

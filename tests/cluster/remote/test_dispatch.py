@@ -65,7 +65,7 @@ def world(
     (sites / "beta.toml").write_text(f'[paths]\nruns = "{tmp_path}/runs"\n')
     monkeypatch.setenv("PATH", f"{bin_folder}:{far_side.near}:{path}")
     monkeypatch.setenv("PIT_SITE_PATH", str(sites))
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(state))
     monkeypatch.setattr(planner, "LEAD_S", 0.0)

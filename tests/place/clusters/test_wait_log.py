@@ -32,7 +32,7 @@ def test_the_log_joins_what_was_foretold_to_what_came(home: Path) -> None:
     wait_log.record_ended("x", "a", "x/gpu", started_s=began + 99)
     wait_log.record_ended("x", "b", "x/gpu", started_s=None)
     wait_log.record_ended("x", "c", "x/gpu", started_s=began)
-    lines = [(line.job, getattr(line, "started", None)) for line in wait_log.read_waits("x")]
+    lines = [(line.ticket, getattr(line, "started", None)) for line in wait_log.read_waits("x")]
     assert lines == [("a", None), ("b", None), ("b", False), ("a", True)]
     assert wait_log.read_waits("x")[0].quantiles == (1.0, 2.0, 3.0)
     assert wait_log.read_waits("y") == []
@@ -47,7 +47,7 @@ def test_a_start_is_never_before_its_beginning(monkeypatch: pytest.MonkeyPatch) 
         wait_log.record_predicted("x", str(number), "x/gpu", 60.0, {})
         wait_log.record_ended("x", str(number), "x/gpu", started_s=now_s + late_s)
     lines = wait_log.read_waits("x")
-    assert [(line.job, getattr(line, "started", None)) for line in lines] == [
+    assert [(line.ticket, getattr(line, "started", None)) for line in lines] == [
         (job, started) for job in "012" for started in (None, True)
     ]
     assert all(began.t_s <= over.t_s < began.t_s + 1 for began, over in zip(lines[::2], lines[1::2], strict=True))
@@ -60,7 +60,7 @@ def test_a_writer_that_is_stopped_holds_up_no_other(home: Path, monkeypatch: pyt
     with lock_or_timeout(home / "state" / "pitools" / "place-wait-log" / "x.lock", 1.0):
         with pytest.raises(Unreachable):
             wait_log.record_predicted("x", "b", "x/gpu", 60.0, {})
-        assert [line.job for line in wait_log.read_waits("x")] == ["a"]
+        assert [line.ticket for line in wait_log.read_waits("x")] == ["a"]
 
 
 def test_the_log_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

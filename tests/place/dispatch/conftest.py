@@ -11,7 +11,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.place import types
-from pitools.place.dispatch import options, planner, reconcile, store, tick, tickets
+from pitools.place.dispatch import options, planner, queue_state, store, tick, tickets
 from pitools.place.dispatch.journal import JournalEntry, QueueJob
 from pitools.site.schema import Paths, Site, SitePartition
 from tests.place.dispatch.fake_backends import SITES, Wait, World, snapshot
@@ -22,10 +22,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
     """Makes a world, and lets the tick see it as its sites."""
 
     def make(seed: int, share: float) -> World:
-        monkeypatch.setenv("PIT_PLACE", str(tmp_path / f"place{seed}"))
+        monkeypatch.setenv("PIT_QUEUE", str(tmp_path / f"place{seed}"))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         created = World(store.queue_dir(), seed, share)
-        write = reconcile.append_entry
+        write = queue_state.append_entry
 
         def append(job: QueueJob, entry: JournalEntry) -> QueueJob:
             created.faults.kill()
@@ -34,13 +34,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
             return after
 
         option = [types.PlacementOption(pool=f"{name}/train", units=1, run_s=9, limit_s=9) for name in SITES]
-        monkeypatch.setattr(reconcile, "append_entry", append)
+        monkeypatch.setattr(queue_state, "append_entry", append)
         monkeypatch.setattr(
             tick,
             "load_site",
             lambda name: Site(name=name, paths=Paths(runs="/runs"), partitions={"train": SitePartition()}),
         )
-        monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: snapshot(site, created.clusters[site.name]))
+        monkeypatch.setattr(
+            tick.snapshot, "read_snapshot", lambda site, **_: snapshot(site, created.clusters[site.name])
+        )
         monkeypatch.setattr(tickets, "backend", lambda site: created.clusters[site.name])
         monkeypatch.setattr(options.OptionCache, "options", lambda *_: tuple(option))
         monkeypatch.setattr(options, "make_job_plan", lambda *_: None)

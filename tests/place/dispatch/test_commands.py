@@ -60,7 +60,7 @@ class Machine:
             "LC_ALL": "C.UTF-8",
             "PYTHONPATH": os.environ["PYTHONPATH"],
             "PIT_SITE_PATH": str(self.sites),
-            "PIT_PLACE": str(self.folder / "place"),
+            "PIT_QUEUE": str(self.folder / "place"),
             **more,
         }
         argv = [str(PIT), "place", *words]

@@ -70,7 +70,7 @@ def surroundings(folder: Path) -> dict[str, str]:
     home.mkdir(mode=0o700)
     return {
         "PIT_SITE_PATH": str(sites),
-        "PIT_PLACE": str(folder / "place"),
+        "PIT_QUEUE": str(folder / "place"),
         "XDG_CACHE_HOME": str(home / "cache"),
         "XDG_STATE_HOME": str(home / "state"),
         "PIT_SITES": "alpha beta",
@@ -151,7 +151,7 @@ def test_jobs_run_once_each_over_both_clusters(env: dict[str, str], tmp_path: Pa
 def test_a_tick_killed_at_any_line_loses_nothing(env: dict[str, str], tmp_path: Path, lines: int) -> None:
     """kill -9 as soon as the journal has so many lines: what was in flight is found again, and runs once."""
     (job_id,) = add(tmp_path, env, 1, length_s=3.0 if lines == 3 else 0.2)  # the third line is that it was seen running
-    journal = Path(env["PIT_PLACE"]) / "jobs" / job_id / "journal.jsonl"
+    journal = Path(env["PIT_QUEUE"]) / "jobs" / job_id / "journal.jsonl"
     watch = subprocess.Popen([PIT, "place", "watch", "--every", "0.2s"], env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
     while _lines(journal) < lines:

@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.launch.request import Request
 from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place.dispatch import options, planner, store, tickets
-from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.estimate.plan import PlacementOptions
 from pitools.place.policy.decide import decide
 from pitools.place.policy.params import PolicyParams
@@ -32,7 +32,7 @@ OPTION = PlacementOption(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """What is placed of short jobs with these names and topologies, in a pool with so much free."""
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
 
     def make(free: int, **topologies: str) -> list[str]:
         requested = [
@@ -64,7 +64,7 @@ def test_who_wants_the_best_nodes_is_sent_when_some_are_free(places: Callable[..
 
 def test_a_job_without_time_for_its_estimate_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tick's time is used up: the job is named; later its old options hold where there is no time for new ones."""
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     request = store.make_request(Request(name="a", command="true", time="1m"), ("a",), user="ada")
     (job,) = store.enqueue(store.queue_dir(), [request])
     offered = PlacementOptions((OPTION,), "")
@@ -85,7 +85,7 @@ def test_every_job_of_a_long_queue_is_estimated_in_time(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each tick is a process with time for two of five jobs: the next one begins with those that were left out."""
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     request = Request(name="a", command="true", time="1m")
     store.enqueue(store.queue_dir(), [store.make_request(request, ("x",), user="ada") for _ in range(5)])
     estimated: list[str] = []
@@ -113,7 +113,7 @@ def test_the_users_jobs_outside_the_queue_compete_with_it(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They count as others' jobs, whether or not the reply of the site's tickets lists them."""
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     pending = made.job("1", state="PENDING", reason="Priority", user="me", name="by-hand")
     for replied in ({}, {"by-hand": TicketState("PENDING", "1", job=pending)}):
         reply = planner.SiteReply(replied, made.snapshot(jobs=(pending,)))
@@ -127,7 +127,7 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[PitError]
 ) -> None:
     """A fabric that is described wrong, nodes that are named already: that job is refused, and the next is sent."""
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     requested = [
         store.make_request(Request(name=name, command="true", time="1m"), ("a",), user="ada")
         for name in ("bad", "good")

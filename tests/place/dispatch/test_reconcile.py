@@ -14,7 +14,8 @@ from pitools.core.errors import NoSpace
 from pitools.launch.request import Request
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
 from pitools.place.dispatch import journal, reconcile, status, store, tick, tickets
-from pitools.place.dispatch.reconcile import QueueState, reconcile_tickets
+from pitools.place.dispatch.queue_state import QueueState
+from pitools.place.dispatch.reconcile import reconcile_tickets
 from pitools.site.schema import Site
 from pitools.slurm.records import SlurmJob
 from pitools.slurm.states import UNKNOWN
@@ -23,7 +24,7 @@ from pitools.slurm.states import UNKNOWN
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueState:
     """One job, whose plain ticket at alpha is in Slurm's queue."""
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     request = Request(name="bc", command="true")
     store.enqueue(store.queue_dir(), [store.make_request(request, ("alpha", "beta"), user="ada")])

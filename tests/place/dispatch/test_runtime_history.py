@@ -19,7 +19,7 @@ OPTION = PlacementOption(pool="x/gpu", units=1, run_s=36000.0, limit_s=36000.0)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     return store.queue_dir()
 
 
@@ -42,13 +42,13 @@ def test_a_kind_is_expected_to_run_as_it_ran(place: Path) -> None:
     runtime_history = RuntimeHistory(place)
     ended(place, 1800.0, MIN_RUNS - 1)
     runtime_history.update(lambda _: 1.0)
-    assert runtime_history.expected(asked(), OPTION, lambda _: 1.0) is OPTION
+    assert runtime_history.with_predicted_run(asked(), OPTION, lambda _: 1.0) is OPTION
     ended(place, 1800.0, 40)
     runtime_history.update(lambda _: 1.0)
-    assert 900 < runtime_history.expected(asked(), OPTION, lambda _: 1.0).run_s < 3600
-    assert runtime_history.expected(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
+    assert 900 < runtime_history.with_predicted_run(asked(), OPTION, lambda _: 1.0).run_s < 3600
+    assert runtime_history.with_predicted_run(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
     brief = PlacementOption(pool="x/gpu", units=1, run_s=60.0, limit_s=36000.0)
-    assert runtime_history.expected(asked(), brief, lambda _: 1.0) is brief
+    assert runtime_history.with_predicted_run(asked(), brief, lambda _: 1.0) is brief
 
 
 def test_speed_counts(place: Path) -> None:
@@ -60,7 +60,8 @@ def test_speed_counts(place: Path) -> None:
     slow = PlacementOption(pool="x/slow", units=1, run_s=72000.0, limit_s=72000.0)
     fast = PlacementOption(pool="x/fast", units=1, run_s=18000.0, limit_s=36000.0)
     took = {
-        item.pool: runtime_history.expected(asked(), item, speeds.__getitem__).run_s for item in (slow, OPTION, fast)
+        item.pool: runtime_history.with_predicted_run(asked(), item, speeds.__getitem__).run_s
+        for item in (slow, OPTION, fast)
     }
     assert took["x/slow"] == pytest.approx(2 * took["x/gpu"]) == pytest.approx(4 * took["x/fast"])
 
@@ -70,7 +71,7 @@ def test_what_never_ran_teaches_nothing(place: Path) -> None:
     ended(place, 5.0, MIN_RUNS, began_as="void")
     runtime_history = RuntimeHistory(place)
     runtime_history.update(lambda _: 1.0)
-    assert runtime_history.expected(asked(), OPTION, lambda _: 1.0) is OPTION
+    assert runtime_history.with_predicted_run(asked(), OPTION, lambda _: 1.0) is OPTION
 
 
 def test_what_cannot_be_read_teaches_nothing(place: Path) -> None:
@@ -82,4 +83,4 @@ def test_what_cannot_be_read_teaches_nothing(place: Path) -> None:
     (place / "done" / "empty").mkdir()
     runtime_history = RuntimeHistory(place)
     runtime_history.update(lambda _: 1.0)
-    assert runtime_history.expected(asked(), OPTION, lambda _: 1.0) is OPTION
+    assert runtime_history.with_predicted_run(asked(), OPTION, lambda _: 1.0) is OPTION

@@ -24,7 +24,7 @@ REQUEST = Request(name="bc", command="true", tier="high")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "place"))
     return store.queue_dir()
 
 
@@ -74,7 +74,7 @@ def test_a_queue_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: p
     """Who can write there decides what is run."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "open"))
+    monkeypatch.setenv("PIT_QUEUE", str(tmp_path / "open"))
     with pytest.raises(ClusterError, match="other users can write"):
         store.queue_dir()
 

@@ -21,7 +21,7 @@ from pitools.place import types
 from pitools.place.clusters import wait_log
 from pitools.place.clusters.parallel import SitePoller
 from pitools.place.clusters.snapshot import Snapshot
-from pitools.place.dispatch import journal, planner, reconcile, site_workers, status, store, tick, tickets, watch
+from pitools.place.dispatch import journal, planner, queue_state, site_workers, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Paths, Site
@@ -277,13 +277,13 @@ def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypa
         types.Submit(job_id=job.job_id, pool=option.pool) for job in jobs if not held for option in job.options
     ]
     together = threading.Barrier(len(SITES))
-    intend = reconcile.QueueState.record_intent
+    intend = queue_state.QueueState.record_intent
 
     def at_once(*given: Any) -> tuple[QueueJob, QueueTicket]:
         together.wait(5)
         return intend(*given)
 
-    monkeypatch.setattr(reconcile.QueueState, "record_intent", at_once)
+    monkeypatch.setattr(queue_state.QueueState, "record_intent", at_once)
     (job_id,) = add(fleet, 1)
     fleet.tick()
     names = [name for item in fleet.clusters.values() for name, _ in item.jobs.values()]
@@ -506,15 +506,32 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
     noted = {site: wait_log.read_waits(site) for site in ("alpha", "beta")}
     began, end = noted["alpha"]
     assert isinstance(began, wait_log.WaitPredicted)
-    assert (began.job.rpartition(".")[0], began.estimate_s, began.features) == (
+    assert (began.ticket.rpartition(".")[0], began.estimate_s, began.features) == (
         job_id,
         0.0,
         {"units": 1.0, "limit_s": 9.0, "queued_ahead": 0.0},
     )
-    assert [(item.job == began.job, item.started) for item in (end,) if isinstance(item, wait_log.WaitEnded)] == [
+    assert [(item.ticket == began.ticket, item.started) for item in (end,) if isinstance(item, wait_log.WaitEnded)] == [
         (True, True)
     ]
     assert [getattr(item, "started", None) for item in noted["beta"]] == [None, False]
+
+
+def test_waits_are_noted_behind_our_own_tickets(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued ahead counts the queue's own earlier tickets, as `pit place plan` does, in every tick."""
+    fleet = world(5, 0.0)
+    pool = types.PoolState(pool="alpha/train", units=4, free=4, max_pending=9)
+    monkeypatch.setattr(planner.pools, "pool_states", lambda _, __, site: [pool] if site.name == "alpha" else [])
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        types.Submit(job_id=job.job_id, pool="alpha/train")
+        for job in jobs
+        if job.job_id not in {t.job_id for t in held}
+    ]
+    for _ in range(2):
+        add(fleet, 2)
+        fleet.tick()
+    ahead = [line.features["queued_ahead"] for line in wait_log.read_waits("alpha") if hasattr(line, "features")]
+    assert ahead == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_what_nobody_thought_of_is_the_fault_of_its_site(
@@ -574,7 +591,7 @@ def test_the_code_says_why_no_site_served(world: Callable[..., World], errors: d
 
 
 def _exit_code(fleet: World, errors: dict[str, PitError], answered: set[str]) -> int:
-    queue = reconcile.QueueState(fleet.place)
+    queue = queue_state.QueueState(fleet.place)
     return status.write_status(fleet.place, queue, "now", {}, errors, answered, {}).exit_code
 
 

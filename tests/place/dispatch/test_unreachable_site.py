@@ -11,7 +11,7 @@ from pitools.commands import place_dispatch
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import FORGOTTEN, TicketState
 from pitools.place import types
-from pitools.place.dispatch import reconcile, status, store, tick
+from pitools.place.dispatch import queue_state, reconcile, status, store, tick
 from tests.place.dispatch.fake_backends import Killed, Wait, World, add
 
 
@@ -82,14 +82,14 @@ def test_a_mark_is_void_before_the_answer_is_written(
     fleet.tick()
     start(fleet)
     store.write_mark(store.find_job(fleet.place, job_id), "lost.1")
-    write = reconcile.append_entry
+    write = queue_state.append_entry
 
     def killed(*given: object) -> None:
         write(*given)  # type: ignore[arg-type]
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "append_entry", killed)
+        patch.setattr(queue_state, "append_entry", killed)
         assert fleet.tick() is None
     alpha.is_dark = True
     fleet.tick()

@@ -241,9 +241,9 @@ def test_nodes_that_are_down_do_not_serve(made: Any) -> None:
 
 def test_a_quota_counts_what_was_used(made: Any) -> None:
     """The request may use up what is left of the GPU hours, not more; unknown use is no free use."""
-    site = made.site(place=Place(gpu_hours=100))
+    site = made.site(place=Place(max_gpu_hours=100))
     for used, fits in ((68.0, True), (68.5, False)):
-        (candidate,) = candidates(asks(), site, made.snapshot(account=made.standing(gpu_hours=used)))
+        (candidate,) = candidates(asks(), site, made.snapshot(account=made.standing(used_gpu_hours=used)))
         assert candidate.fits == fits
     assert candidate.reasons == ("quota: 68 of 100 GPU hours used in 30 days, this job may need 32",)
     (unknown,) = candidates(asks(), site, made.snapshot())
@@ -259,7 +259,7 @@ def test_a_quota_counts_our_other_jobs(made: Any) -> None:
         made.job("7", end=end, time_limit_s=86400),
     )
     for quota, fits in ((32 + 64 + 8, True), (32 + 64 + 7, False)):
-        site, account = made.site(place=Place(gpu_hours=quota)), made.standing()
+        site, account = made.site(place=Place(max_gpu_hours=quota)), made.standing()
         (candidate,) = candidates(asks(), site, made.snapshot(account=account, jobs=ours))
         assert candidate.fits == fits
 

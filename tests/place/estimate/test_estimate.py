@@ -20,7 +20,7 @@ from pitools.place.clusters import account_limits, accounting_history, wait_log
 from pitools.place.clusters.accounting_history import AccountingHistory, PastWait
 from pitools.place.clusters.pools import pool_states
 from pitools.place.clusters.snapshot import Snapshot, make_transport
-from pitools.place.estimate import data_transfer, estimate, plan, throughput
+from pitools.place.estimate import data_transfer, estimate, plan, throughput, wait_model
 from pitools.place.estimate.candidates import Candidate, candidates
 from pitools.place.estimate.data_transfer import DataTransfer
 from pitools.place.estimate.plan import PlacementRequest, options_from_snapshots
@@ -80,14 +80,14 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     """Where jobs of this pool waited a tenth of what was foretold, so will this one; other pools teach nothing."""
     run_snapshot = made.snapshot(jobs=(made.job("1", state="PENDING", nodes=2, reason="Priority"),))
     (pool,) = pool_states(run_snapshot, (), made.site())
-    features = estimate.wait_features(one_of(made), pool)
+    features = wait_model.log_features(pool, 16, 7200)
     assert features == {"units": 16.0, "limit_s": 7200.0, "queued_ahead": 0.5}
     noted: list[wait_log.WaitLine] = []
     for number in range(40):
         for where, factor in (("x/gpu", 0.1), ("x/cpu", 0.9)):
             job, t_s = f"{where}{number}", 1e5 * number
-            noted.append(wait_log.WaitPredicted(t_s=t_s, job=job, pool=where, estimate_s=5000.0, features=features))
-            noted.append(wait_log.WaitEnded(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
+            noted.append(wait_log.WaitPredicted(t_s=t_s, ticket=job, pool=where, estimate_s=5000.0, features=features))
+            noted.append(wait_log.WaitEnded(t_s=t_s + 5000.0 * factor, ticket=job, pool=where, started=True))
     output = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted)
     assert output.q50_s == pytest.approx(500, rel=0.05)
     assert output.basis.endswith("calibrated")
@@ -121,13 +121,13 @@ def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: floa
     start_time, now_s = made.snapshot(), time.time()
     (pool,) = pool_states(start_time, (), made.site())
     pool = msgspec.structs.replace(pool, maintenance_windows=[(now_s + from_h * 3600, now_s + 5 * 3600)])
-    features = estimate.wait_features(one_of(made), pool)
+    features = wait_model.log_features(pool, 16, 7200)
     raw_s = 5 * 3600.0  # Slurm knows of the window, and what it foretold was mostly far too late
     noted: list[wait_log.WaitLine] = []
     for number in range(40):
         job, t_s = str(number), 1e5 * number
-        noted.append(wait_log.WaitPredicted(t_s=t_s, job=job, pool="x/gpu", estimate_s=raw_s, features=features))
-        noted.append(wait_log.WaitEnded(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
+        noted.append(wait_log.WaitPredicted(t_s=t_s, ticket=job, pool="x/gpu", estimate_s=raw_s, features=features))
+        noted.append(wait_log.WaitEnded(t_s=t_s + raw_s / 100, ticket=job, pool="x/gpu", started=True))
     output = estimate.estimate_wait(one_of(made), raw_s, start_time, pool, None, noted)
     for start_s in (output.q10_s, output.q50_s, output.q90_s):
         assert start_s == pytest.approx(starts_h * 3600, abs=60)
@@ -388,7 +388,7 @@ def test_gpu_hours_are_those_of_the_last_month(
     ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
     put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
     actual = account_limits.query_account_limits(made.site(), make_transport(made.site(), 10))
-    assert actual.gpu_hours == pytest.approx(hours, abs=0.1)
+    assert actual.used_gpu_hours == pytest.approx(hours, abs=0.1)
     assert [row.user for row in actual.associations] == ["", actual.user]
     assert actual.groups
 

@@ -179,12 +179,12 @@ def test_a_log_teaches_what_was_seen() -> None:
         waits.add_start(str(number), now_s + 100 * number)
         noted.append(
             wait_log.WaitPredicted(
-                t_s=now_s, job=str(number), pool="p", estimate_s=RAW_S, quantiles=prediction, features=features
+                t_s=now_s, ticket=str(number), pool="p", estimate_s=RAW_S, quantiles=prediction, features=features
             )
         )
-        noted.append(wait_log.WaitEnded(t_s=now_s + 100 * number, job=str(number), pool="p", started=True))
-    noted.append(wait_log.WaitPredicted(t_s=2e9, job="back", pool="p", estimate_s=RAW_S, features=features))
-    noted.append(wait_log.WaitEnded(t_s=2e9 + 9, job="back", pool="p", started=False))
+        noted.append(wait_log.WaitEnded(t_s=now_s + 100 * number, ticket=str(number), pool="p", started=True))
+    noted.append(wait_log.WaitPredicted(t_s=2e9, ticket="back", pool="p", estimate_s=RAW_S, features=features))
+    noted.append(wait_log.WaitEnded(t_s=2e9 + 9, ticket="back", pool="p", started=False))
     assert calibrate(RAW_S, features, noted, 3e9) == waits.predict(3e9, RAW_S, LIKE)
     assert calibrate(RAW_S, features, noted[:20], 3e9) is None
 
@@ -194,10 +194,10 @@ def _noted(count: int, raw_s: float, wait_s: float, *, open_jobs: int = 0) -> li
     lines: list[wait_log.WaitLine] = []
     for number in range(count):
         t_s = 100.0 * number
-        lines.append(wait_log.WaitPredicted(t_s=t_s, job=str(number), pool="p", estimate_s=raw_s, features=KEPT))
-        lines.append(wait_log.WaitEnded(t_s=t_s + wait_s, job=str(number), pool="p", started=True))
+        lines.append(wait_log.WaitPredicted(t_s=t_s, ticket=str(number), pool="p", estimate_s=raw_s, features=KEPT))
+        lines.append(wait_log.WaitEnded(t_s=t_s + wait_s, ticket=str(number), pool="p", started=True))
     return lines + [
-        wait_log.WaitPredicted(t_s=1e5 + number, job=f"open{number}", pool="p", estimate_s=raw_s, features=KEPT)
+        wait_log.WaitPredicted(t_s=1e5 + number, ticket=f"open{number}", pool="p", estimate_s=raw_s, features=KEPT)
         for number in range(open_jobs)
     ]
 
