@@ -65,8 +65,8 @@ def _copy_step(run_dir: Path, step: int, to: Path, run: str) -> None:
 
 def submit_with_checkpoint(
     run_dir: Path, plan: Plan, site: Site, name: str, step: int | None, *, before_submit: Callable[[], None]
-) -> tuple[str, str]:
-    """Queue a plan, with a run's checkpoints, at a remote site; return (job id, remote folder). Safe to repeat.
+) -> remote.RemoteJobRef:
+    """Queue a plan, with a run's checkpoints, at a remote site, and return its job. Safe to repeat.
 
     before_submit: called after the upload, just before the submission; an exception from it prevents the submission.
     Raises DataError for a copy that differs, after its removal; and the errors of `remote.submit_ticket`.
@@ -76,7 +76,7 @@ def submit_with_checkpoint(
     program_files = program_checkpoints.program_entries(run_dir)
     entries = [*(_checkpoint_entries(run_dir, step, name) if step is not None else ()), *program_files]
     if not entries:
-        return remote.submit_ticket(plan, site, name=name, on_uploaded=before_submit).job_id, remote_dir
+        return remote.submit_ticket(plan, site, name=name, on_uploaded=before_submit)
 
     def verify_upload() -> None:
         if step is not None:
@@ -94,9 +94,7 @@ def submit_with_checkpoint(
             verify_upload()
         except DataError:
             remote_files.remove_paths(site, remote_dir)
-    return remote.submit_ticket(
-        plan, site, name=name, extra_entries=entries, on_uploaded=verify_upload
-    ).job_id, remote_dir
+    return remote.submit_ticket(plan, site, name=name, extra_entries=entries, on_uploaded=verify_upload)
 
 
 def _checkpoint_entries(run_dir: Path, step: int, name: str) -> list[TarEntry]:

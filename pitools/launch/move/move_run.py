@@ -232,9 +232,10 @@ def _start_at_target(
     check()
     steps = program_checkpoints.program_progress(run_dir) if step is None else step
     if is_remote:
-        job_id, target_dir = checkpoint_transfer.submit_with_checkpoint(
+        job_id = checkpoint_transfer.submit_with_checkpoint(
             run_dir, plan, target_site, intent.new_run_id, step, before_submit=check
-        )
+        ).job_id
+        target_dir = remote.ticket_dir(target_site, intent.new_run_id)
     else:
         new_run_dir = Path(plan.runs_dir) / intent.new_run_id
         if _was_never_submitted(new_run_dir):

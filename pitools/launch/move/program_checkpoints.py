@@ -160,15 +160,21 @@ def require_saved(run_dir: Path, plan: Plan, *, is_stopped: bool = False) -> Non
 
 
 def step_to_resume(run_dir: Path, plan: Plan) -> int | None:
-    """Return the step of a stopped run's newest good checkpoint; None for a program's own checkpoints, or no progress.
+    """Return `newest_step` of a stopped run. Raises as it does, and UsageError of `require_saved`."""
+    step = newest_step(run_dir)
+    require_saved(run_dir, plan, is_stopped=True)
+    return step
 
-    Raises DataError if all checkpoints are damaged; UsageError of `require_saved`.
+
+def newest_step(run_dir: Path) -> int | None:
+    """Return the step of a run's newest good checkpoint; None for a program's own checkpoints, or for none.
+
+    Raises DataError if all checkpoints are damaged.
     """
     step = check_folder.newest_good_step(run_dir / CHECKPOINTS_DIR)
     if step is None and layout.listed_steps(run_dir / CHECKPOINTS_DIR) and not program_entries(run_dir):
         hint = f"for the problems: pit checkpoint check {run_dir / CHECKPOINTS_DIR}"
         raise DataError("all checkpoints are damaged", where=str(run_dir / CHECKPOINTS_DIR), hint=hint)
-    require_saved(run_dir, plan, is_stopped=True)
     return step
 
 

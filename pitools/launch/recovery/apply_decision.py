@@ -199,10 +199,8 @@ def restore_grant(run_dir: Path, job: run_folder.JobRef) -> None:
 
 def revoke_grant(job_dir: Path, token: str = grant.REVOKED) -> None:
     """Replace the grant of a job, so that the job starts no further attempt if Slurm requeues it."""
-    temp_path = job_dir / f".grant.{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
-        temp_path.symlink_to(token)
-        os.replace(temp_path, job_dir / grant.GRANT_LINK)
+        grant.replace(job_dir, token)
 
 
 def _requeue(site: Site, job_id: str) -> bool:

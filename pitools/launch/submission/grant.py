@@ -8,11 +8,14 @@ symlink(2) is atomic, also over NFS, and fails if the link exists: the first wri
     dispatcher    writes `revoked`, so that a ticket can never run
 
 A requeued job reads the grant of its first start and continues. A job that had completed exits instead: a slurmctld
-that was down at its end starts it again. If an unanswered sbatch created two jobs of one name, only one gets the grant.
+that was down at its end starts it again. Once the run of a ticket was stopped, to be continued by another ticket, its
+link is replaced by `revoked`. If an unanswered sbatch created two jobs of one name, only one gets the grant.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import shlex
 from pathlib import Path
 
@@ -78,6 +81,16 @@ def claim(run_dir: Path, token: str) -> str:
     except FileExistsError:
         return str((run_dir / GRANT_LINK).readlink())
     return token
+
+
+def replace(run_dir: Path, token: str = REVOKED) -> None:
+    """Replace the grant of a job that has ended, so that it begins no further attempt if it is requeued.
+
+    Raises OSError.
+    """
+    temp_path = run_dir / f".grant.{secrets.token_hex(4)}"
+    temp_path.symlink_to(token)
+    os.replace(temp_path, run_dir / GRANT_LINK)
 
 
 def read_grant(run_dir: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,10 +45,13 @@ def ticket_dir(site: Site, name: str) -> Path:
     return Path(runs_dir(site)) / name
 
 
-def submit_ticket(plan: Plan, site: Site, *, name: str) -> run_folder.JobRef:
+def submit_ticket(
+    plan: Plan, site: Site, *, name: str, populate: Callable[[Path], None] = lambda _: None
+) -> run_folder.JobRef:
     """Submit a plan under this name, or find its job of an earlier call. A name is submitted at most once.
 
-    Chooses its nodes, if the request asks for that, among the nodes free now.
+    Chooses its nodes, if the request asks for that, among the nodes free now. populate: adds files to the run folder
+    before it is renamed into place.
 
     Raises ClusterError for a refused or revoked ticket, FolderNotCreated on a full disk, Unreachable, and
     OutcomeUnknown if Slurm may have the job: repeat the call later, or revoke the ticket.
@@ -56,7 +59,7 @@ def submit_ticket(plan: Plan, site: Site, *, name: str) -> run_folder.JobRef:
     run_dir = ticket_dir(site, name)
     if not run_dir.exists():
         with ticket_state.before_submission():
-            _create_ticket_dir(run_dir, plan, site)
+            _create_ticket_dir(run_dir, plan, site, populate)
     if not (run_dir / "script.sbatch").exists():
         raise ClusterError("ticket was revoked before its submission", where=str(run_dir), hint="submit a new ticket")
     if not submissions.is_unresolved(run_dir, 0):
@@ -81,7 +84,7 @@ def _submit_with_node_choice(run_dir: Path, plan: Plan, site: Site) -> run_folde
     return job
 
 
-def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
+def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Path], None]) -> None:
     """Create the run folder with its script. Raises ClusterError for a name that was revoked meanwhile, and NoSpace."""
     building = _hidden_dir(run_dir)
     shutil.rmtree(building, ignore_errors=True)  # left by a killed process
@@ -101,6 +104,7 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
         if plan.hooks:
             run_folder.append_event(building, "created", site=site.name)
             hooks.mark_pending(building)
+        populate(building)
         os.rename(building, run_dir)
     except OSError as error:
         raise from_os_error(error, run_dir) from error
@@ -161,6 +165,15 @@ def revoke(site: Site, names: Sequence[str]) -> dict[str, bool]:
         return {name: not grant.is_granted(grant.claim(ticket_dir(site, name), grant.REVOKED)) for name in names}
     except OSError as error:
         raise from_os_error(error, Path(error.filename or site.paths.runs)) from error
+
+
+def withdraw_grants(site: Site, names: Sequence[str]) -> None:
+    """Revoke the grants of tickets that have ended: whoever requeues their jobs, they begin no further attempt."""
+    for name in names:
+        try:
+            grant.replace(ticket_dir(site, name))
+        except OSError as error:
+            raise from_os_error(error, ticket_dir(site, name)) from error
 
 
 def cancel_tickets(site: Site, jobs: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from pitools.core.errors import DataError
 from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
+from pitools.run.attempt_records import Cause
 
 # A job ends once so many of its tickets ended before their grant: its script, or a prolog, fails everywhere.
 MAX_FAILED_STARTS = 3
@@ -37,6 +38,7 @@ class EntryKind(StrEnum):
     VOID = "void"
     SETTLED = "settled"
     UNKNOWN = "unknown"
+    STOPPED = "stopped"
     ENDED = "ended"
     CANCELLED = "cancelled"
 
@@ -60,7 +62,8 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.journal-entry/1")
     """One line of a job's journal: a decision (submit, withdraw) or an observation (the rest) on a ticket.
 
     ticket: its number. pool: `site/partition`. runs_dir: the absolute folder of runs at the site, of a `submit`.
-    slurm_id, state: Slurm's id and state. reason: text for `list`.
+    data: name → folder here of each dataset, of a `submit`. slurm_id, state: Slurm's id and state. reason: text for
+    `list`. run_dir, cause: of a `settled` ticket whose run was stopped: its folder here, and why it was.
     """
 
     t: str
@@ -68,21 +71,25 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.journal-entry/1")
     ticket: int = 0
     pool: str = ""
     runs_dir: str = ""
+    data: dict[str, str] = {}
     slurm_id: str = ""
     state: str = ""
     exit_code: int | None = None
     reason: str = ""
+    run_dir: str = ""
+    cause: Cause | None = None
 
 
 class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     """One ticket, folded from the journal.
 
     state: intended (sent, no answer yet), pending, started, withdrawing, void (will never run, since
-    `voided_at`), over (has run). is_settled: nothing is left to do. unknown_since: since when Slurm does not know the
-    ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py). runs_dir: the folder of
-    its run folder, whatever the site file says later. end_state: Slurm's state if it ended, or was stuck, before
-    its grant. held_reason: Slurm's reason if a person has to release it.
-    is_deferred: void because the site could not take it for now (busy, disk full).
+    `voided_at`), over (has run), stopped (has run, and the job goes on from its checkpoints). is_settled: nothing is
+    left to do. unknown_since: since when Slurm does not know the ticket although it was started; doubt_reason: in which
+    way (launch/tickets/ticket_state.py). runs_dir: the folder of its run folder, whatever the site file says later.
+    data: its datasets, name → folder here. end_state: Slurm's state if it was stopped, or if it ended, or was stuck,
+    before its grant. held_reason: Slurm's reason if a person has to release it. is_deferred: void because the site
+    could not take it for now (busy, disk full). run_dir, cause: of a settled one that was stopped, as in the journal.
     """
 
     number: int
@@ -90,7 +97,8 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     submitted_at: str
     runs_dir: str
-    state: Literal["intended", "pending", "started", "withdrawing", "void", "over"] = "intended"
+    data: dict[str, str] = {}
+    state: Literal["intended", "pending", "started", "withdrawing", "void", "over", "stopped"] = "intended"
     slurm_id: str = ""
     voided_at: str = ""
     end_state: str = ""
@@ -100,6 +108,8 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     doubt_reason: str = ""
     is_settled: bool = False
     reason: str = ""
+    run_dir: str = ""
+    cause: Cause | None = None
 
     @property
     def site(self) -> str:
@@ -109,7 +119,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_live(self) -> bool:
         """Whether the ticket may still run, or runs."""
-        return self.state not in ("void", "over")
+        return self.state not in ("void", "over", "stopped")
 
     @property
     def is_queued(self) -> bool:
@@ -152,6 +162,11 @@ class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
         return [ticket for ticket in self.tickets if ticket.is_live]
 
     @property
+    def stopped(self) -> list[QueueTicket]:
+        """The tickets whose runs were stopped, to be continued; the newest one's checkpoints count."""
+        return [ticket for ticket in self.tickets if ticket.state == "stopped"]
+
+    @property
     def has_failed_starts(self) -> bool:
         """Whether so many tickets were ended by Slurm before their grant that the job ends."""
         failed = [ticket for ticket in self.tickets if ticket.state == "void" and ticket.end_state]
@@ -187,8 +202,9 @@ def append_entry(job: QueueJob, entry: JournalEntry) -> QueueJob:
             line = msgspec.json.encode(entry) + b"\n"
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            # Only intents are known to the journal alone; the rest can be observed again, or follows from the grants.
-            if entry.kind == "submit":
+            # Intents are known to the journal alone, and the grant of a stopped ticket is revoked, as if it had never
+            # run. The rest can be observed again, or follows from the grants.
+            if entry.kind in ("submit", "stopped"):
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -211,6 +227,7 @@ def fold_entries(job: QueueJob, entries: Iterable[JournalEntry]) -> QueueJob:
                 pool=entry.pool,
                 submitted_at=entry.t,
                 runs_dir=entry.runs_dir,
+                data=entry.data,
                 reason=entry.reason,
             )
         elif entry.kind is EntryKind.CANCELLED:
@@ -245,7 +262,9 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
         case EntryKind.VOID | EntryKind.REFUSED | EntryKind.DEFERRED:
             changes |= {"state": "void", "voided_at": entry.t, "is_deferred": entry.kind is EntryKind.DEFERRED}
         case EntryKind.SETTLED:
-            changes["is_settled"] = True
+            changes |= {"is_settled": True, "run_dir": entry.run_dir, "cause": entry.cause}
+        case EntryKind.STOPPED:
+            changes |= {"state": "stopped", "end_state": entry.state}
         case EntryKind.ENDED:
             changes["state"] = "over"
     return msgspec.structs.replace(ticket, **changes)

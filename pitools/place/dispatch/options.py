@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.place.clusters.snapshot import Snapshot
+from pitools.place.dispatch import continuation
 from pitools.place.dispatch.journal import QueueJob
 from pitools.place.estimate import candidates, plan
 from pitools.place.types import PlacementOption
@@ -19,7 +20,7 @@ _BUDGET_S = 5.0  # of one tick: of a thousand new jobs the first are placed befo
 
 def make_job_plan(job: QueueJob, site: Site, partition: str) -> Plan:
     """Return the job's plan for a partition of a site, with its time limit there. Raises ConfigError, DataError."""
-    request = candidates.with_time_for_speed(job.request.request, site, partition)
+    request = candidates.with_time_for_speed(continuation.request_to_run(job), site, partition)
     return planning.make_plan(request, site, job.job_id, request_text=job.request.request_text)
 
 
@@ -46,7 +47,7 @@ class OptionCache:
             self._postponed[job.job_id] = None
         elif is_stale:
             wanted = plan.PlacementRequest(
-                request=job.request.request, origin=job.job_id, text=job.request.request_text
+                request=continuation.request_to_run(job), origin=job.job_id, text=job.request.request_text
             )
             offered = plan.options_from_snapshots(
                 wanted, [snapshots[name] for name in sorted(answered)], timeout_s=_BUDGET_S

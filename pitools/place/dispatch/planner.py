@@ -73,6 +73,7 @@ class Decisions(NamedTuple):
 def is_undecided(job: QueueJob) -> bool:
     """Return whether the place of a job is still open."""
     is_ending = job.is_over or job.is_cancelled or job.has_failed_starts
+    is_ending = is_ending or any(not ticket.is_settled for ticket in job.stopped)  # its checkpoints are being fetched
     return not (is_ending or any(ticket.is_running for ticket in job.tickets))
 
 

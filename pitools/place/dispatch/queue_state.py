@@ -10,6 +10,7 @@ from pitools.core import timestamps
 from pitools.core.errors import PitError, TryLater
 from pitools.place.dispatch import store, wait_recorder
 from pitools.place.dispatch.journal import EntryKind, JournalEntry, QueueJob, QueueTicket, append_entry
+from pitools.run.attempt_records import Cause
 
 
 class QueueState:
@@ -44,6 +45,8 @@ class QueueState:
         state: str = "",
         exit_code: int | None = None,
         started_at: str = "",
+        run_dir: str = "",
+        cause: Cause | None = None,
     ) -> QueueJob:
         """Append an entry to a job's journal and return the job after it. started_at: start time by Slurm, if known."""
         entry = JournalEntry(
@@ -55,6 +58,8 @@ class QueueState:
             slurm_id=slurm_id,
             state=state,
             exit_code=exit_code,
+            run_dir=run_dir,
+            cause=cause,
         )
         with self._lock:
             self._require_open()
@@ -64,7 +69,9 @@ class QueueState:
             after = self.jobs[job.job_id] = append_entry(old_job, entry)
         return after
 
-    def record_intent(self, job_id: str, pool: str, runs_dir: str, reason: str) -> tuple[QueueJob, QueueTicket]:
+    def record_intent(
+        self, job_id: str, pool: str, runs_dir: str, reason: str, data: dict[str, str]
+    ) -> tuple[QueueJob, QueueTicket]:
         """Journal a ticket with a new number before its submission; the job must have no live ticket."""
         with self._lock:
             self._require_open()
@@ -76,6 +83,7 @@ class QueueState:
                 ticket=len(job.tickets) + 1,
                 pool=pool,
                 runs_dir=runs_dir,
+                data=data,
                 reason=reason,
             )
             job = self.jobs[job_id] = append_entry(job, entry)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pitools.core import timestamps
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
+from pitools.place.dispatch import continuation
 from pitools.place.dispatch.journal import MAX_FAILED_STARTS, EntryKind, QueueJob, QueueTicket
 from pitools.place.dispatch.queue_state import QueueState
 from pitools.slurm.states import PendingReason, pending_reason
@@ -71,10 +72,23 @@ def _reconcile_ticket(
             state.append_entry(job, EntryKind.SETTLED, ticket.number)
         else:
             actions.remove.append((job, ticket))
-    elif ticket.state == "over":
+    elif ticket.state in ("over", "stopped"):
         actions.fetch.append((job, ticket))
     elif ticket.state == "withdrawing":
         actions.revoke.append((job, ticket))
+    elif may_run and continuation.is_stop(observed):
+        reason = f"stopped at {ticket.site}: its checkpoints are being fetched"
+        job = state.append_entry(
+            job,
+            EntryKind.STOPPED,
+            ticket.number,
+            state=observed.state,
+            exit_code=observed.exit_code,
+            slurm_id=observed.job_id,
+            reason=reason,
+            started_at=_started_at(observed),
+        )
+        actions.fetch.append((job, job.tickets[ticket.number - 1]))
     elif may_run and observed.is_over:
         code = 0 if observed.state == "COMPLETED" else observed.exit_code
         job = state.append_entry(

@@ -84,7 +84,7 @@ def _features(queued: QueuedRequest, limit_s: float) -> JobFeatures:
 
 
 def _pool_and_run_s(entries: list[JournalEntry]) -> tuple[str, float] | None:
-    """Return the pool where a job ran and its run time, from its journal; None if unknown."""
+    """Return the pool where a job ran and its run time, from its journal; None if unknown, or if it ran in parts."""
     pools: dict[int, str] = {}
     placed: dict[int, float] = {}
     started: dict[int, float] = {}
@@ -94,6 +94,8 @@ def _pool_and_run_s(entries: list[JournalEntry]) -> tuple[str, float] | None:
             pools[entry.ticket], placed[entry.ticket] = entry.pool, at_s
         elif entry.kind is EntryKind.VOID:  # it has not run
             pools.pop(entry.ticket, None)
+        elif entry.kind is EntryKind.STOPPED:
+            return None
         elif entry.kind is EntryKind.STARTED:
             started[entry.ticket] = at_s
         elif entry.kind is EntryKind.ENDED and entry.ticket in pools and entry.state != "CANCELLED":

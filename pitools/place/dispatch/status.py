@@ -71,7 +71,8 @@ class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status
 class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
     """One job of the queue. state: queued, submitted, in-doubt, running, done, failed or cancelled.
 
-    pool: where the job runs or waits. run, slurm_id: its run id and Slurm id there. exit_code: of an ended job.
+    pool: where the job runs or waits; where it ran last, if it was stopped and is queued again. run, slurm_id: its run
+    id and Slurm id there. exit_code: of an ended job.
     """
 
     job_id: str
@@ -189,7 +190,7 @@ def _own_counts(queue: QueueState) -> tuple[Counter[str], Counter[str]]:
 def job_row(job: QueueJob, status: DispatchStatus) -> QueueJobRow:
     """Return the row of a job."""
     ticket = next((one for one in job.tickets if one.is_running or one.state == "over"), None)
-    ticket = ticket or next(iter(job.live), None)
+    ticket = ticket or next(iter([*job.live, *reversed(job.stopped)]), None)
     doubtful = [one for one in job.live if one.site in status.unreachable or one.unknown_since]
     state: str = job.state
     if doubtful and not job.is_over and (state != "running" or doubtful[0].is_running):
@@ -228,7 +229,7 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
         return f"held at {ticket.site} ({ticket.held_reason}); to start it: scontrol release {ticket.slurm_id}"
     if ticket and ticket.site in not_up and not_up[ticket.site].state == "misconfigured":
         return f"{ticket.site} is misconfigured: {not_up[ticket.site].reason}"
-    if ticket:
+    if ticket and ticket.is_live:
         return ticket.reason
     if status.ticked_at < job.request.queued_at:
         return "no tick has run since it was queued; run: pit place tick, or pit place watch"

@@ -7,6 +7,8 @@
     jobs/<job-id>/
         job.json                pit.queued-request/1: the request; it never changes
         journal.jsonl           pit.journal-entry/1: decisions and observations, oldest first
+        run/                    fetched files of its last run over ssh
+        run.<n>/                all files of ticket n's run over ssh, which was stopped, for the next ticket
         cancel                  mark: the user cancelled the job
         lost.<n>                mark: the user declared that ticket n will not run; removed as soon as its site
                                 answers for the ticket
@@ -132,7 +134,9 @@ def _read(path: Path) -> QueueJob | None:
 
 
 def archive(queue_dir: Path, job: QueueJob) -> None:
-    """Move a job that is over into `done`."""
+    """Move a job that is over into `done`, without the checkpoints and code that its next ticket would have needed."""
+    for run_dir in job.path.glob("run.*"):
+        shutil.rmtree(run_dir, ignore_errors=True)
     try:
         os.rename(job.path, queue_dir / "done" / job.job_id)
     except OSError as error:

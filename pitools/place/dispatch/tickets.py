@@ -18,7 +18,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
 from pitools.launch.tickets.ticket_state import FolderNotCreated, TicketState
-from pitools.place.dispatch import options, wait_recorder
+from pitools.place.dispatch import continuation, options, wait_recorder
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.types import Submit
@@ -40,6 +40,7 @@ class SiteBackend(Protocol):
     def submit_ticket(self, plan: Plan, site: Site, *, name: str) -> JobRef: ...  # noqa: D102
     def ticket_states(self, site: Site, names: Sequence[str]) -> dict[str, TicketState]: ...  # noqa: D102
     def revoke(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
+    def withdraw_grants(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
     def cancel_tickets(self, site: Site, jobs: Mapping[str, str]) -> None: ...  # noqa: D102
     def remove_ticket_dirs(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
 
@@ -80,8 +81,14 @@ def remove_dirs(state: QueueState, site: Site, tickets: Pairs) -> None:
 
 
 def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
-    """Copy the logs and records of these tickets' runs into the jobs' folders. Raises Unreachable."""
+    """Copy the logs and records of these tickets' runs into the jobs' folders. Raises Unreachable.
+
+    Of a run that was stopped, also its checkpoints; then decide whether the job goes on.
+    """
     for job, ticket, group_site in [(*pair, at) for at, pairs in _by_runs_dir(site, tickets) for pair in pairs]:
+        if ticket.state == "stopped" and not job.is_cancelled:
+            _settle_stopped(state, group_site, job, ticket)
+            continue
         reason = ""
         try:
             if site.connection.kind == "ssh":
@@ -89,6 +96,30 @@ def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
         except (ClusterError, DataError) as error:
             reason = f"its logs stay at {site.name}: {error}"
         state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason)
+
+
+def _settle_stopped(state: QueueState, site: Site, job: QueueJob, ticket: QueueTicket) -> None:
+    """Queue a job again whose run was stopped, or end it as failed where the policy does. Raises Unreachable."""
+    # From here on its own job cannot go on, should a person requeue it.
+    backend(site).withdraw_grants(site, [ticket.name])
+    run_dir = Path(ticket.runs_dir) / ticket.name
+    try:
+        if site.connection.kind == "ssh":
+            run_dir = job.path / f"run.{ticket.number}"
+            if not run_dir.exists():  # a download that outlives its tick is journalled by the next one
+                remote.fetch_resumable(site, ticket.name, run_dir)
+        decision, cause = continuation.decide(site, job, ticket, run_dir)
+    except (ClusterError, DataError) as error:
+        reason = f"its run cannot be continued: {error}"
+        job = state.append_entry(job, EntryKind.ENDED, ticket.number, state="FAILED", reason=reason)
+        state.append_entry(job, EntryKind.SETTLED, ticket.number)
+        return
+    if decision.action != "resubmit":
+        job = state.append_entry(
+            job, EntryKind.ENDED, ticket.number, state="FAILED", exit_code=cause.exit_code, reason=decision.reason
+        )
+    reason = f"{cause.kind} at {site.name}, to be continued: {cause.reason}"
+    state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason, run_dir=str(run_dir), cause=cause)
 
 
 def revoke_tickets(state: QueueState, site: Site, tickets: Pairs) -> None:
@@ -157,9 +188,13 @@ def submit_all(
 
 def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan: Plan, runs_dir: str) -> str:
     """Submit one ticket and return its name; "" where it was refused, or deferred. Raises Unreachable."""
-    job, ticket = state.record_intent(job.job_id, decision.pool, runs_dir, decision.reason)
+    data = {dataset.name: dataset.source for dataset in plan.data}
+    job, ticket = state.record_intent(job.job_id, decision.pool, runs_dir, decision.reason, data)
     try:
-        ref = backend(site).submit_ticket(plan, site, name=ticket.name)
+        if job.stopped:
+            ref = continuation.submit(plan, site, name=ticket.name, run_dir=Path(job.stopped[-1].run_dir))
+        else:
+            ref = backend(site).submit_ticket(plan, site, name=ticket.name)
     except OutcomeUnknown:
         raise
     except FolderNotCreated as error:  # on a full disk its grant could not be revoked, and need not be

@@ -18,7 +18,7 @@ from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.estimate import wait_model
 from pitools.place.types import PlacementOption, PoolState, Submit
 
-_RAN = (EntryKind.STARTED, EntryKind.ENDED)
+_RAN = (EntryKind.STARTED, EntryKind.STOPPED, EntryKind.ENDED)
 
 
 class WaitRecorder:

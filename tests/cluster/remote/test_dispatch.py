@@ -112,3 +112,48 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
     # What the far runs had to say lies in the queue's own folder.
     logs = [list((store.queue_dir() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
     assert [len(request) for request in logs] == [0, 1, 1, 1, 1]
+
+
+STOPPING = """\
+done=$(cat "$PIT_CHECKPOINT_DIR/steps" 2>/dev/null || echo 0)
+echo "$SLURM_CLUSTER_NAME $(cat here) $done" >> "$PIT_CHECKPOINT_DIR/proof"
+echo $((done + 5)) > "$PIT_CHECKPOINT_DIR/steps"; cp "$PIT_CHECKPOINT_DIR/steps" "$PIT_RUN_DIR/progress"
+[ "$done" -ge 15 ] || exit 95
+"""
+
+
+def test_a_stopped_job_goes_on_across_sites(world: Path, far_side: Any, tmp_path: Path) -> None:
+    """Its checkpoints and its code come here from the far side, go there, and back; what was fetched is removed."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "here").write_text("first\n")
+    request = Request(name="stopping", command=STOPPING, time="2m", workdir=str(work))
+    (queued,) = store.enqueue(world, [store.make_request(request, ("beta", "far"), user="ada")])
+    route = [FAR, FAR, NEAR, FAR]
+
+    def along(
+        _now_s: float, jobs: Sequence[types.PendingJob], _pools: object, held: Sequence[types.Ticket]
+    ) -> list[types.Submit | types.Withdraw]:
+        pools = {option.pool for job in jobs for option in job.options}
+        taken = len(store.find_job(world, queued.job_id).tickets)
+        return [
+            types.Submit(job_id=job.job_id, pool=route[taken]) for job in jobs if not held and route[taken] in pools
+        ]
+
+    ticker = Dispatcher(world, along)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not store.find_job(world, queued.job_id).is_over:
+        assert ticker.tick()
+        if store.find_job(world, queued.job_id).tickets:
+            (work / "here").write_text("changed since\n")
+        time.sleep(0.2)
+    job = store.find_job(world, queued.job_id)
+    assert (job.state, [ticket.state for ticket in job.tickets]) == ("done", ["stopped"] * 3 + ["over"]), job.tickets
+    last = far_side.root / "runs" / far_side.user / f"{job.job_id}.4"
+    assert (last / "checkpoints" / "proof").read_text().splitlines() == [
+        "alpha first 0",
+        "alpha first 5",
+        "beta first 10",
+        "alpha first 15",
+    ]
+    assert [path.name for path in job.path.glob("run*")] == ["run"]

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pitools.core import timestamps
 from pitools.place import types
-from pitools.place.dispatch import options, planner, queue_state, store, tick, tickets
+from pitools.place.dispatch import continuation, options, planner, queue_state, store, tick, tickets
 from pitools.place.dispatch.journal import JournalEntry, QueueJob
+from pitools.run.attempt_records import Cause, Decision
 from pitools.site.schema import Paths, Site, SitePartition
 from tests.place.dispatch.fake_backends import SITES, Wait, World, snapshot
 
@@ -45,7 +47,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
         )
         monkeypatch.setattr(tickets, "backend", lambda site: created.clusters[site.name])
         monkeypatch.setattr(options.OptionCache, "options", lambda *_: tuple(option))
-        monkeypatch.setattr(options, "make_job_plan", lambda *_: None)
+        monkeypatch.setattr(options, "make_job_plan", lambda *_: SimpleNamespace(data=()))
+        # What a run left: test_continuation.py.
+        cause = Cause(attempt="0", kind="preempted", confidence="certain", reason="preempted")
+        go_on = Decision(attempt="0", action="resubmit", kind="preempted", reason="")
+        monkeypatch.setattr(continuation, "decide", lambda *_: (go_on, cause))
+        monkeypatch.setattr(
+            continuation,
+            "submit",
+            lambda plan, site, *, name, run_dir: created.clusters[site.name].submit_ticket(plan, site, name=name),
+        )
         for name in ("RETRY_VOID_S", "RETRY_REFUSED_S", "LEAD_S"):
             monkeypatch.setattr(planner, name, 0.0)
         return created

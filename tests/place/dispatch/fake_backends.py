@@ -51,6 +51,7 @@ class Cluster:
         self.jobs: dict[str, list[str]] = {}  # Slurm's id → name, state
         self.late: list[str] = []  # still on its way to slurmctld, though nobody waits for it any more
         self.words: dict[str, str] = {}
+        self.exit_codes: dict[str, int] = {}  # by ticket, of those that ended neither well nor for want of a grant
         self.last = 0
         self.is_dark = False
         self.has_files = False  # though Slurm is silent
@@ -89,7 +90,7 @@ class Cluster:
         return {name: TicketState(ABSENT, "", self.words.get(name, "")) for name in names} | reference
 
     def _seen(self, job_id: str, name: str, state: str) -> TicketState:
-        code = 0 if state == "COMPLETED" else 75
+        code = 0 if state == "COMPLETED" else self.exit_codes.get(name, 75)
         job = records.SlurmJob(job_id=job_id, raw_id=job_id, state=state, name=name)
         return TicketState(state, job_id, self.words.get(name, ""), code, job)
 
@@ -101,6 +102,12 @@ class Cluster:
         self.faults.kill()
         return used
 
+    def withdraw_grants(self, site: Site, names: Sequence[str]) -> None:
+        self.faults.kill()
+        self.answer()
+        self.words.update(dict.fromkeys(names, grant.REVOKED))
+        self.faults.kill()
+
     def cancel_tickets(self, site: Site, jobs: Mapping[str, str]) -> None:
         self.answer()
         for job_id, name in jobs.items():
@@ -110,6 +117,7 @@ class Cluster:
     def remove_ticket_dirs(self, site: Site, names: Sequence[str]) -> None:
         for name in names:
             assert not grant.is_granted(self.words.get(name, "")), "what ran is not forgotten"
+            assert name not in self.exit_codes, "nor is what others go on from"
 
     def step(self) -> None:
         """Time passes: jobs start, ask for leave, and end."""
@@ -121,6 +129,8 @@ class Cluster:
             if state == "RUNNING" and grant.is_granted(self.words.get(name, "")):
                 if self.faults.dice.random() < 0.5:
                     job[1] = "COMPLETED"
+                elif self.faults.strikes():  # preempted: it saves, and ends
+                    job[1], self.exit_codes[name] = "FAILED", 95
             elif state == "RUNNING":
                 job[1] = "FAILED"
             elif state == "PENDING" and self.faults.dice.random() < 0.5:

@@ -337,6 +337,31 @@ def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> 
     assert pit(env, "cancel", "nosuch").returncode == 2
 
 
+STOPPING = """\
+name = "dispatch-stopping"
+command = '''
+done=$(cat "$PIT_CHECKPOINT_DIR/steps" 2>/dev/null || echo 0)
+echo "$SLURM_JOB_NAME $done" >> {ran}
+echo $((done + 5)) > "$PIT_CHECKPOINT_DIR/steps"; cp "$PIT_CHECKPOINT_DIR/steps" "$PIT_RUN_DIR/progress"
+[ "$done" -ge 10 ] || exit 95
+'''
+time = "2m"
+partition = "train"
+"""
+
+
+def test_a_job_that_saves_and_stops_goes_on_in_another_ticket(env: dict[str, str], tmp_path: Path) -> None:
+    """Each of its runs begins with the checkpoint of the one before, at whichever site, until it has finished."""
+    for name in ("alpha", "beta"):
+        (tmp_path / "sites" / f"{name}.toml").write_text(f'[paths]\nruns = "{tmp_path}/runs"\n')
+    (tmp_path / "stopping.toml").write_text(STOPPING.format(ran=tmp_path / "ran"))
+    done = pit(env, "run", str(tmp_path / "stopping.toml"))
+    job_id = json.loads(done.stdout)["job_id"]
+    drain(env, timeout_s=90.0)
+    assert (tmp_path / "ran").read_text().splitlines() == [f"{job_id}.1 0", f"{job_id}.2 5", f"{job_id}.3 10"]
+    assert states([job_id]) == {"done"}
+
+
 def _plan(
     site: Site, tmp_path: Path, topology: Topology = "none", nodelist: str = "", length_s: float = 0
 ) -> planning.Plan:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
         def revoke(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
             return dict.fromkeys(names, True)
 
-    monkeypatch.setattr(options, "make_job_plan", lambda *_: None)
+    monkeypatch.setattr(options, "make_job_plan", lambda *_: SimpleNamespace(data=()))
     monkeypatch.setattr(tickets, "backend", lambda site: Hands())
     expected = [Submit(job_id=item, pool="a/train") for item in sorted(board.jobs)]
     tickets.submit_all(board, Site(name="a"), expected, deadline=math.inf, on_submitted=lambda *_: None)

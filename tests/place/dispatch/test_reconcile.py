@@ -30,7 +30,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueState:
     store.enqueue(store.queue_dir(), [store.make_request(request, ("alpha", "beta"), user="ada")])
     queue_state = QueueState(store.queue_dir())
     (job,) = queue_state.jobs.values()
-    job, ticket = queue_state.record_intent(job.job_id, "alpha/train", str(tmp_path / "runs"), "")
+    job, ticket = queue_state.record_intent(job.job_id, "alpha/train", str(tmp_path / "runs"), "", {})
     queue_state.append_entry(job, "submitted", ticket.number, slurm_id="7")
     time.sleep(0.002)  # whoever is asked in the same moment may know nothing of it yet
     return queue_state
@@ -132,9 +132,9 @@ def test_a_disk_that_fills_within_a_line(board: QueueState, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr(journal.os, "write", lambda descriptor, data: write(descriptor, data[:20]))
         with pytest.raises(NoSpace):
-            board.record_intent(job.job_id, "beta/train", "/runs", "")
+            board.record_intent(job.job_id, "beta/train", "/runs", "", {})
     assert len(board.jobs[job.job_id].tickets) == 1
-    board.record_intent(job.job_id, "beta/train", "/runs", "")
+    board.record_intent(job.job_id, "beta/train", "/runs", "", {})
     assert [ticket.pool for ticket in store.find_job(board.queue_dir, job.job_id).tickets] == [
         "alpha/train",
         "beta/train",

@@ -7,12 +7,21 @@ function may be repeated after a lost connection; a name becomes one job.
 from pitools.launch.tickets.remote.datasets import missing_datasets, send_dataset
 from pitools.launch.tickets.remote.paths import is_remote, ticket_dir
 from pitools.launch.tickets.remote.paths import remote_runs_dir as runs_dir
-from pitools.launch.tickets.remote.states import cancel_tickets, fetch_run, remove_ticket_dirs, revoke, ticket_states
+from pitools.launch.tickets.remote.states import (
+    cancel_tickets,
+    fetch_resumable,
+    fetch_run,
+    remove_ticket_dirs,
+    revoke,
+    ticket_states,
+    withdraw_grants,
+)
 from pitools.launch.tickets.remote.submission import RemoteJobRef, submit_ticket
 
 __all__ = [
     "RemoteJobRef",
     "cancel_tickets",
+    "fetch_resumable",
     "fetch_run",
     "is_remote",
     "missing_datasets",
@@ -23,4 +32,5 @@ __all__ = [
     "submit_ticket",
     "ticket_dir",
     "ticket_states",
+    "withdraw_grants",
 ]

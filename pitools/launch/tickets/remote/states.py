@@ -21,6 +21,7 @@ from pitools.site.schema import Site
 from pitools.slurm.records import SlurmJob
 
 FETCH_MAX_BYTES = 256 << 20
+_RESUMABLE_MAX_BYTES = 1 << 46
 _NOT_FETCHED = ("code", "checkpoints", "submitit")
 
 # A line per ticket; shell built-ins where possible, because a process per ticket would be slow.
@@ -34,6 +35,10 @@ _STATE_SCRIPT = (
 _GRANT_SCRIPT = (
     '[ -L "$1" ] && { echo "$1 is a link, not a folder" >&2; exit 1; }; '
     'while IFS= read -r n; do mkdir -p -- "$1/$n"; ln -sT "$2" "$1/$n/grant" 2>/dev/null; '
+    'printf \'%s\\t%s\\n\' "$n" "$(readlink "$1/$n/grant")"; done; echo end'
+)
+_REGRANT_SCRIPT = (
+    'while IFS= read -r n; do ln -sfT "$2" "$1/$n/grant" 2>/dev/null; '
     'printf \'%s\\t%s\\n\' "$n" "$(readlink "$1/$n/grant")"; done; echo end'
 )
 
@@ -97,6 +102,13 @@ def revoke(site: Site, names: Sequence[str]) -> dict[str, bool]:
     return {name: not grant.is_granted(grants[name]) for name in names}
 
 
+def withdraw_grants(site: Site, names: Sequence[str]) -> None:
+    """Revoke the grants of tickets that have ended: whoever requeues their jobs, they begin no further attempt."""
+    for name, token in _run_for_each(site, _REGRANT_SCRIPT, names, 2, grant.REVOKED):
+        if token != grant.REVOKED:
+            raise ClusterError("cannot write the grant link", where=f"{site.name}:{paths.ticket_dir(site, name)}")
+
+
 def _run_for_each(site: Site, script: str, names: Sequence[str], fields: int, *args: str) -> Iterator[list[str]]:
     """Run a shell script over names on stdin; yield its output lines split at tabs. Raises Unreachable if truncated."""
     if not names:
@@ -125,10 +137,20 @@ def remove_ticket_dirs(site: Site, names: Sequence[str]) -> None:
     remote_files.remove_paths(site, *(paths.ticket_dir(site, name) for name in names))
 
 
-def fetch_run(site: Site, name: str, to: Path, *, limit: int = FETCH_MAX_BYTES) -> bool:
+def fetch_run(
+    site: Site, name: str, to: Path, *, limit: int = FETCH_MAX_BYTES, without: Sequence[str] = _NOT_FETCHED
+) -> bool:
     """Download a run's records, logs and step logs as the folder `to`, atomically; return False if there is no run.
 
-    Code and checkpoints are left out. Raises ClusterError for more than `limit` bytes, and Unreachable; an existing
-    `to` then stays.
+    without: folders to leave out, by default code and checkpoints. Raises ClusterError for more than `limit` bytes,
+    and Unreachable; an existing `to` then stays.
     """
-    return remote_files.get_tree(site, paths.ticket_dir(site, name), to, without=_NOT_FETCHED, limit=limit)
+    return remote_files.get_tree(site, paths.ticket_dir(site, name), to, without=without, limit=limit)
+
+
+def fetch_resumable(site: Site, name: str, to: Path) -> bool:
+    """Download a run with its code and checkpoints, from which another run can continue; as `fetch_run`, of any size.
+
+    Links are left out: `latest` is not needed to find a checkpoint.
+    """
+    return fetch_run(site, name, to, limit=_RESUMABLE_MAX_BYTES, without=("submitit",))
