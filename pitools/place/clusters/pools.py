@@ -74,7 +74,8 @@ def _make_pool(
     units = _held_units(running, nodes, per_node)
     ends = [_end_s(share.job, snapshot) for share in running]
     competing = [job for job in snapshot.jobs if _is_competing(job, partition, own_jobs)]
-    requested = [_requested_units(job, per_node) for job in competing]
+    unreported = max(1, unreported_gpus(snapshot.jobs, per_node))  # a job without GPUs is not free
+    requested = [_requested_units(job, unreported if per_node else 0) for job in competing]
     pending = sum(requested)
     idle = sum(_idle_units(node, per_node) for node in schedulable if node.state != "allocated")
     return PoolState(
@@ -175,10 +176,21 @@ def _idle_units(node: Node, per_node: int) -> int:
     return max(0, _node_units(node, per_node) - _used_units(node, per_node))
 
 
-def _requested_units(job: SlurmJob, per_node: int) -> int:
-    """Return the units that a pending job requests; for an array, those of all its tasks."""
+def unreported_gpus(jobs: Iterable[SlurmJob], per_node: int) -> int:
+    """Return the GPUs of each node of a job for which Slurm reports none: 0, as it reports those of another of `jobs`.
+
+    Where it reports none at all, it does not count GPUs: then all those of the node, per_node.
+    """
+    return 0 if any(parse_gpus(job.gres)[1] for job in jobs) else per_node
+
+
+def _requested_units(job: SlurmJob, unreported: int) -> int:
+    """Return the units that a pending job requests; for an array, those of all its tasks.
+
+    unreported: GPUs per node of a job without a number; 0 counts nodes.
+    """
     _, node_gpus = parse_gpus(job.gres)
-    return task_count(job.job_id) * max(1, job.nodes) * ((node_gpus or per_node) if per_node else 1)
+    return task_count(job.job_id) * max(1, job.nodes) * ((node_gpus or unreported) if unreported else 1)
 
 
 def task_count(job_id: str) -> int:
@@ -206,10 +218,11 @@ def _end_s(job: SlurmJob, snapshot: Snapshot) -> float:
 def units_by_end(snapshot: Snapshot, per_node: int, is_counted: Callable[[SlurmJob], bool]) -> list[tuple[float, int]]:
     """Return (expected end, units) of the running jobs that `is_counted` selects, ascending.
 
-    per_node: GPUs of a node, for a job that does not report its GPUs; 0 counts nodes.
+    per_node: GPUs of a node, where Slurm reports those of no job; 0 counts nodes.
     """
+    unreported = unreported_gpus(snapshot.jobs, per_node)
     selected = [job for job in snapshot.jobs if job.state in _HOLDING_STATES and is_counted(job)]
-    units = [job.nodes * ((parse_gpus(job.gres)[1] or per_node) if per_node else 1) for job in selected]
+    units = [job.nodes * ((parse_gpus(job.gres)[1] or unreported) if per_node else 1) for job in selected]
     return sorted((_end_s(job, snapshot), n) for job, n in zip(selected, units, strict=True))
 
 

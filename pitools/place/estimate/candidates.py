@@ -220,9 +220,12 @@ def _quota_reasons(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
 def _committed_gpu_hours(site: Site, snapshot: Snapshot, user: str) -> float:
     """Return the GPU hours that the user's running and pending jobs may still use until their time limits."""
     hours = 0.0
+    unreported = {
+        name: pools.unreported_gpus(snapshot.jobs, partition.gpus_per_node)
+        for name, partition in site.partitions.items()
+    }
     for job in (job for job in snapshot.jobs if job.user == user):
-        partition = site.partitions.get(job.partition)
-        gpus = job.nodes * (parse_gpus(job.gres)[1] or (partition.gpus_per_node if partition else 0))
+        gpus = job.nodes * (parse_gpus(job.gres)[1] or unreported.get(job.partition, 0))
         left_s = float(job.time_limit_s or 0)
         if job.state != "PENDING" and job.end:
             left_s = datetime.fromisoformat(job.end).timestamp() - snapshot.skew_s - time.time()

@@ -50,6 +50,20 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
     assert pool.running[0][0] < pool.running[1][0]
 
 
+@pytest.mark.parametrize(("gres", "units"), [("gpu:4", 4 * 3 + 1 * 2), ("", 8 * 3 + 8 * 2)])
+def test_a_job_without_gpus_waits_for_none(made: Any, gres: str, units: int) -> None:
+    """Where Slurm reports GPUs of any job, one without them counts as one a node; else all as whole nodes."""
+    jobs = (
+        made.job("1", state="PENDING", reason="Priority", gres=gres, nodes=3, time_limit_s=60),
+        made.job("2", state="PENDING", reason="Priority", gres="", nodes=2, time_limit_s=60),
+    )
+    (pool,) = pool_states(made.snapshot(jobs=jobs), (), made.site())
+    assert pool.others_pending == units
+    running = tuple(msgspec.structs.replace(job, state="RUNNING", end=_in_s(60)) for job in jobs)
+    freed = sum(units for _, units in units_by_end(made.snapshot(jobs=running), 8, lambda _: True))
+    assert freed == (12 if gres else 40)
+
+
 def test_the_cluster_s_clock_is_not_ours(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends are on our clock, by however much the cluster's is ahead; nothing ended before it was seen to run."""
     now_s = time.time()

@@ -264,6 +264,15 @@ def test_a_quota_counts_our_other_jobs(made: Any) -> None:
         assert candidate.fits == fits
 
 
+def test_a_quota_counts_no_gpus_of_jobs_without(made: Any) -> None:
+    """Where Slurm reports GPUs of any job, ours without GPUs uses none of the quota."""
+    cpu_job = made.job("5", user="me", state="PENDING", nodes=2, time_limit_s=4 * 3600, gres="")
+    site, account = made.site(place=Place(max_gpu_hours=32)), made.standing()
+    for others, fits in (((), False), ((made.job("6"),), True)):
+        (candidate,) = candidates(asks(), site, made.snapshot(account=account, jobs=(cpu_job, *others)))
+        assert candidate.fits == fits
+
+
 def test_slow_nodes_are_given_more_time(made: Any) -> None:
     """A request's time is for speed 1: at half the speed the limit doubles, and must fit the partition."""
     (slow,) = candidates(asks(), made.site(gpu={"speed": 0.5}), made.snapshot())
