@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.core.errors import ClusterError, Unreachable
+from pitools.core.errors import ClusterError, ConfigError, Unreachable
+from pitools.launch import plan as planning
 from pitools.launch.plan import StagedDataset
 from pitools.launch.request import Request
+from pitools.launch.tickets.remote import datasets, submission
 from pitools.place.clusters import account_limits, accounting_history, wait_log
 from pitools.place.clusters.accounting_history import AccountingHistory, PastWait
 from pitools.place.clusters.pools import pool_states
@@ -29,6 +31,7 @@ from pitools.site.load import load_site
 from pitools.site.schema import Paths, Place
 from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.records import Association, Qos
+from pitools.slurm.transport import Transport
 from pitools.store import manifest
 
 
@@ -413,11 +416,9 @@ def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
 # Data, and the start, asked of a far side.
 
 
-@pytest.mark.slurm
-def test_data_is_where_its_manifest_says(far: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call; a version is there, here or below paths.data, when its manifest's digest is its name."""
-    site = load_site(far.site("a", "true"))
-    site = msgspec.structs.replace(site, paths=Paths(data=str(tmp_path / "far")))
+@pytest.fixture
+def versions(tmp_path: Path) -> list[StagedDataset]:
+    """Three datasets here; below paths.data of the site one is whole, one torn and one missing."""
     data = []
     for number, name in enumerate(("demo", "torn", "none"), start=1):
         text = manifest.encode_manifest(manifest.Manifest(name=name, episodes=0, steps=0, arrays={}, files=()))
@@ -431,16 +432,47 @@ def test_data_is_where_its_manifest_says(far: Any, tmp_path: Path, monkeypatch: 
         data.append(
             StagedDataset(name=f"d{number}", source=str(tmp_path / name), version=version, bytes=number * 100 << 20)
         )
-    for item in data:  # on the far side there is no such folder
-        assert data_transfer.candidate_paths(site, item)[0] == item.source
-    monkeypatch.setattr(
-        data_transfer, "candidate_paths", lambda *asked, places=data_transfer.candidate_paths: places(*asked)[1:]
-    )
+    return data
+
+
+@pytest.mark.slurm
+def test_data_is_where_its_manifest_says(
+    far: Any, tmp_path: Path, versions: list[StagedDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call; a version is there when its manifest's digest is its name, at its path here or below paths.data. A
+    submission copies what the estimate counts, and reads the rest where it is.
+    """
+    site = load_site(far.site("a", "true"))
+    site = msgspec.structs.replace(site, paths=Paths(runs="/runs", python="/python", data=str(tmp_path / "far")))
+    here = versions[2].source
+    run_command = datasets.run_command
+
+    def without_ours(transport: Transport, argv: list[str], **options: Any) -> object:
+        """The far side has one of the folders here."""
+        folders = options.pop("stdin").splitlines()
+        seen = ["/nothing" if Path(one).parent == tmp_path and one != here else one for one in folders]
+        return run_command(transport, argv, stdin="".join(f"{one}\n" for one in seen), **options)
+
+    monkeypatch.setattr(datasets, "run_command", without_ours)
     snapshot = Snapshot(
         site="a", seen_s=0, skew_s=0, cluster="alpha", enforced_limits=(), partitions=(), nodes=(), jobs=()
     )
-    assert data_transfer.missing_data(data, site, snapshot, 10) == DataTransfer(bytes=500 << 20, wall_s=5.0)
+    assert data_transfer.missing_data(versions, site, snapshot, 10) == DataTransfer(bytes=200 << 20, wall_s=2.0)
     assert far.called() == ["true"]
-    assert data_transfer.missing_data(data, load_site("alpha"), snapshot, 10) == DataTransfer()
+    request = Request(name="r", command="true", time="1m", partition="train", workdir=str(tmp_path))
+    planned = msgspec.structs.replace(planning.make_plan(request, site, "test"), data=tuple(versions))
+    assert [staged.name for staged in datasets.missing_datasets(planned, site)] == ["d2"]
+    there = submission.plan_with_remote_paths(planned, site, "/runs/r", datasets.find_datasets(site, versions))
+    assert [staged.source for staged in there.data] == [
+        str(tmp_path / "far" / "demo" / versions[0].version),
+        str(tmp_path / "far" / "torn" / versions[1].version),
+        here,
+    ]
+    assert data_transfer.missing_data(versions, load_site("alpha"), snapshot, 10) == DataTransfer()
     with pytest.raises(ClusterError):
-        data_transfer.missing_data(data, load_site(far.site("g", "garbage")), snapshot, 10)
+        data_transfer.missing_data(versions, load_site(far.site("g", "garbage")), snapshot, 10)
+    # Without a folder for copies, what would be refused at the submission does not fit.
+    bare = msgspec.structs.replace(site, paths=Paths())
+    assert data_transfer.missing_data(versions[2:], bare, snapshot, 10) == DataTransfer()
+    with pytest.raises(ConfigError):
+        data_transfer.missing_data(versions, bare, snapshot, 10)

@@ -4,7 +4,7 @@ The site's `connection` uploads the run's folder, with a copy of the request's w
 function may be repeated after a lost connection; a name becomes one job.
 """
 
-from pitools.launch.tickets.remote.datasets import missing_datasets, send_dataset
+from pitools.launch.tickets.remote.datasets import find_datasets, missing_datasets, send_dataset
 from pitools.launch.tickets.remote.paths import is_remote, ticket_dir
 from pitools.launch.tickets.remote.paths import remote_runs_dir as runs_dir
 from pitools.launch.tickets.remote.states import (
@@ -23,6 +23,7 @@ __all__ = [
     "cancel_tickets",
     "fetch_resumable",
     "fetch_run",
+    "find_datasets",
     "is_remote",
     "missing_datasets",
     "remove_ticket_dirs",

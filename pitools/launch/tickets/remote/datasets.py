@@ -1,4 +1,4 @@
-"""Upload missing datasets to a remote site in batches, and publish them there after verification.
+"""Find a plan's datasets at a remote site; upload the missing ones in batches, and publish them there, verified.
 
 <paths.data>/<name>/<version>/            complete, or absent
 <paths.data>/.tmp/<name>.<version>/<n>/   the complete batches; a repeated upload sends only the others
@@ -20,8 +20,10 @@ from pitools.core.progress import progress_bar
 from pitools.launch.plan import Plan, StagedDataset
 from pitools.launch.tickets.remote import paths
 from pitools.site import remote_files, tar_stream
+from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.errors import error_text
+from pitools.slurm.errors import error_for, error_text
+from pitools.slurm.transport import Transport, run_command
 from pitools.store import manifest
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 from pitools.store.publish import BUILD_DIR
@@ -29,6 +31,10 @@ from pitools.store.publish import BUILD_DIR
 BATCH_BYTES, BATCH_MAX_FILES = 256 << 20, 4096
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VERIFY_BYTES_PER_S = 20 << 20  # a slow file system, in bytes per second; it bounds the time of a verification
+# A version's name is the digest of its manifest: a site with that file has the version, or is receiving it.
+_DIGEST_OF = f'sha256sum "$d/{MANIFEST_FILE}" 2>/dev/null | cut -c1-32 | grep .'
+_DIGEST_SCRIPT = f"while IFS= read -r d; do {_DIGEST_OF} || echo -; done; echo end"
+_DIGEST = re.compile(r"[0-9a-f]{32}|-")
 _RECEIVE_SCRIPT = '"$1" -m pitools.launch.tickets.remote.receive "$2" "$3"'
 
 
@@ -39,9 +45,13 @@ class DatasetTransfer(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float = 0.0
 
 
-def dataset_dir(site: Site, staged: StagedDataset) -> str:
-    """Return the remote path of a plan's dataset. Raises ConfigError; DataError for an invalid dataset name."""
-    root = paths.remote_datasets_dir(site)
+def dataset_dir(site: Site, staged: StagedDataset, user: str = "") -> str:
+    """Return the remote path to which a plan's dataset is copied.
+
+    user: our name at the site, "" to query it. Raises ConfigError without paths.data; DataError for a dataset that has
+    changed, or with an invalid name.
+    """
+    root = paths.remote_datasets_dir(site, user)
     if not root:
         return staged.source
     name = _read_manifest(staged)[0].name
@@ -50,13 +60,41 @@ def dataset_dir(site: Site, staged: StagedDataset) -> str:
     return f"{root}/{name}/{staged.version}"
 
 
+def find_datasets(
+    site: Site, data: Sequence[StagedDataset], *, user: str = "", transport: Transport | None = None
+) -> dict[str, str]:
+    """Return name → folder of the datasets that the site has: at their path here, or where they would be copied.
+
+    By one call. user: as for `dataset_dir`. transport: by default the site's. Raises as `dataset_dir`, but for a site
+    without paths.data only if it lacks a dataset; Unreachable, ClusterError.
+    """
+    if not data:
+        return {}
+    candidates = [(staged, staged.source) for staged in data]
+    if site.paths.data:
+        candidates += [(staged, dataset_dir(site, staged, user)) for staged in data]
+    folders = "".join(f"{folder}\n" for _, folder in candidates)
+    done = run_command(transport or client(site).transport, ["sh", "-c", _DIGEST_SCRIPT], env={}, stdin=folders)
+    if done.code:
+        raise error_for("sh", site.connection.host, done.code, done.stderr)
+    *digests, end = done.stdout.split("\n")[:-1] or [""]
+    if end != "end" or len(digests) != len(candidates) or not all(map(_DIGEST.fullmatch, digests)):
+        problem = f"{len(digests)} lines (expected {len(candidates)} digests of manifests)"
+        raise ClusterError(problem, where=site.name, hint="log in, and check that the shell prints nothing else")
+    found: dict[str, str] = {}
+    for (staged, folder), digest in zip(candidates, digests, strict=True):
+        if digest == staged.version:
+            found.setdefault(staged.name, folder)
+    for staged in data:
+        if staged.name not in found:
+            dataset_dir(site, staged, user)
+    return found
+
+
 def missing_datasets(plan: Plan, site: Site) -> tuple[StagedDataset, ...]:
-    """Return the plan's datasets that the site does not have, by one call. Raises as `dataset_dir`; Unreachable."""
-    if not plan.data or not paths.remote_datasets_dir(site):
-        return ()
-    by_manifest = {f"{dataset_dir(site, data)}/{MANIFEST_FILE}": data for data in plan.data}
-    existing = remote_files.existing(site, by_manifest)
-    return tuple(data for mark, data in by_manifest.items() if mark not in existing)
+    """Return the plan's datasets that the site does not have. Raises as `find_datasets`."""
+    found = find_datasets(site, plan.data)
+    return tuple(staged for staged in plan.data if staged.name not in found)
 
 
 def send_dataset(staged: StagedDataset, site: Site) -> DatasetTransfer:

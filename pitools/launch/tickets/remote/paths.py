@@ -30,11 +30,14 @@ def ticket_dir(site: Site, name: str) -> str:
     return f"{remote_runs_dir(site)}/{name}"
 
 
-def remote_datasets_dir(site: Site) -> str:
-    """Return the folder of datasets; "" if the nodes read them at their local paths. Raises ConfigError."""
+def remote_datasets_dir(site: Site, user: str = "") -> str:
+    """Return the folder of datasets; "" if the nodes read them at their local paths. Raises ConfigError.
+
+    user: our name at the site, "" to query it.
+    """
     if not site.paths.data and site.connection.kind == "local":
         return ""
-    return _expand_path(site, "data", site.paths.data)
+    return _expand_path(site, "data", site.paths.data, user)
 
 
 def remote_python(site: Site) -> str:
@@ -82,9 +85,10 @@ def remote_user(site: Site) -> str:
     return _user_cache[key]
 
 
-def _expand_path(site: Site, key: str, text: str) -> str:
+def _expand_path(site: Site, key: str, text: str, user: str = "") -> str:
     _require_absolute(site, key, text)
-    return remote_files.require_remote_path(text.replace("{user}", remote_user(site)) if "{user}" in text else text)
+    expanded = text.replace("{user}", user or remote_user(site)) if "{user}" in text else text
+    return remote_files.require_remote_path(expanded)
 
 
 def _require_absolute(site: Site, key: str, text: str) -> None:

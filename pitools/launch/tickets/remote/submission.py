@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -103,11 +103,13 @@ def _upload_and_queue(
         return submitted
     began, sent_bytes = time.monotonic(), 0
     with ticket_state.before_submission():
-        for staged in datasets.missing_datasets(plan, site):
-            sent_bytes += datasets.send_dataset(staged, site).bytes
+        found = datasets.find_datasets(site, plan.data)
+        for staged in plan.data:
+            if staged.name not in found:
+                sent_bytes += datasets.send_dataset(staged, site).bytes
         wall_s = time.monotonic() - began if sent_bytes else 0.0
         extra_bytes = sum(entry.path.stat().st_size for entry in extra_entries if entry.path)
-        entries = [*run_dir_entries(plan, site, name=name), *extra_entries]
+        entries = [*run_dir_entries(plan, site, name=name, data_dirs=found), *extra_entries]
         mode = run_folder.MODES[site.paths.runs_access]
         remote_files.put_tree(site, entries, run_dir, limit=2 * workdir_walk.MAX_UPLOAD_BYTES + extra_bytes, mode=mode)
     try:
@@ -123,10 +125,13 @@ def _upload_and_queue(
     return msgspec.structs.replace(job, data_bytes=sent_bytes, data_s=wall_s), is_new
 
 
-def run_dir_entries(plan: Plan, site: Site, *, name: str) -> list[TarEntry]:
-    """Return the files of the remote run folder; nothing executed in it contains a local path."""
+def run_dir_entries(plan: Plan, site: Site, *, name: str, data_dirs: Mapping[str, str]) -> list[TarEntry]:
+    """Return the files of the remote run folder; nothing executed in it contains a path that is only valid here.
+
+    data_dirs: as for `plan_with_remote_paths`.
+    """
     run_dir = paths.ticket_dir(site, name)
-    remote_plan = plan_with_remote_paths(plan, site, run_dir)
+    remote_plan = plan_with_remote_paths(plan, site, run_dir, data_dirs)
     script = planning.render_script(planning.plan_of_ticket(remote_plan), site, run_dir=run_dir)
     texts = {
         "request.toml": plan.request_text.encode(),
@@ -147,13 +152,17 @@ def _code_entries(workdir: Path) -> list[TarEntry]:
     return workdir_walk.workdir_entries(workdir, ignored=git_state.ignored_paths(workdir))
 
 
-def plan_with_remote_paths(plan: Plan, site: Site, remote_run_dir: str) -> Plan:
-    """Return the plan with the remote paths of the run, its code, its datasets and its interpreter."""
+def plan_with_remote_paths(plan: Plan, site: Site, remote_run_dir: str, data_dirs: Mapping[str, str]) -> Plan:
+    """Return the plan with the remote paths of the run, its code, its datasets and its interpreter.
+
+    data_dirs: dataset → its folder there, for those that are there already; the others are where they were copied to.
+    """
     if site.name != plan.site:
         hint = f"pit launch plan --site {site.name}"
         raise ConfigError(f'the plan is for site "{plan.site}"', where=f"site {site.name}", hint=hint)
     remote_data = tuple(
-        msgspec.structs.replace(dataset, source=datasets.dataset_dir(site, dataset)) for dataset in plan.data
+        msgspec.structs.replace(dataset, source=data_dirs.get(dataset.name) or datasets.dataset_dir(site, dataset))
+        for dataset in plan.data
     )
     request = msgspec.structs.replace(
         plan.request, workdir=f"{remote_run_dir}/code", data={dataset.name: dataset.source for dataset in remote_data}
