@@ -85,7 +85,7 @@ class Client:
 
     def nodes(self, names: str = "") -> list[Node]:
         """Return all nodes, or those of a host list."""
-        return parse_nodes.parse_nodes(self._read(argv.show_nodes(names)), UTC)
+        return parse_nodes.parse_nodes(self._read(argv.show_nodes(names)))
 
     def address(self, node: str) -> str:
         """Return the address of a node for slurmctld. Raises ClusterError for several nodes."""

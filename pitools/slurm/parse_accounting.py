@@ -30,9 +30,7 @@ ACCOUNTING_FORMAT = (
     "Partition",
     "State",
     "ExitCode",
-    "DerivedExitCode",
     "Submit",
-    "Eligible",
     "Start",
     "End",
     "ElapsedRaw",
@@ -41,10 +39,9 @@ ACCOUNTING_FORMAT = (
     "NodeList",
     "Reason",
     "Comment",
-    "ReqTRES",
     "AllocTRES",
 )
-_OPTIONAL = frozenset({"Reason", "Comment", "DerivedExitCode"})
+_OPTIONAL = frozenset({"Reason", "Comment"})
 ASSOCIATION_FORMAT = (
     "Cluster",
     "Account",
@@ -54,24 +51,20 @@ ASSOCIATION_FORMAT = (
     "DefaultQOS",
     "GrpTRES",
     "MaxTRES",
-    "MaxJobs",
-    "Fairshare",
     "ParentName",
 )
 QOS_FORMAT = (
     "Name",
     "Priority",
     "Preempt",
-    "PreemptMode",
     "GraceTime",
     "Flags",
     "GrpTRES",
     "MaxTRESPU",
     "MaxWall",
-    "UsageFactor",
     "MaxTRES",
 )
-_MIN_COLUMNS = 10  # of both formats; the columns after these are optional
+_MIN_COLUMNS = 8  # of both formats; the columns after these are optional
 
 _CANCELLED_BY = re.compile(r" by (\d+)$")
 
@@ -100,21 +93,18 @@ def _parse_row(values: dict[str, str], line: str, zone: tzinfo | None) -> Accoun
             cancelled_by_uid=int(cancelled_by[1]) if cancelled_by else None,
             exit_code=int(exit_code),
             signal=int(signal or 0),
-            derived_exit_code=int(values.get("DerivedExitCode", "").partition(":")[0] or 0),
             name=values["JobName"],
             user=values["User"],
             account=values["Account"],
             qos=values["QOS"],
             partition=values["Partition"],
             submit=parse_slurm_time(values["Submit"], zone),
-            eligible=parse_slurm_time(values["Eligible"], zone),
             start=parse_slurm_time(values["Start"], zone),
             end=parse_slurm_time(values["End"], zone),
             elapsed_s=int(values["ElapsedRaw"] or 0),
             time_limit_s=parse_slurm_duration(values["TimelimitRaw"], unit_s=60),
             nodes=parse_count(values["NNodes"]) or 0,
             node_list=none_to_empty(values["NodeList"]),
-            req_tres=parse_tres(values["ReqTRES"]),
             alloc_tres=parse_tres(values["AllocTRES"]),
             reason=none_to_empty(values.get("Reason", "")),
             comment=values.get("Comment", ""),
@@ -136,9 +126,7 @@ def parse_associations(text: str) -> list[Association]:
             default_qos=row[5],
             grp_tres=parse_tres(row[6]),
             max_tres=parse_tres(row[7]),
-            max_jobs=parse_count(row[8]),
-            fairshare=row[9],
-            parent=row[10],
+            parent=row[8],
         )
         for row in _sacctmgr_rows(text, ASSOCIATION_FORMAT, "sacctmgr show assoc")
     ]
@@ -160,14 +148,12 @@ def parse_qos(text: str) -> list[Qos]:
             qos=row[0],
             priority=parse_count(row[1]) or 0,
             preempt=comma_list(row[2]),
-            preempt_mode=row[3],
-            grace_s=parse_slurm_duration(row[4]) or 0,
-            flags=comma_list(row[5]),
-            grp_tres=parse_tres(row[6]),
-            max_tres_per_user=parse_tres(row[7]),
-            max_wall_s=parse_slurm_duration(row[8]),
-            usage_factor=_parse_factor(row[9]),
-            max_tres=parse_tres(row[10]),
+            grace_s=parse_slurm_duration(row[3]) or 0,
+            flags=comma_list(row[4]),
+            grp_tres=parse_tres(row[5]),
+            max_tres_per_user=parse_tres(row[6]),
+            max_wall_s=parse_slurm_duration(row[7]),
+            max_tres=parse_tres(row[8]),
         )
         for row in _sacctmgr_rows(text, QOS_FORMAT, "sacctmgr show qos")
     ]
@@ -181,10 +167,3 @@ def _sacctmgr_rows(text: str, columns: Sequence[str], command: str) -> Iterator[
             if len(row) < _MIN_COLUMNS:
                 raise parse_error(command, f"{len(row)} values (expected {_MIN_COLUMNS})", line)
             yield row + [""] * (len(columns) - len(row))
-
-
-def _parse_factor(text: str) -> float:
-    try:
-        return float(text or 1)
-    except ValueError as error:
-        raise parse_error("sacctmgr show qos", "not a number", text) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import tzinfo
 
-from pitools.slurm.fields import comma_list, key_values, parse_error, parse_slurm_time
+from pitools.slurm.fields import key_values, parse_error, parse_slurm_time
 from pitools.slurm.records import Block, Config, StartEstimate, Submitted, Switch
 
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
@@ -15,7 +15,6 @@ _ESTIMATE = re.compile(
     r"Job \d+ to start at (?P<start>\S+)(?: on cluster (?P<cluster>\S+))?(?: a)? using (?P<cpus>\d+) processors"
     r" on (?:nodes )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
 )
-_PREEMPTS = re.compile(r"^(?:sbatch:)?\s*Preempts: (\S+)", re.MULTILINE)
 _SUBMITTED = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
 
 
@@ -81,14 +80,12 @@ def parse_estimate(text: str, zone: tzinfo | None = None) -> StartEstimate:
     match = _ESTIMATE.search(text)
     if not match:
         raise parse_error("sbatch --test-only", "no start", text.strip())
-    preempts = _PREEMPTS.search(text)
     return StartEstimate(
         start=parse_slurm_time(match["start"], zone),
         cpus=int(match["cpus"]),
         node_list=match["nodes"],
         partition=match["partition"] or "",
         cluster=match["cluster"] or "",
-        preempts=comma_list(preempts[1]) if preempts else (),
     )
 
 

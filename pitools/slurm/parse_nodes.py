@@ -23,22 +23,21 @@ from pitools.slurm.records import Node, Partition, Reservation
 # In `scontrol show node`, text of users starts at the first of these; all keys before it are Slurm's.
 _TEXT_BEGINS = re.compile(r"\s(?:Reason|Comment|Extra)=")
 _TEXT_KEYS = ("Comment", "Extra", "Reason", "InstanceId", "InstanceType", "ReservationName", "ResumeAfterTime")
-_REASON = re.compile(r"\sReason=(.*?) \[([^\s\[\]@]+)@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\]")
+_REASON = re.compile(r"\sReason=(.*?) \[[^\s\[\]@]+@(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\]")
 
 
-def parse_nodes(text: str, zone: tzinfo | None = None) -> list[Node]:
+def parse_nodes(text: str) -> list[Node]:
     """Parse `scontrol [-d] -o show node`. Raises ClusterError."""
-    return [_parse_node(line, zone) for line in _lines(text, "NodeName=", "scontrol show node")]
+    return [_parse_node(line) for line in _lines(text, "NodeName=", "scontrol show node")]
 
 
-def _parse_node(line: str, zone: tzinfo | None) -> Node:
+def _parse_node(line: str) -> Node:
     text_start = _TEXT_BEGINS.search(line)
     user_text = line[text_start.start() :] if text_start else ""
     values = key_values(line.removesuffix(user_text))
     try:
         state, flags = states.parse_node_state(values["State"])
         gpu_type, n_gpus = parse_gpus(values.get("Gres", ""))
-        reason, user, time = _parse_reason(user_text, zone)
         return Node(
             node=values["NodeName"],
             state=state,
@@ -51,14 +50,9 @@ def _parse_node(line: str, zone: tzinfo | None) -> Node:
             cpus=int(values["CPUTot"]),
             cpus_allocated=int(values["CPUAlloc"]),
             memory_mib=parse_count(values["RealMemory"]) or 0,
-            free_memory_mib=parse_count(values.get("FreeMem", "")),
             features=comma_list(values.get("ActiveFeatures", "")),
-            weight=int(values.get("Weight", "1")),
-            reason=reason,
-            reason_user=user,
-            reason_time=time,
+            reason=_parse_reason(user_text),
             address=values.get("NodeAddr", values["NodeName"]),
-            hostname=values.get("NodeHostName", values["NodeName"]),
         )
     except (KeyError, ValueError) as error:
         raise parse_error("scontrol show node", f"missing or invalid value: {error}", line) from error
@@ -75,13 +69,13 @@ def _gpus_allocated(values: dict[str, str], n_gpus: int) -> int | None:
     return None
 
 
-def _parse_reason(text: str, zone: tzinfo | None) -> tuple[str, str, str]:
-    """Return reason, user and time. Further lines of a reason are indented, after the first line's `[user@time]`."""
+def _parse_reason(text: str) -> str:
+    """Return the reason. Its further lines are indented, after the first line's `[user@time]`."""
     first, *further = text.split("\n")
     match = _REASON.search(first)
     if not match:
-        return none_to_empty(key_values(text, _TEXT_KEYS).get("Reason", "")), "", ""
-    return "\n".join([match[1], *(line.strip() for line in further)]), match[2], parse_slurm_time(match[3], zone)
+        return none_to_empty(key_values(text, _TEXT_KEYS).get("Reason", ""))
+    return "\n".join([match[1], *(line.strip() for line in further)])
 
 
 def parse_partitions(text: str) -> list[Partition]:
@@ -99,11 +93,9 @@ def _parse_partition(line: str) -> Partition:
             node_list=none_to_empty(values["Nodes"]),
             nodes=parse_count(values["TotalNodes"]) or 0,
             cpus=parse_count(values["TotalCPUs"]) or 0,
-            tres=parse_tres(values.get("TRES", "")),
             min_nodes=parse_count(values.get("MinNodes", "")) or 0,
             max_nodes=parse_count(values["MaxNodes"]),
             max_time_s=parse_slurm_duration(values["MaxTime"]),
-            default_time_s=parse_slurm_duration(values.get("DefaultTime", "")),
             grace_s=parse_slurm_duration(values.get("GraceTime", "")) or 0,
             allow_accounts=_allowed(values, "AllowAccounts"),
             allow_qos=_allowed(values, "AllowQos"),
@@ -111,10 +103,7 @@ def _parse_partition(line: str) -> Partition:
             deny_accounts=comma_list(values.get("DenyAccounts", "")),
             deny_qos=comma_list(values.get("DenyQos", "")),
             qos=none_to_empty(values.get("QoS", "")),
-            priority_tier=parse_count(values.get("PriorityTier", "")) or 0,
-            preempt_mode=none_to_empty(values.get("PreemptMode", "")),
             over_subscribe=none_to_empty(values.get("OverSubscribe", "")),
-            is_hidden=values.get("Hidden") == "YES",
         )
     except KeyError as error:
         raise parse_error("scontrol show partition", f"missing key {error}", line) from error

@@ -13,7 +13,7 @@ class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
 
     state: base state (`idle`, `mixed`, `allocated`, `down`, ...). flags: flags of the state (`drain`,
     `not_responding`, ...). gres: as configured. gpu_type: `h100`, or several joined by commas, or "".
-    gpus_allocated: None if unknown. address: address for slurmctld. hostname: the machine's own name.
+    gpus_allocated: None if unknown. address: address for slurmctld.
     """
 
     node: str
@@ -27,18 +27,13 @@ class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
     cpus: int = 0
     cpus_allocated: int = 0
     memory_mib: int = 0
-    free_memory_mib: int | None = None
     features: tuple[str, ...] = ()
-    weight: int = 1
     reason: str = ""
-    reason_user: str = ""
-    reason_time: str = ""
     address: str = ""
-    hostname: str = ""
 
 
 class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
-    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit. tres: totals by name."""
+    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit."""
 
     partition: str
     state: str
@@ -46,11 +41,9 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
     node_list: str = ""
     nodes: int = 0
     cpus: int = 0
-    tres: dict[str, str] = {}
     min_nodes: int = 0
     max_nodes: int | None = None
     max_time_s: int | None = None
-    default_time_s: int | None = None
     grace_s: int = 0
     allow_accounts: tuple[str, ...] = ()
     allow_qos: tuple[str, ...] = ()
@@ -58,10 +51,7 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
     deny_accounts: tuple[str, ...] = ()
     deny_qos: tuple[str, ...] = ()
     qos: str = ""
-    priority_tier: int = 1
-    preempt_mode: str = ""
     over_subscribe: str = ""
-    is_hidden: bool = False
 
 
 class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
@@ -86,7 +76,7 @@ class SlurmJob(Record, frozen=True, kw_only=True, tag="pit.job/1"):
 
     job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: Slurm's number of the job. array_job_id,
     array_task: "" outside arrays. nodes: number of nodes. start, end: expected times while pending or running.
-    priority: None if not set yet. restarts, batch_host and all later fields: from `scontrol show job` only.
+    priority: None if not set yet. restarts and all later fields: from `scontrol show job` only.
     preempted: time of the preemption; the job may run on for the grace time of its QOS or partition. features: the
     `--constraint`. required_nodes, excluded_nodes: host lists. segment: nodes per segment, 0 for none.
     """
@@ -113,7 +103,6 @@ class SlurmJob(Record, frozen=True, kw_only=True, tag="pit.job/1"):
     comment: str = ""
     work_dir: str = ""
     restarts: int | None = None
-    batch_host: str = ""
     preempted: str = ""
     features: str = ""
     required_nodes: str = ""
@@ -125,8 +114,8 @@ class SlurmJob(Record, frozen=True, kw_only=True, tag="pit.job/1"):
 class AccountingRow(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
     """Accounting row of a job or of one attempt.
 
-    cancelled_by_uid: user id of the canceller. exit_code, signal: of the batch script. derived_exit_code: highest of
-    its steps. time_limit_s: None means no limit. req_tres, alloc_tres: amounts as Slurm prints them, by name.
+    cancelled_by_uid: user id of the canceller. exit_code, signal: of the batch script. time_limit_s: None
+    means no limit. alloc_tres: amounts as Slurm prints them, by name.
     """
 
     job_id: str
@@ -135,21 +124,18 @@ class AccountingRow(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
     cancelled_by_uid: int | None = None
     exit_code: int = 0
     signal: int = 0
-    derived_exit_code: int = 0
     name: str = ""
     user: str = ""
     account: str = ""
     qos: str = ""
     partition: str = ""
     submit: str = ""
-    eligible: str = ""
     start: str = ""
     end: str = ""
     elapsed_s: int = 0
     time_limit_s: int | None = None
     nodes: int = 0
     node_list: str = ""
-    req_tres: dict[str, str] = {}
     alloc_tres: dict[str, str] = {}
     reason: str = ""
     comment: str = ""
@@ -170,8 +156,6 @@ class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
     default_qos: str = ""
     grp_tres: dict[str, str] = {}
     max_tres: dict[str, str] = {}
-    max_jobs: int | None = None
-    fairshare: str = ""
     parent: str = ""
 
 
@@ -181,13 +165,11 @@ class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
     qos: str
     priority: int = 0
     preempt: tuple[str, ...] = ()
-    preempt_mode: str = ""
     grace_s: int = 0
     flags: tuple[str, ...] = ()
     grp_tres: dict[str, str] = {}
     max_tres_per_user: dict[str, str] = {}
     max_wall_s: int | None = None
-    usage_factor: float = 1.0
     max_tres: dict[str, str] = {}
 
 
@@ -219,14 +201,13 @@ class Block(Record, frozen=True, kw_only=True, tag="pit.block/1"):
 
 
 class StartEstimate(Record, frozen=True, kw_only=True, tag="pit.estimate/1"):
-    """Estimated start and nodes of a job. preempts: the jobs that it would preempt."""
+    """Estimated start and nodes of a job."""
 
     start: str
     cpus: int
     node_list: str
     partition: str
     cluster: str = ""
-    preempts: tuple[str, ...] = ()
 
 
 class Submitted(Record, frozen=True, kw_only=True, tag="pit.submitted/1"):

@@ -82,20 +82,17 @@ def test_recorded_associations(recorded: Recorded) -> None:
     """The six associations of each version."""
     associations = parse_accounting.parse_associations(recorded("assoc.txt"))
     assert len(associations) == 6
-    assert associations[-1] == Association(
-        cluster="gamma", account="lab", user="root", qos=("high", "low", "normal"), fairshare="1"
-    )
+    assert associations[-1] == Association(cluster="gamma", account="lab", user="root", qos=("high", "low", "normal"))
 
 
 def test_recorded_qos(recorded: Recorded) -> None:
     """The three QOS of each version, the preempting one exactly."""
     normal, low, high = parse_accounting.parse_qos(recorded("qos.txt"))
-    assert (normal.preempt_mode, low.preempt_mode) == ("cluster", "requeue")
+    assert (normal.qos, low.qos) == ("normal", "low")
     assert high == Qos(
         qos="high",
         priority=100,
         preempt=("low",),
-        preempt_mode="cluster",
         grp_tres={"gres/gpu": "32"},
         max_wall_s=172800,
     )
@@ -106,12 +103,12 @@ def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:
     assert parse_accounting.parse_qos(recorded("qos.txt").replace("\n", "|more\n")) == parse_accounting.parse_qos(
         recorded("qos.txt")
     )
-    with pytest.raises(ClusterError, match=r"2 values \(expected 10\)") as caught:
+    with pytest.raises(ClusterError, match=r"2 values \(expected 8\)") as caught:
         parse_accounting.parse_qos("normal|0\n")
     assert caught.value.where == "line: 'normal|0'"
 
 
-@pytest.mark.parametrize("text", ["normal|x|||||||1|1\n", "normal|0||cluster|soon|||||1\n", "normal|0|||0||||1|much\n"])
+@pytest.mark.parametrize("text", ["normal|x||||||1\n", "normal|0||soon||||1\n"])
 def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
     """A word where a number or a duration belongs is an error."""
     with pytest.raises(ClusterError, match="cannot parse"):

@@ -108,7 +108,6 @@ def test_estimates_with_blocks_clusters_and_victims(repo: Path) -> None:
         node_list="beta[01-04]",
         partition="train",
         cluster="alpha",
-        preempts=("3", "7"),
     )
 
 

@@ -13,23 +13,21 @@ from pitools.slurm import records
 
 KEYS = {
     "pit.node/1": "node state flags partitions gres gpu_type gpus gpus_allocated cpus cpus_allocated memory_mib"
-    " free_memory_mib features weight reason reason_user reason_time address hostname",
-    "pit.partition/1": "partition state is_default node_list nodes cpus tres min_nodes max_nodes max_time_s"
-    " default_time_s grace_s allow_accounts allow_qos allow_groups deny_accounts deny_qos qos priority_tier"
-    " preempt_mode over_subscribe is_hidden",
+    " features reason address",
+    "pit.partition/1": "partition state is_default node_list nodes cpus min_nodes max_nodes max_time_s"
+    " grace_s allow_accounts allow_qos allow_groups deny_accounts deny_qos qos over_subscribe",
     "pit.reservation/1": "reservation start end state node_list cpus flags users accounts",
     "pit.job/1": "job_id raw_id state array_job_id array_task name user account qos partition reason nodes node_list"
-    " start end time_limit_s elapsed_s priority gres comment work_dir restarts batch_host",
-    "pit.accounting/1": "job_id raw_id state cancelled_by_uid exit_code signal derived_exit_code name user account qos"
-    " partition submit eligible start end elapsed_s time_limit_s nodes node_list req_tres alloc_tres reason comment"
+    " start end time_limit_s elapsed_s priority gres comment work_dir restarts",
+    "pit.accounting/1": "job_id raw_id state cancelled_by_uid exit_code signal name user account qos"
+    " partition submit start end elapsed_s time_limit_s nodes node_list alloc_tres reason comment"
     " restarts",
-    "pit.association/1": "cluster account user partition qos default_qos grp_tres max_tres max_jobs fairshare parent",
-    "pit.qos/1": "qos priority preempt preempt_mode grace_s flags grp_tres max_tres_per_user max_wall_s usage_factor "
-    "max_tres",
+    "pit.association/1": "cluster account user partition qos default_qos grp_tres max_tres parent",
+    "pit.qos/1": "qos priority preempt grace_s flags grp_tres max_tres_per_user max_wall_s max_tres",
     "pit.config/1": "cluster version values",
     "pit.switch/1": "switch level node_list switches",
     "pit.block/1": "block index node_list size is_aggregated",
-    "pit.estimate/1": "start cpus node_list partition cluster preempts",
+    "pit.estimate/1": "start cpus node_list partition cluster",
     "pit.submitted/1": "job_id cluster",
 }
 

@@ -199,7 +199,7 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
             value.strip() for value in config_values.values.get(_ENFORCES, "").split(",") if value.strip() != "none"
         ),
         partitions=tuple(parse_nodes.parse_partitions(partitions)),
-        nodes=tuple(parse_nodes.parse_nodes(nodes, UTC)),
+        nodes=tuple(parse_nodes.parse_nodes(nodes)),
         jobs=tuple(parse_jobs.parse_squeue(jobs, sep, _FIELDS, UTC)),
         version=config_values.version,
         reservations=tuple(parse_nodes.parse_reservations(reservations, UTC)),
