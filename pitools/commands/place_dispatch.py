@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -305,14 +306,9 @@ def _check_request(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, .
 
 def _make_dispatcher(place: Path, *, repeats: bool = False) -> Dispatcher:
     from pitools.place.dispatch.tick import Dispatcher
-    from pitools.place.policy import JobTableBuilder, PolicyParams, decide
+    from pitools.place.policy import PolicyParams, decide
 
-    columns = JobTableBuilder()
-    return Dispatcher(
-        place,
-        lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, PolicyParams(), columns),
-        repeats=repeats,
-    )
+    return Dispatcher(place, partial(decide, policy=PolicyParams()), repeats=repeats)
 
 
 def _print_lines(lines: Iterable[str]) -> None:

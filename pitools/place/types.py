@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pitools.core.record import Record
-
 
 class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     """One pool where a job could run.
@@ -79,7 +77,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     submitted_s: float
 
 
-class Submit(Record, frozen=True, kw_only=True, tag="pit.submit/1"):
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """Decision: submit this job to this pool. reason: text for `list`."""
 
     job_id: str
@@ -87,7 +85,7 @@ class Submit(Record, frozen=True, kw_only=True, tag="pit.submit/1"):
     reason: str = ""
 
 
-class Withdraw(Record, frozen=True, kw_only=True, tag="pit.withdraw/1"):
+class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     """Decision: withdraw this job's ticket from this pool. A ticket that has started is left to run."""
 
     job_id: str

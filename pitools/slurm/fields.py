@@ -19,6 +19,8 @@ _EMPTY_VALUES = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "NONE", "
 _NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", "NOT_SET", "Partition_Limit", "INVALID"})
 _KEY = re.compile(r"(?:^|\s)([A-Za-z_][\w/:.\[\]-]*)=")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
+_ALL_FEATURES = re.compile(r"[\w.:-]+(&[\w.:-]+)*")
+_ANY_FEATURE = re.compile(r"[\w.:-]+(\|[\w.:-]+)*")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
@@ -134,3 +136,12 @@ def parse_gpus(gres: str) -> tuple[str, int]:
             kinds = rest if amount is None else rest[:-1]
             types += [kind for kind in kinds if kind != "no_consume" and kind not in types]
     return ",".join(types), total
+
+
+def has_features(features: Collection[str], expression: str) -> bool:
+    """Return whether a node with these features meets a `--constraint`; True for other ones than `a&b` and `a|b`."""
+    if _ALL_FEATURES.fullmatch(expression):
+        return all(feature in features for feature in expression.split("&"))
+    if _ANY_FEATURE.fullmatch(expression):
+        return any(feature in features for feature in expression.split("|"))
+    return True

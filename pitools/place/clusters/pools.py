@@ -12,7 +12,6 @@ import msgspec
 from pitools.core import hostlist
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.types import PoolState
-from pitools.site.load import load_site
 from pitools.site.schema import Site, SitePartition
 from pitools.slurm.fields import parse_gpus
 from pitools.slurm.records import Node, SlurmJob
@@ -39,13 +38,12 @@ def pool_name(site: str, partition: str) -> str:
     return f"{site}/{partition}"
 
 
-def pool_states(snapshot: Snapshot, own_jobs: Collection[str], site: Site | None = None) -> list[PoolState]:
+def pool_states(snapshot: Snapshot, own_jobs: Collection[str], site: Site) -> list[PoolState]:
     """Return a pool for each partition of the site file that is up in the cluster and has nodes.
 
-    own_jobs: names or ids of our own jobs, which do not count as others'. site: by default the loaded site file.
+    own_jobs: names or ids of our own jobs, which do not count as others'.
     Partitions may share nodes: each of them then counts the same free nodes and the same running jobs.
     """
-    site = site or load_site(snapshot.site)
     own_jobs = frozenset(own_jobs)
     nodes = {node.node: node for node in snapshot.nodes}
     pools = []

@@ -21,11 +21,10 @@ from pitools.place.clusters.account_limits import QUOTA_DAYS
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.estimate import slurm_limits
 from pitools.site.schema import Site, SitePartition
-from pitools.slurm.fields import parse_gpus
+from pitools.slurm.fields import has_features, parse_gpus
 from pitools.slurm.records import Node, Partition
 from pitools.slurm.states import is_schedulable
 
-_ALL_OF = re.compile(r"[\w.:-]+(&[\w.:-]+)*")  # only Slurm evaluates other constraints
 # Maintenance ends, and Slurm powers a cloud node up again when a job needs it.
 _TEMPORARY_STATES = frozenset({"maintenance", "power_down", "powering_down"})
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
@@ -179,7 +178,7 @@ def _meets_request(request: Request, site: Site, partition: str, node: Node) -> 
     memory = _MEMORY.fullmatch(request.memory.upper())
     if memory and site.dialect.memory == "ask" and int(memory[1]) * _MIB[memory[2]] > node.memory_mib:
         return False
-    if _ALL_OF.fullmatch(request.constraint) and not set(request.constraint.split("&")) <= set(node.features):
+    if request.constraint and not has_features(node.features, request.constraint):
         return False
     return node.node not in _expand(request.exclude)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pitools.core.record import Record
+import msgspec
 
 HOUR_S = 3600.0
 
 
-class PolicyParams(Record, frozen=True, kw_only=True, tag="pit.policy-params/1"):
+class PolicyParams(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of the order of jobs, their placement, and the treatment of starving jobs.
 
     Jobs are ordered by tier, then by expected run time on their best pool, shortest first.

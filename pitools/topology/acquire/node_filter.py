@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from pitools.core import hostlist
-from pitools.slurm.fields import parse_gpus
+from pitools.slurm.fields import has_features, parse_gpus
 from pitools.slurm.records import Node, SlurmJob
 from pitools.slurm.states import is_schedulable
 from pitools.topology.fabric_model import Fabric
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 ConstraintKind = Literal["exclude", "nodelist", "reservation"]
 
-_ALL_FEATURES = re.compile(r"[\w.:-]+(&[\w.:-]+)*")
-_ANY_FEATURE = re.compile(r"[\w.:-]+(\|[\w.:-]+)*")
 _RESERVED_FLAGS = frozenset({"blocked", "completing", "reserved"})  # blocked: by a job with --exclusive=topo
 
 
@@ -48,20 +45,12 @@ def fitting_nodes(nodes: Iterable[Node], job: SlurmJob) -> list[Node]:
         and node.node not in excluded
         and node.gpus >= count
         and (not kind or kind in node.gpu_type.split(","))
-        and _has_features(node.features, job.features)
+        and has_features(node.features, job.features)
     ]
 
 
 def _expand_set(folded: str) -> set[str]:
     return set(hostlist.expand(folded)) if folded else set()
-
-
-def _has_features(features: Sequence[str], expression: str) -> bool:
-    if _ALL_FEATURES.fullmatch(expression):
-        return all(feature in features for feature in expression.split("&"))
-    if _ANY_FEATURE.fullmatch(expression):
-        return any(word in features for word in expression.split("|"))
-    return True
 
 
 def free_nodes(nodes: Iterable[Node], k: int) -> list[str]:

@@ -60,6 +60,7 @@ def test_candidate_that_fits_has_a_plan_and_no_reason(made: Any) -> None:
         ({"tasks_per_node": 9, "cpus_per_task": 8}, {}, {}, "0 of its 4 nodes"),
         ({"memory": "513G"}, {}, {}, "0 of its 4 nodes"),
         ({"constraint": "nvme&ib"}, {}, {}, "0 of its 4 nodes"),
+        ({"constraint": "nvme|ib"}, {}, {}, "0 of its 4 nodes"),
         ({"exclude": "n[1-3]"}, {}, {}, "1 of its 4 nodes"),
         ({"nodelist": "n[4-5]"}, {}, {}, "n5 of the node list"),
         ({"account": "nosuch"}, {"accounts": ("lab",)}, {}, 'no account "nosuch"'),
