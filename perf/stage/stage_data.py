@@ -89,9 +89,9 @@ def stage(made: FileSet, root: Path) -> dict[str, object]:
 
 
 def record_in(out: str) -> dict[str, object]:
-    """The `pit.stage/1` among the lines that our command wrote."""
+    """The `pit.stage-run/1` among the lines that our command wrote."""
     records = [msgspec.json.decode(line) for line in out.splitlines()]
-    return next(record for record in records if record["schema"] == "pit.stage/1")
+    return next(record for record in records if record["schema"] == "pit.stage-run/1")
 
 
 def require_same(made: FileSet, folder: Path, *, content: bool) -> None:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pitools.core.locks import LockOwner
     from pitools.core.progress import Advance
     from pitools.stage.cache.evict import Eviction
-    from pitools.stage.cache.space import QuotaLimits
+    from pitools.stage.cache.space import RootLimits
     from pitools.stage.fanout.group import Group
     from pitools.stage.request import StageRequest
-    from pitools.stage.resolve import UnmanagedStore
+    from pitools.stage.resolve import PlainStore
     from pitools.stage.stage import StageResult
     from pitools.store.manifest import Manifest
 
@@ -92,10 +92,10 @@ def _plan(requests: list[StageRequest], form: str) -> int:
     return 0 if fits else 1
 
 
-def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
-    from pitools.stage.cache.space import QuotaLimits
+def _limits(quota: int | None, min_free: int | None) -> RootLimits:
+    from pitools.stage.cache.space import RootLimits
 
-    return QuotaLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
+    return RootLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
 
 
 @group.command(epilog=_EXITS)
@@ -170,7 +170,7 @@ def run(
 
     from pitools.core.fs import write_atomic
     from pitools.stage.cache.lease import leased_set
-    from pitools.stage.resolve import UnmanagedStore
+    from pitools.stage.resolve import PlainStore
     from pitools.stage.stage import stage_version
 
     requests = _stage_requests(sources, root, arrays, steps, episodes, _limits(quota, min_free), planned_fits=dry_run)
@@ -199,7 +199,7 @@ def run(
                 }
                 record = (
                     _stage_store(source, request_root, group, settings)
-                    if isinstance(source, UnmanagedStore)
+                    if isinstance(source, PlainStore)
                     else stage_version(source, request_root, group=group, **settings)
                 )
             with suppress(ClusterError, TryLater):  # a root that cannot be leased can still be read
@@ -266,8 +266,8 @@ def _fanout_group() -> Group:
     return groups.find_group(os.environ)
 
 
-def _stage_store(store: UnmanagedStore, root: Path, group: Group | None, settings: dict[str, Any]) -> StageResult:
-    from pitools.stage.unmanaged.stage_store import stage_store
+def _stage_store(store: PlainStore, root: Path, group: Group | None, settings: dict[str, Any]) -> StageResult:
+    from pitools.stage.plain_store.stage_store import stage_store
 
     if group:
         message = "a store without a manifest cannot be passed on between nodes: its bytes cannot be verified"
@@ -289,7 +289,7 @@ def _stage_requests(
     arrays: tuple[str, ...],
     steps: str,
     episodes: str,
-    limits: QuotaLimits,
+    limits: RootLimits,
     *,
     planned_fits: bool = True,
 ) -> list[StageRequest]:

@@ -16,7 +16,7 @@ from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.stage.cache.evict import Eviction
-    from pitools.stage.cache.space import QuotaLimits
+    from pitools.stage.cache.space import RootLimits
     from pitools.stage.verify import FileFinding
 
 _LIST_COLUMNS = ("dataset", "version", "state", "bytes", "last_used", "leased", "locked", "pinned", "source")
@@ -125,8 +125,8 @@ def check(
     per damaged set, and exit 1 if one is not repaired. A set with an unknown source is moved to ROOT/.quarantine.
     """
     from pitools.core.forked_pool import default_readers
-    from pitools.stage.cache.layout import set_identity, set_path
-    from pitools.stage.cache.space import QuotaLimits
+    from pitools.stage.cache.layout import staged_identity, staged_path
+    from pitools.stage.cache.space import RootLimits
     from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
     root = _root_to_repair(path) if repair_sets else path
@@ -138,11 +138,11 @@ def check(
             if isinstance(record, FileFinding):
                 out(record)
                 damaged.setdefault(record.version, []).append(record)
-                identities.setdefault(record.version, set_identity(set_path(root, record.version)))
+                identities.setdefault(record.version, staged_identity(staged_path(root, record.version)))
             else:
                 summary = record
     assert summary is not None
-    limits = QuotaLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
+    limits = RootLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
     repaired = _repair(root, damaged, identities, readers or 0, limits, form) if repair_sets else False
     with Output(form) as out:  # its own table: other columns
         out(summary)
@@ -162,7 +162,7 @@ def _repair(
     damaged: dict[str, list[FileFinding]],
     identities: dict[str, tuple[int, int] | None],
     readers: int,
-    limits: QuotaLimits,
+    limits: RootLimits,
     form: str,
 ) -> bool:
     from pitools.stage import repair

@@ -55,7 +55,7 @@ class LockOwner(Record, frozen=True, kw_only=True, tag="pit.stage-lock/1"):
     bytes: int = 0
 
 
-def is_shared(folder: Path) -> bool:
+def is_world_readable(folder: Path) -> bool:
     """Return whether all users may read a folder, and therefore the small files in it."""
     try:
         return bool(folder.stat().st_mode & stat.S_IROTH)
@@ -69,7 +69,7 @@ def open_readable_lock_file(path: Path) -> int:
         return os.open(path, os.O_RDWR | _FLAGS)
     except FileNotFoundError:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
-        if is_shared(path.parent):
+        if is_world_readable(path.parent):
             os.fchmod(descriptor, 0o644)
         return descriptor
 
@@ -134,7 +134,7 @@ def share_byte(descriptor: int, offset: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, offset, 1, 0))
 
 
-def is_byte_shared(descriptor: int, *, except_offset: int) -> bool:
+def has_byte_lock(descriptor: int, *, except_offset: int) -> bool:
     """Return whether another process holds a lock of any byte but `except_offset`, or of any if that is 0."""
     for start, length in ((0, except_offset), (except_offset + 1, 0)) if except_offset else ((0, 0),):
         query = _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)

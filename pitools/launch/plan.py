@@ -16,7 +16,7 @@ from pitools.run import run_folder
 from pitools.site import dialect
 from pitools.site.schema import Container, Hook, Site, SitePartition
 from pitools.site.template import TemplateDataset, expand_placeholders, rank_command, render_template
-from pitools.stage.sources.open import find_version_dir
+from pitools.stage.sources.find import find_version_dir
 from pitools.store import manifest
 from pitools.store.resolve import exists
 

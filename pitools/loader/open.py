@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError
-from pitools.loader.on_demand.client import RemoteOpener
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.sources.open import find_version_dir, is_url
+from pitools.loader.on_demand.client import ObjectStoreOpener
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.sources.find import find_version_dir, is_url
 from pitools.store.reader.array_reader import CheckMode
 from pitools.store.reader.version_reader import RESIDENT_BYTES, VersionReader
 from pitools.store.zarr import metadata
@@ -29,7 +29,7 @@ def open_version(
     cache: Path | None = None,
     check_mode: CheckMode = "first",
     resident_bytes: int = RESIDENT_BYTES,
-    limits: QuotaLimits | None = None,
+    limits: RootLimits | None = None,
 ) -> VersionReader:
     """Open a version and return its reader.
 
@@ -47,14 +47,14 @@ def open_version(
     if cache is None:
         hint = "pass a folder on this node's disk: open_version(url, cache=Path(…))"
         raise UsageError("cache: missing (required for an object store)", where="cache", hint=hint)
-    remote = RemoteOpener(str(location), cache, limits or _cache_limits())
+    remote = ObjectStoreOpener(str(location), cache, limits or _cache_limits())
     reader = VersionReader(remote.path, check_mode=check_mode, resident_bytes=resident_bytes, opener=remote)
     if not remote.is_complete():
         _prefetch_small_arrays(reader, remote, resident_bytes)
     return reader
 
 
-def _prefetch_small_arrays(reader: VersionReader, remote: RemoteOpener, resident_bytes: int) -> None:
+def _prefetch_small_arrays(reader: VersionReader, remote: ObjectStoreOpener, resident_bytes: int) -> None:
     """Fetch concurrently the files that every job reads; one request after another takes longer."""
     sizes = dict.fromkeys(reader.manifest.arrays, 0)
     files = {entry.path: _array_of_path(entry.path, sizes) for entry in reader.manifest.files}
@@ -79,10 +79,10 @@ def _array_of_path(path: str, names: dict[str, int]) -> str:
     return ""
 
 
-def _cache_limits() -> QuotaLimits:
+def _cache_limits() -> RootLimits:
     quota, free = (os.environ.get(f"PIT_STAGE_{name}", "") for name in ("QUOTA", "MIN_FREE"))
     try:
-        return QuotaLimits(
+        return RootLimits(
             quota_bytes=units.parse_size(quota) if quota else None, min_free_bytes=units.parse_size(free) if free else 0
         )
     except UsageError as error:

@@ -16,7 +16,7 @@
     submitit/           pickles and results of callables
     attempts/<n>/       one start of the ranks: `run/attempt_records.py` draws it
         hostfile        line i is the node of rank i
-        nodes/<node>/<dataset>.json     pit.stage/1: the staging of a dataset on that node
+        nodes/<node>/<dataset>.json     pit.stage-run/1: the staging of a dataset on that node
         ranks/<rank>.json               pit.rank/1: that rank's node, process and datasets
         steps/<rank>.jsonl              pit.step/1
         logs/                           <rank>.out, srun.err, stage.<node>.out

@@ -12,12 +12,12 @@ import msgspec
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import OBJECTS, free_bytes, free_inodes, require_safe, set_path
-from pitools.stage.cache.space import QuotaLimits, make_room, shortfall_within
+from pitools.stage.cache.layout import OBJECTS, free_bytes, free_inodes, require_safe, staged_path
+from pitools.stage.cache.space import RootLimits, make_room, shortfall_within
 from pitools.stage.copy.resume import MissingFiles, find_missing
 from pitools.stage.request import StageRequest
-from pitools.stage.resolve import Selection, UnmanagedStore
-from pitools.stage.sources.base import Dataset
+from pitools.stage.resolve import PlainStore, Selection
+from pitools.stage.sources.base import DatasetVersion
 
 _PIPE = "set -o pipefail; pit-stage plan --format jsonl … | pit-stage run -"
 
@@ -55,9 +55,9 @@ class StagePlan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
         return Selection(self.arrays, self.steps, self.episodes)
 
     @property
-    def limits(self) -> QuotaLimits:
+    def limits(self) -> RootLimits:
         """Return the limits of the root that the plan kept to."""
-        return QuotaLimits(quota_bytes=self.quota_bytes, min_free_bytes=self.min_free_bytes)
+        return RootLimits(quota_bytes=self.quota_bytes, min_free_bytes=self.min_free_bytes)
 
 
 def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
@@ -68,18 +68,16 @@ def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
     for source, request_root, selection, limits in requests:
         root = request_root.absolute()
         require_safe(root)
-        version, dataset = (
-            _find_staged(source, root) if isinstance(source, UnmanagedStore) else (source.version, source)
-        )
-        final = set_path(root, version) if version else root
+        version, dataset = _find_staged(source, root) if isinstance(source, PlainStore) else (source.version, source)
+        final = staged_path(root, version) if version else root
         present = dataset is not None and matches_sizes(final, dataset)
-        missing = MissingFiles([], 0) if present else find_missing(_as_dataset(source), root)
+        missing = MissingFiles([], 0) if present else find_missing(_as_version(source), root)
         needed = 0 if present else missing.needed_bytes
         planned_before, evicted_before = planned_bytes.get(root, 0), evicted_bytes.get(root, 0)
         free = max(0, free_bytes(root) - planned_before)
         fits, evict_bytes = True, evicted_before
         if needed:
-            key = _as_dataset(source).version
+            key = _as_version(source).version
             fits, evict_bytes = _fits_limits(root, key, planned_before + needed, limits, kept.get(root, set()))
         yield StagePlan(
             dataset=source.manifest.name,
@@ -102,13 +100,13 @@ def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
         planned_bytes[root], evicted_bytes[root] = planned_before + needed, max(evict_bytes, evicted_before)
 
 
-def _as_dataset(source: Dataset | UnmanagedStore) -> Dataset:
-    if isinstance(source, Dataset):
+def _as_version(source: DatasetVersion | PlainStore) -> DatasetVersion:
+    if isinstance(source, DatasetVersion):
         return source
-    return Dataset(source=source.source, manifest=source.manifest, data=b"", version=source.key)
+    return DatasetVersion(source=source.source, manifest=source.manifest, data=b"", version=source.key)
 
 
-def _fits_limits(root: Path, version: str, needed: int, limits: QuotaLimits, kept: set[str]) -> tuple[bool, int]:
+def _fits_limits(root: Path, version: str, needed: int, limits: RootLimits, kept: set[str]) -> tuple[bool, int]:
     """Return whether `needed` bytes fit within a root's limits, and how many bytes would be evicted for them, none of
     the versions `kept`.
     """
@@ -125,8 +123,8 @@ def _fits_limits(root: Path, version: str, needed: int, limits: QuotaLimits, kep
     return not result.missing_bytes, sum(size for _, size in result.evicted)
 
 
-def _find_staged(store: UnmanagedStore, root: Path) -> tuple[str, Dataset | None]:
-    from pitools.stage.unmanaged import stage_store
+def _find_staged(store: PlainStore, root: Path) -> tuple[str, DatasetVersion | None]:
+    from pitools.stage.plain_store import stage_store
 
     return stage_store.staged_version(store, root), stage_store.find_staged(store, root)
 

@@ -14,11 +14,11 @@ from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import quarantine_set
-from pitools.stage.cache.layout import OBJECTS, set_path
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.resolve import UnmanagedStore, resolve_source
-from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import load_dataset, source_of
+from pitools.stage.cache.layout import OBJECTS, staged_path
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.resolve import PlainStore, resolve_source
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import load_version, source_of
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import FileFinding
 
@@ -51,13 +51,13 @@ def repair_set(
     *,
     identity: tuple[int, int] | None = None,
     readers: int = 0,
-    limits: QuotaLimits | None = None,
+    limits: RootLimits | None = None,
 ) -> RepairResult:
     """Stage a damaged set again; quarantine one of unknown source. Never raises PitError.
 
     identity: of the set when the findings were made.
     """
-    path, record = set_path(root, version), records.read_stage_record(root, version)
+    path, record = staged_path(root, version), records.read_stage_record(root, version)
     source = record.source
 
     def make_result(
@@ -76,22 +76,22 @@ def repair_set(
             return make_result("quarantined", "unknown source: stage it again", quarantine_set(root, version))
         if os.path.realpath(source) == os.path.realpath(path):
             return make_result("failed", "its recorded source is the damaged set itself")
-        if record.store_keys and _own_dataset(path, version) is None:
-            from pitools.stage.unmanaged.stage_store import stage_store
+        if record.store_keys and _own_version(path, version) is None:
+            from pitools.stage.plain_store.stage_store import stage_store
 
             stage_store(_unchanged_store(source, record.store_keys, root), root, **options)
         else:
-            stage_version(_source_dataset(path, version, source), root, **options)
+            stage_version(_source_version(path, version, source), root, **options)
     except PitError as error:
         return make_result("failed", f"{error}; {error.hint}" if error.hint else str(error))
     return make_result("repaired")
 
 
-def _source_dataset(path: Path, version: str, source: str) -> Dataset:
+def _source_version(path: Path, version: str, source: str) -> DatasetVersion:
     """Return the version to read from its source, by its own manifest where that is intact: only there is the manifest
     of a part of a version, or of a plain store. Raises DataError when the source now holds another version.
     """
-    own_dataset, source_dataset = _own_dataset(path, version), _load_or_none(source)
+    own_dataset, source_dataset = _own_version(path, version), _load_or_none(source)
     expected = own_dataset.manifest.subset.parent if own_dataset and own_dataset.manifest.subset else version
     if source_dataset and source_dataset.version != expected:
         if own_dataset:
@@ -100,16 +100,16 @@ def _source_dataset(path: Path, version: str, source: str) -> Dataset:
         raise DataError(message, hint="stage it again, with the --arrays, --steps or --episodes that were given")
     if own_dataset:
         return structs.replace(own_dataset, source=source_of(source))
-    return source_dataset or load_dataset(source)
+    return source_dataset or load_version(source)
 
 
-def _unchanged_store(source: str, store_keys: Sequence[str], root: Path) -> UnmanagedStore:
+def _unchanged_store(source: str, store_keys: Sequence[str], root: Path) -> PlainStore:
     """Return the plain store that a set was staged from, if it is unchanged.
 
     Without the set's own manifest nothing else tells its content. Raises DataError when the store was rewritten.
     """
     store = resolve_source(source)
-    if isinstance(store, UnmanagedStore) and store.key in store_keys:
+    if isinstance(store, PlainStore) and store.key in store_keys:
         return store
     hint = (
         f"stage it again, with the --arrays, --steps or --episodes that were given: pit-stage run {source} --to {root}"
@@ -117,13 +117,13 @@ def _unchanged_store(source: str, store_keys: Sequence[str], root: Path) -> Unma
     raise DataError("the source was rewritten, or the set is a part of it", where=source, hint=hint)
 
 
-def _own_dataset(path: Path, version: str) -> Dataset | None:
+def _own_version(path: Path, version: str) -> DatasetVersion | None:
     """Return the set by its own manifest; None when that is damaged."""
     dataset = _load_or_none(path)
     return dataset if dataset and dataset.version == version else None
 
 
-def _load_or_none(location: str | Path) -> Dataset | None:
+def _load_or_none(location: str | Path) -> DatasetVersion | None:
     with contextlib.suppress(DataError):
-        return load_dataset(location)
+        return load_version(location)
     return None

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.errors import UsageError
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.resolve import SELECT_ALL, Selection, UnmanagedStore, resolve_source
-from pitools.stage.sources.base import Dataset
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.resolve import SELECT_ALL, PlainStore, Selection, resolve_source
+from pitools.stage.sources.base import DatasetVersion
 from pitools.stage.sources.local import LocalSource
 
 
 class StageRequest(NamedTuple):
     """A version or plain store to stage, the root to stage it to, the selected part of it, and the root's limits."""
 
-    source: Dataset | UnmanagedStore
+    source: DatasetVersion | PlainStore
     root: Path
     selection: Selection = SELECT_ALL
-    limits: QuotaLimits = QuotaLimits()
+    limits: RootLimits = RootLimits()
 
 
 def resolve_request(
     location: str | Path,
     root: Path,
     selection: Selection = SELECT_ALL,
-    limits: QuotaLimits = QuotaLimits(),  # noqa: B008 - frozen
+    limits: RootLimits = RootLimits(),  # noqa: B008 - frozen
     warn: Callable[[str], None] = lambda _: None,
 ) -> StageRequest:
     """Resolve a location to a request. Raises as `resolve_source`, and UsageError for a root inside the source."""

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import structs
 
 from pitools.core.errors import DataError, UsageError
-from pitools.stage.sources.base import Dataset, Source
+from pitools.stage.sources.base import DatasetVersion, Source
+from pitools.stage.sources.find import find_source, is_url, is_zarr_store, load_version
 from pitools.stage.sources.local import LocalSource, translate_errors
-from pitools.stage.sources.open import find_source, is_url, is_zarr_store, load_dataset
 from pitools.store import manifest as manifests
 from pitools.store.manifest import MANIFEST_FILE, Manifest
 from pitools.store.resolve import warning_for
@@ -48,7 +48,7 @@ def parse_selection(arrays: Iterable[str], steps: str, episodes: str) -> Selecti
     return Selection(tuple(sorted(names)), steps, episodes)
 
 
-class UnmanagedStore(msgspec.Struct, frozen=True, kw_only=True):
+class PlainStore(msgspec.Struct, frozen=True, kw_only=True):
     """A Zarr store without a manifest of ours, to be staged. manifest: its files, without digests.
 
     key: 32 hex digits over source, listing and selection; in place of a version until that is known.
@@ -62,14 +62,14 @@ class UnmanagedStore(msgspec.Struct, frozen=True, kw_only=True):
 
 def resolve_source(
     location: str | Path, selection: Selection = SELECT_ALL, warn: Callable[[str], None] = lambda _: None
-) -> Dataset | UnmanagedStore:
+) -> DatasetVersion | PlainStore:
     """Resolve a location. warn: called with notes for the user.
 
     Raises UsageError, DataError, and as the source does.
     """
-    if store := _list_unmanaged(location):
-        return _unmanaged_store(selection, store, warn)
-    dataset = load_dataset(find_source(location))
+    if store := _list_plain_store(location):
+        return _make_plain_store(selection, store, warn)
+    dataset = load_version(find_source(location))
     if isinstance(dataset.source, LocalSource) and (warning := warning_for(dataset.source.folder)):
         warn(warning)
     if selection == SELECT_ALL:
@@ -86,17 +86,17 @@ def resolve_source(
     return structs.replace(dataset, manifest=subset_manifest, data=data, version=manifests.version_of(data))
 
 
-def relist(store: UnmanagedStore) -> StoreListing:
+def relist(store: PlainStore) -> StoreListing:
     """List the store again. Raises DataError when there is no store any more."""
     from pitools.stage.sources import store_listing
 
-    source_listing = _list_unmanaged(store.source.label)
+    source_listing = _list_plain_store(store.source.label)
     if source_listing is None:
         raise store_listing.changed_error(store.source.label)
     return source_listing[1]
 
 
-def _list_unmanaged(location: str | Path) -> tuple[Source, StoreListing] | None:
+def _list_plain_store(location: str | Path) -> tuple[Source, StoreListing] | None:
     """List a store without a manifest; None for one that has a manifest, or for no store."""
     if is_url(location):
         return _list_url(str(location))
@@ -118,15 +118,15 @@ def _list_url(url: str) -> tuple[Source, StoreListing] | None:
         remote.find_remote_version(url)  # before listing, which is slow for a large version
         return None
     objects = remote.list_objects(url)
-    if not store_listing.is_unmanaged({entry.path for entry in objects if "/" not in entry.path}):
+    if not store_listing.is_plain_store({entry.path for entry in objects if "/" not in entry.path}):
         return None
     source = remote.pinned_source(url, objects)
-    return source, store_listing.list_remote_store(source.url.rpartition("/")[2], objects, source.url)
+    return source, store_listing.make_listing(source.url.rpartition("/")[2], objects, source.url)
 
 
-def _unmanaged_store(
+def _make_plain_store(
     selection: Selection, source_listing: tuple[Source, StoreListing], warn: Callable[[str], None]
-) -> UnmanagedStore:
+) -> PlainStore:
     from pitools.stage.sources import store_listing
 
     source, listing = source_listing
@@ -139,7 +139,7 @@ def _unmanaged_store(
         manifest = _read_isolated(source, lambda read: subset.make_subset(manifest, "", read, **selection._asdict()))
     # A rewritten store gets another key: nothing copied before can be reused.
     key = hashlib.sha256(msgspec.json.encode([source.label, listing.signature, *selection])).hexdigest()[:32]
-    return UnmanagedStore(source=source, listing=listing, manifest=manifest, key=key)
+    return PlainStore(source=source, listing=listing, manifest=manifest, key=key)
 
 
 def _read_isolated(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:

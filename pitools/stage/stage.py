@@ -26,14 +26,14 @@ from pitools.stage.cache.layout import (
     partial_path,
     replace_set,
     require_safe,
-    set_identity,
-    set_path,
+    staged_identity,
+    staged_path,
     trash,
     version_lock,
 )
 from pitools.stage.cache.lease import try_lease
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.copy.copy import CopyOptions, readers_for, syncs_each_file
 from pitools.stage.copy.resume import (
     CopyTotals,
     discard_empty_partial,
@@ -41,7 +41,7 @@ from pitools.stage.copy.resume import (
     fill_partial,
     write_manifest_last,
 )
-from pitools.stage.sources.base import Dataset, Source
+from pitools.stage.sources.base import DatasetVersion, Source
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.verify import matches_content
 from pitools.store.publish import publish_dir, sync_names
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 StageState = Literal["staged", "present", "repaired"]
 
 
-class StageResult(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
+class StageResult(Record, frozen=True, kw_only=True, tag="pit.stage-run/1"):
     """The result of staging one version.
 
     state: `staged` (it was absent), `present` (nothing was copied), `repaired` (a damaged copy was replaced). path: the
@@ -79,7 +79,7 @@ class StageResult(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
 
 
 def stage_version(
-    dataset: Dataset,
+    dataset: DatasetVersion,
     root: Path,
     *,
     verify: bool = False,
@@ -87,7 +87,7 @@ def stage_version(
     readers: int = 0,
     bytes_per_s: float = 0,
     timeout_s: float = 3600,
-    limits: QuotaLimits | None = None,
+    limits: RootLimits | None = None,
     shared: bool = False,
     group: Group | None = None,
     advance: Advance = lambda _: None,
@@ -110,7 +110,7 @@ def stage_version(
     started = time.monotonic()
     root = root.absolute()
     readers = readers or readers_for(dataset)
-    final = set_path(root, dataset.version)
+    final = staged_path(root, dataset.version)
 
     is_complete = presence_check(known_damaged, verify=verify, readers=readers, advance=advance)
     require_safe(root, reading=True)
@@ -131,7 +131,7 @@ def stage_version(
                         final,
                         root,
                         options,
-                        limits or QuotaLimits(),
+                        limits or RootLimits(),
                         advance=reporting_advance(report_progress, dataset.manifest.total_bytes, advance),
                         link=not verify,
                         replace=state == "repaired",
@@ -144,14 +144,14 @@ def stage_version(
 
 def presence_check(
     known_damaged: tuple[int, int] | None, *, verify: bool, readers: int, advance: Advance
-) -> Callable[[Path, Dataset], bool]:
+) -> Callable[[Path, DatasetVersion], bool]:
     """Return a function that tells whether a folder holds this version complete: by names and sizes, with `verify` by
     content. The set is leased meanwhile, and used last at the end; one found damaged is not read again.
     """
     damaged = {None, known_damaged}
 
-    def is_complete(final: Path, dataset: Dataset) -> bool:
-        identity = set_identity(final)
+    def is_complete(final: Path, dataset: DatasetVersion) -> bool:
+        identity = staged_identity(final)
         if identity not in damaged:
             with try_lease(final, touch=True):
                 if (
@@ -172,7 +172,7 @@ def _leased_source(source: Source) -> AbstractContextManager[None]:
 
 
 def make_result(
-    dataset: Dataset,
+    dataset: DatasetVersion,
     final: Path,
     state: StageState,
     totals: CopyTotals | None,
@@ -204,11 +204,11 @@ def make_result(
 
 
 def _copy_and_publish(
-    dataset: Dataset,
+    dataset: DatasetVersion,
     final: Path,
     root: Path,
     options: CopyOptions,
-    limits: QuotaLimits,
+    limits: RootLimits,
     *,
     advance: Advance,
     link: bool,
@@ -227,7 +227,7 @@ def _copy_and_publish(
             source=dataset.source.label,
             n_bytes=dataset.manifest.total_bytes,
         )
-        synced = not is_durable(dataset.manifest.files)
+        synced = not syncs_each_file(dataset.manifest.files)
         if not publish_new(new, final, root, synced=synced, replace=replace) and not matches_sizes(final, dataset):
             raise TryLater("another process has created this path", where=str(final), hint="run this again")
         discard_partial(root, dataset.version)
@@ -272,13 +272,13 @@ def reporting_advance(report_progress: ReportProgress, total: int, advance: Adva
 
 
 @contextmanager
-def _join_fanout(dataset: Dataset, root: Path, group: Group | None) -> Iterator[FanoutSession | None]:
+def _join_fanout(dataset: DatasetVersion, root: Path, group: Group | None) -> Iterator[FanoutSession | None]:
     if group is None:
         yield None
         return
     from pitools.stage.fanout.session import join
 
-    folders = [partial_path(root, dataset.version), set_path(root, dataset.version)]
+    folders = [partial_path(root, dataset.version), staged_path(root, dataset.version)]
     source = dataset.source
     if isinstance(source, LocalSource):
         source = structs.replace(source, drop_cache=True)

@@ -21,9 +21,9 @@ from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import OBJECTS
 from pitools.stage.cache.lease import try_lease
 from pitools.stage.copy.tasks import CopyTask, split_tasks
-from pitools.stage.sources.base import Dataset, SourceFile
+from pitools.stage.sources.base import DatasetVersion, SourceFile
+from pitools.stage.sources.find import dataset_version_dirs, find_version_dir, load_version
 from pitools.stage.sources.local import LocalSource, translate_errors
-from pitools.stage.sources.open import dataset_version_dirs, find_version_dir, load_dataset
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
@@ -42,17 +42,17 @@ class FileFinding(Record, frozen=True, kw_only=True, tag="pit.stage-finding/1"):
 
 
 class CheckTotals(Record, frozen=True, kw_only=True, tag="pit.stage-check/1"):
-    """The totals of a check. files, bytes: as listed in the manifests."""
+    """The totals of a check. sets: checked versions. files, bytes: as listed in their manifests."""
 
     path: str
-    datasets: int
+    sets: int
     files: int
     bytes: int
     findings: int
     wall_s: float
 
 
-def matches_content(folder: Path, dataset: Dataset, *, readers: int, advance: Advance) -> bool:
+def matches_content(folder: Path, dataset: DatasetVersion, *, readers: int, advance: Advance) -> bool:
     """Whether every byte in `folder` matches this manifest. If not, its bytes are taken back from the progress."""
     total = 0
 
@@ -68,7 +68,7 @@ def matches_content(folder: Path, dataset: Dataset, *, readers: int, advance: Ad
     return False
 
 
-def verify_files(dataset: Dataset, *, readers: int, advance: Advance, extras: bool = True) -> list[FileFinding]:
+def verify_files(dataset: DatasetVersion, *, readers: int, advance: Advance, extras: bool = True) -> list[FileFinding]:
     """Read all files of a version; return those that differ from the manifest, sorted by path."""
     files = dataset.manifest.files
     findings: list[FileFinding] = []
@@ -82,7 +82,7 @@ def verify_files(dataset: Dataset, *, readers: int, advance: Advance, extras: bo
 class _VerifyWorker:
     """One thread's share of a check: its reader and its buffer."""
 
-    def __init__(self, dataset: Dataset, slot: WorkerSlot) -> None:
+    def __init__(self, dataset: DatasetVersion, slot: WorkerSlot) -> None:
         self._dataset, self._slot = dataset, slot
         self._reader = dataset.source.connect()
         self._buffer = memoryview(mmap.mmap(-1, dataset.source.block))
@@ -126,7 +126,7 @@ class _VerifyWorker:
         return total, hasher.digest()
 
 
-def _find_extra_files(dataset: Dataset, root: Path) -> Iterator[FileFinding]:
+def _find_extra_files(dataset: DatasetVersion, root: Path) -> Iterator[FileFinding]:
     expected = {entry.path for entry in dataset.manifest.files} | {MANIFEST_FILE}
     for folder, folders, names in os.walk(root):
         # os.walk lists a link to a folder as a folder, and does not enter it: report it as an extra file.
@@ -137,7 +137,7 @@ def _find_extra_files(dataset: Dataset, root: Path) -> Iterator[FileFinding]:
                 yield _finding(dataset, path, "extra", "nothing", "a link" if name in links else "a file")
 
 
-def _finding(dataset: Dataset, path: str, problem: FileProblem, expected: str, got: str) -> FileFinding:
+def _finding(dataset: DatasetVersion, path: str, problem: FileProblem, expected: str, got: str) -> FileFinding:
     return FileFinding(
         dataset=dataset.manifest.name, version=dataset.version, path=path, problem=problem, expected=expected, got=got
     )
@@ -179,7 +179,7 @@ def check_versions(path: Path, *, readers: int) -> Iterator[FileFinding | CheckT
         yield from findings_of_set
     yield CheckTotals(
         path=str(path.absolute()),
-        datasets=n_sets,
+        sets=n_sets,
         files=files,
         bytes=n_bytes,
         findings=findings,
@@ -187,10 +187,10 @@ def check_versions(path: Path, *, readers: int) -> Iterator[FileFinding | CheckT
     )
 
 
-def _check_version(folder: Path, readers: int) -> tuple[Dataset | None, list[FileFinding]]:
+def _check_version(folder: Path, readers: int) -> tuple[DatasetVersion | None, list[FileFinding]]:
     """Return a version and its findings; None as the version when its manifest cannot be read."""
     try:
-        dataset = load_dataset(folder)
+        dataset = load_version(folder)
     except PitError as error:
         problem: FileProblem = "digest" if os.path.lexists(folder / MANIFEST_FILE) else "missing"
         if not isinstance(error, DataError):

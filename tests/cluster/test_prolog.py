@@ -17,7 +17,7 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.stage.cache import lease
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
@@ -39,10 +39,10 @@ disk = "{disk}"
 # Why a set would be kept from this job, and from another one on the node.
 SEE = """\
 import os, sys, pathlib, getpass
-from pitools.stage.cache.evict import RootEntry, evict_item
+from pitools.stage.cache.evict import EvictionCandidate, evict_item
 node, version = os.environ["SLURMD_NODENAME"], sys.argv[2]
 root = pathlib.Path(sys.argv[1], node, getpass.getuser(), "pit")
-entry = RootEntry(version, root / "objects" / version)
+entry = EvictionCandidate(version, root / "objects" / version)
 own = evict_item(root, entry, grace_s=0, dry_run=True)
 del os.environ["SLURM_JOB_ID"]
 print(node, own, evict_item(root, entry, grace_s=0, dry_run=True))
@@ -132,7 +132,7 @@ def dataset(tmp_path: Path) -> Path:
 def test_a_job_finds_its_set_leased_and_leaves_it_free(nodes: Cluster, dataset: Path):
     """From before its first step until its end, on every node, only the job can evict what its user has staged."""
     for node in NODES:
-        stage_version(load_dataset(dataset), nodes.root(node))
+        stage_version(load_version(dataset), nodes.root(node))
     out = nodes.call("srun", "-N2", sys.executable, "-c", SEE, f"{nodes.folder}/nvme", dataset.name)
     assert sorted(out.splitlines()) == [f"{node} None kept-for-job" for node in NODES]
     assert wait_until(lambda: not any(lease.is_leased(nodes.root(node), dataset.name) for node in NODES))
@@ -140,7 +140,7 @@ def test_a_job_finds_its_set_leased_and_leaves_it_free(nodes: Cluster, dataset: 
 
 def test_a_cancelled_job_leaves_it_free(nodes: Cluster, dataset: Path):
     """The epilog runs whatever ended the job."""
-    stage_version(load_dataset(dataset), nodes.root("delta01"))
+    stage_version(load_version(dataset), nodes.root("delta01"))
     job = nodes.call("sbatch", "--parsable", "-w", "delta01", "-o", "/dev/null", "--wrap", "sleep 60").strip()
     assert wait_until(lambda: lease.is_leased(nodes.root("delta01"), dataset.name))
     time.sleep(1)
@@ -151,7 +151,7 @@ def test_a_cancelled_job_leaves_it_free(nodes: Cluster, dataset: Path):
 
 def test_the_first_step_stages_what_is_missing(nodes: Cluster, dataset: Path):
     """One line in a job: a node that has the set says so, one that lost it has it again, under the prolog's leases."""
-    stage_version(load_dataset(dataset), nodes.root("delta01"))
+    stage_version(load_version(dataset), nodes.root("delta01"))
     shutil.rmtree(nodes.root("delta02"), ignore_errors=True)
     program = [sys.executable, "-c", "from pitools.cli import stage; stage()"]
     to = f"{nodes.folder}/nvme/{{node}}/{{user}}/pit"

@@ -398,7 +398,7 @@ def test_a_plan_of_a_part_through_a_pipe(recording: Path, tmp_path: Path, progra
     [
         ("", ["no plan", "pipefail"]),
         ("DATASET  VERSION\n", ["not a plan", "stdin, line 1", "--format jsonl"]),
-        ('{"schema":"pit.stage/1"}\n', ["not a plan", "pit.stage/1"]),
+        ('{"schema":"pit.stage-run/1"}\n', ["not a plan", "pit.stage-run/1"]),
         ("\udcff\n", ["not a plan"]),
     ],
 )

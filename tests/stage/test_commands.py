@@ -16,13 +16,13 @@ from pitools.stage.cache import lease
 from pitools.store import tags
 
 SCHEMAS = {
-    "pit.stage/1": "dataset version source path state files bytes copied_bytes verified_bytes wall_s node"
+    "pit.stage-run/1": "dataset version source path state files bytes copied_bytes verified_bytes wall_s node"
     " linked_bytes resumed_bytes peer_bytes",
     "pit.stage-plan/1": "dataset version source root path state files bytes copy_bytes free_bytes fits"
     " arrays steps episodes evict_bytes quota_bytes min_free_bytes",
     "pit.stage-finding/1": "dataset version path problem expected got",
-    "pit.stage-check/1": "path datasets files bytes findings wall_s",
-    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
+    "pit.stage-check/1": "path sets files bytes findings wall_s",
+    "pit.stage-set/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
 }
 
 
@@ -77,7 +77,7 @@ def test_a_version_by_its_tag_and_a_retired_one(make_dataset, tmp_path: Path, pi
             assert (code, records(out)[0]["version"]) == (0, version.name)
             assert ("blurred" in err) == said
     code, out, _ = pit_stage("check", f"{old.parent}@good")
-    assert (code, records(out)[-1]["datasets"]) == (0, 1)
+    assert (code, records(out)[-1]["sets"]) == (0, 1)
 
 
 def test_nothing_is_staged_before_every_source_is_found(small: Path, tmp_path: Path, pit_stage):

@@ -9,33 +9,33 @@ import pytest
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.stage import plan as planning
 from pitools.stage.cache.layout import create_root, journal_path, partial_path, version_lock
-from pitools.stage.cache.space import QuotaLimits, reserve
+from pitools.stage.cache.space import RootLimits, reserve
 from pitools.stage.copy.journal import CopyJournal
 from pitools.stage.request import StageRequest
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 
 
 def test_a_plan_says_what_run_would_copy_and_changes_nothing(small: Path, tmp_path: Path):
     """Absent, then present, then damaged: as `run` will find it."""
     root = tmp_path / "deep" / "pit"
-    (plan,) = planning.plan_requests([StageRequest(load_dataset(small), root)])
+    (plan,) = planning.plan_requests([StageRequest(load_version(small), root)])
     assert (plan.state, plan.copy_bytes, plan.fits) == ("absent", plan.bytes, True)
     assert not root.parent.exists()
-    path = stage_version(load_dataset(small), root).path
+    path = stage_version(load_version(small), root).path
     assert plan.path == path
-    (plan,) = planning.plan_requests([StageRequest(load_dataset(small), root)])
+    (plan,) = planning.plan_requests([StageRequest(load_version(small), root)])
     assert (plan.state, plan.copy_bytes) == ("present", 0)
     (Path(path) / "zarr.json").chmod(0o644)
     os.truncate(Path(path) / "zarr.json", 1)
-    (plan,) = planning.plan_requests([StageRequest(load_dataset(small), root)])
+    (plan,) = planning.plan_requests([StageRequest(load_version(small), root)])
     assert (plan.state, plan.copy_bytes) == ("damaged", plan.bytes)
 
 
 def test_plans_add_up(make_dataset, tmpfs):
     """Each fits alone, both do not: the second one says so."""
     disk = tmpfs("size=20m")
-    datasets = [load_dataset(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two")]
+    datasets = [load_version(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two")]
     assert [plan.fits for plan in planning.plan_requests(StageRequest(dataset, disk) for dataset in datasets)] == [
         True,
         False,
@@ -45,12 +45,10 @@ def test_plans_add_up(make_dataset, tmpfs):
 
 def test_a_plan_evicts_nothing_that_it_names(make_dataset, tmp_path: Path):
     """`run` leases a set that it finds present until its end, so that it makes no room for the next."""
-    first, second = (load_dataset(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two"))
+    first, second = (load_version(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two"))
     stage_version(first, tmp_path)
     os.utime(tmp_path / ".leases" / first.version, (1000, 1000))
-    requests = [
-        StageRequest(dataset, tmp_path, limits=QuotaLimits(quota_bytes=17 << 20)) for dataset in (first, second)
-    ]
+    requests = [StageRequest(dataset, tmp_path, limits=RootLimits(quota_bytes=17 << 20)) for dataset in (first, second)]
     assert [(plan.state, plan.fits) for plan in planning.plan_requests(requests)] == [
         ("present", True),
         ("absent", False),
@@ -60,10 +58,10 @@ def test_a_plan_evicts_nothing_that_it_names(make_dataset, tmp_path: Path):
 
 def test_a_plan_counts_what_others_are_copying(make_dataset, tmp_path: Path):
     """The whole copy of a running stager counts towards the quota, as for `run`."""
-    dataset = load_dataset(make_dataset({"a": os.urandom(6 << 20)}))
-    request = StageRequest(dataset, tmp_path, limits=QuotaLimits(quota_bytes=20 << 20))
+    dataset = load_version(make_dataset({"a": os.urandom(6 << 20)}))
+    request = StageRequest(dataset, tmp_path, limits=RootLimits(quota_bytes=20 << 20))
     create_root(tmp_path)
-    with version_lock(tmp_path, "f" * 32, timeout_s=1), reserve(tmp_path, "f" * 32, 15 << 20, QuotaLimits()):
+    with version_lock(tmp_path, "f" * 32, timeout_s=1), reserve(tmp_path, "f" * 32, 15 << 20, RootLimits()):
         assert [plan.fits for plan in planning.plan_requests([request])] == [False]
     assert [plan.fits for plan in planning.plan_requests([request])] == [True]
 
@@ -74,7 +72,7 @@ def test_a_plan_counts_what_need_not_be_copied(build, tmp_path: Path, tmpfs):
     files = {"a": os.urandom(8 << 20), "b": os.urandom(2 << 20), "c": os.urandom(2 << 20)}
     for path, folder in {"older": {"a": files["a"]}, "new": files}.items():
         source = build(tmp_path / path, folder)
-        dataset = load_dataset(source)
+        dataset = load_version(source)
         if path == "new":
             (source / "c").write_bytes(b"wrong")
             with pytest.raises(DataError):
@@ -90,7 +88,7 @@ def test_a_plan_counts_what_need_not_be_copied(build, tmp_path: Path, tmpfs):
 
 def test_ranges_of_a_file_that_is_gone_are_copied_again(small: Path, tmp_path: Path):
     """A file that failed its digest is removed, while the journal goes on to list its ranges."""
-    dataset = load_dataset(small)
+    dataset = load_version(small)
     create_root(tmp_path)
     partial_path(tmp_path, dataset.version).mkdir()
     journal = CopyJournal(journal_path(tmp_path, dataset.version), dataset.version, durable=True, append=False)
@@ -104,12 +102,12 @@ def test_an_unsafe_root_is_refused(small: Path, tmp_path: Path):
     """A plan refuses what `run` would."""
     (tmp_path / "objects").symlink_to("/tmp")
     with pytest.raises(ClusterError):
-        list(planning.plan_requests([StageRequest(load_dataset(small), tmp_path)]))
+        list(planning.plan_requests([StageRequest(load_version(small), tmp_path)]))
 
 
 def test_plans_are_read_back_as_written(small: Path, tmp_path: Path):
     """What `plan` prints, `run -` reads."""
-    plans = list(planning.plan_requests([StageRequest(load_dataset(small), tmp_path)]))
+    plans = list(planning.plan_requests([StageRequest(load_version(small), tmp_path)]))
     assert planning.read_plans([msgspec.json.encode(plan).decode() for plan in plans]) == plans
 
 

@@ -15,10 +15,10 @@ from msgspec import structs
 
 from pitools.core.errors import ClusterError, DataError, NoSpace
 from pitools.stage.cache import layout, space
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.sources.base import Dataset
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import find_source, load_version
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.sources.open import find_source, load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 from pitools.store import manifest
@@ -33,7 +33,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_what_is_staged_is_the_source(small: Path, root: Path, residue):
     """Every file, byte for byte, and a record that says where."""
-    record = stage_version(load_dataset(small), root)
+    record = stage_version(load_version(small), root)
     assert (record.state, record.files, record.dataset) == ("staged", 5, "pick")
     assert record.copied_bytes == record.verified_bytes == record.bytes == 3 * 2**20 + 101_002
     assert tree(Path(record.path)) == tree(small)
@@ -47,22 +47,22 @@ def test_files_that_the_manifest_does_not_name_stay_behind(small: Path, root: Pa
     (small / "images/stray.partial").write_bytes(b"x")
     (small / "link").symlink_to("/etc/passwd")
     (small / "empty").mkdir()
-    record = stage_version(load_dataset(small), root)
+    record = stage_version(load_version(small), root)
     assert tree(Path(record.path)) == before
     assert not (Path(record.path) / "empty").exists()
 
 
 def test_a_second_run_copies_nothing(small: Path, root: Path):
     """The copy that stands is found by names and sizes; its files are not even opened."""
-    stage_version(load_dataset(small), root)
-    stage_result = stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
+    stage_result = stage_version(load_version(small), root)
     assert (stage_result.state, stage_result.copied_bytes, stage_result.verified_bytes) == ("present", 0, 0)
 
 
 def test_a_staged_copy_can_itself_be_staged(small: Path, root: Path, tmp_path: Path):
     """A node's copy is a dataset like any other, so that nodes can feed each other."""
-    first = stage_version(load_dataset(small), root)
-    second = stage_version(load_dataset(find_source(Path(first.path))), tmp_path / "other")
+    first = stage_version(load_version(small), root)
+    second = stage_version(load_version(find_source(Path(first.path))), tmp_path / "other")
     assert tree(Path(second.path)) == tree(small)
 
 
@@ -71,7 +71,7 @@ def test_a_staged_copy_can_itself_be_staged(small: Path, root: Path, tmp_path: P
 )
 def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: str):
     """Whatever stands in the version's place, a whole copy stands there afterwards and the old one is gone."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     file = final / "images/c/0/0"
     if damage == "missing":
         file.unlink()
@@ -92,7 +92,7 @@ def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: st
     else:
         shutil.rmtree(final)
         final.write_bytes(b"") if damage == "file" else final.symlink_to("nowhere")
-    assert stage_version(load_dataset(small), root).state == "repaired"
+    assert stage_version(load_version(small), root).state == "repaired"
     assert tree(final) == tree(small)
     assert not final.is_symlink()
     assert residue(root) == []
@@ -100,12 +100,12 @@ def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: st
 
 def test_verify_finds_a_flipped_byte_at_rest(small: Path, root: Path):
     """Names and sizes cannot see it; reading the content does, and the copy is replaced."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     flip(final / "images/c/0/0")
-    assert stage_version(load_dataset(small), root).state == "present"
-    assert stage_version(load_dataset(small), root, verify=True).state == "repaired"
+    assert stage_version(load_version(small), root).state == "present"
+    assert stage_version(load_version(small), root, verify=True).state == "repaired"
     assert tree(final) == tree(small)
-    stage_result = stage_version(load_dataset(small), root, verify=True)
+    stage_result = stage_version(load_version(small), root, verify=True)
     assert (stage_result.state, stage_result.copied_bytes, stage_result.verified_bytes) == (
         "present",
         0,
@@ -131,7 +131,7 @@ def test_a_damaged_source_is_refused_naming_the_file(small: Path, root: Path, da
         elif damage == "fifo":
             os.mkfifo(file)
     with pytest.raises(DataError) as error:
-        stage_version(load_dataset(small), root)
+        stage_version(load_version(small), root)
     assert "images/c/" in error.value.where
     if damage in ("short", "long"):
         assert str(3 << 20) in error.value.message
@@ -147,9 +147,9 @@ def test_a_mended_source_resumes_what_was_copied_of_it(tmp_path: Path, build, ro
             file.write(content)
         if content == b"wrong":
             with pytest.raises(DataError) as error:
-                stage_version(load_dataset(folder), root, readers=1)
+                stage_version(load_version(folder), root, readers=1)
             assert error.value.where == str(folder / "L")
-    record = stage_version(load_dataset(folder), root, readers=1)
+    record = stage_version(load_version(folder), root, readers=1)
     assert (record.resumed_bytes, record.copied_bytes) == (4 << 20, RANGE_BYTES + 5)
     assert tree(Path(record.path)) == tree(folder)
 
@@ -166,9 +166,9 @@ def test_a_disk_that_was_full_for_a_moment_costs_no_finished_file(tmpfs, make_da
                 file.write(bytes(64 << 20))
 
     with pytest.raises(NoSpace):
-        stage_version(load_dataset(folder), root, readers=1, bytes_per_s=64 << 20, advance=fill)
+        stage_version(load_version(folder), root, readers=1, bytes_per_s=64 << 20, advance=fill)
     (root.parent / "others").unlink()
-    record = stage_version(load_dataset(folder), root)
+    record = stage_version(load_version(folder), root)
     assert record.resumed_bytes >= 2 << 20
     assert tree(Path(record.path)) == tree(folder)
 
@@ -180,7 +180,7 @@ def test_nodes_whose_locks_do_not_reach_each_other_copy_apart(
     for module in (layout, space):
         monkeypatch.setattr(module, "lock_within", lambda *_, **__: True)
     monkeypatch.setattr(layout, "fs_type", lambda _: "nfs")
-    dataset = load_dataset(make_dataset({"a": os.urandom(4 << 20), **{f"c/{i}": bytes([i]) for i in range(9)}}))
+    dataset = load_version(make_dataset({"a": os.urandom(4 << 20), **{f"c/{i}": bytes([i]) for i in range(9)}}))
 
     def stage_on_other_node() -> None:
         with monkeypatch.context() as patch:
@@ -213,7 +213,7 @@ def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Pa
             (folder / "b").unlink()
 
     with pytest.raises(DataError) as error:
-        stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
+        stage_version(load_version(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
     assert error.value.where == str(folder / ("b" if change == "unlink" else "a"))
     assert {"rewrite": "xxh3_128", "unlink": "missing", "truncate": f"{2 << 20} bytes"}[change] in error.value.message
     assert os.listdir(root / "objects") == []
@@ -228,33 +228,33 @@ def test_a_source_that_grows_during_the_copy_is_not_followed(make_dataset, root:
         with (folder / "a").open("ab") as opened:
             opened.write(bytes(1000 if count else 0))
 
-    record = stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=grow)
+    record = stage_version(load_version(folder), root, readers=1, bytes_per_s=16 << 20, advance=grow)
     assert (Path(record.path) / "a").read_bytes() == data
     assert (folder / "a").stat().st_size > len(data)
 
 
 def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path):
     """Jobs that still read it lose nothing before there is something better."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     (final / "actions/c/0").chmod(0o644)
     os.truncate(final / "actions/c/0", 1)
     flip(small / "images/c/0/0")
     with pytest.raises(DataError):
-        stage_version(load_dataset(small), root)
+        stage_version(load_version(small), root)
     assert (final / "images/c/0/0").stat().st_size == 3 << 20
 
 
 def test_many_small_files_are_staged(make_dataset, root: Path):
     """Above some hundreds of small files they are synced by file system, not one by one."""
     folder = make_dataset({f"a/c/{i // 50}/{i}": i.to_bytes(4) * 10 for i in range(400)})
-    record = stage_version(load_dataset(folder), root)
+    record = stage_version(load_version(folder), root)
     assert record.files == 400
     assert tree(Path(record.path)) == tree(folder)
 
 
 def test_a_dataset_of_no_files_is_a_dataset(make_dataset, root: Path):
     """The manifest alone is staged."""
-    record = stage_version(load_dataset(make_dataset({})), root)
+    record = stage_version(load_version(make_dataset({})), root)
     assert os.listdir(record.path) == ["manifest.json"]
 
 
@@ -274,7 +274,7 @@ def test_large_files_are_copied_by_ranges(tmp_path: Path, build, root: Path):
     data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files))
     (folder / "manifest.json").write_bytes(data)
     folder = folder.rename(folder.with_name(manifest.version_of(data)))
-    record = stage_version(load_dataset(folder), root, readers=3)
+    record = stage_version(load_version(folder), root, readers=3)
     assert digest_file(Path(record.path) / "a")[1] == files[0].digest
     assert (Path(record.path) / "a").stat().st_mode & 0o777 == 0o444
     assert (Path(record.path) / "a").stat().st_size == size
@@ -283,7 +283,7 @@ def test_large_files_are_copied_by_ranges(tmp_path: Path, build, root: Path):
         file.seek(RANGE_BYTES + 7)
         file.write(b"x")
     with pytest.raises(DataError, match=rf"digest xxh3_128x64m:\w+ \(expected {files[0].digest}"):
-        stage_version(load_dataset(folder), root)
+        stage_version(load_version(folder), root)
     assert os.listdir(root / "objects") == []
 
 
@@ -291,7 +291,7 @@ def test_a_limit_on_bandwidth_is_kept(make_dataset, root: Path):
     """All readers together stay below it, whether files are large or small."""
     folder = make_dataset({"a": os.urandom(2 << 20), **{f"c/{i}": os.urandom(10_000) for i in range(200)}})
     began = time.monotonic()
-    stage_version(load_dataset(folder), root, bytes_per_s=8 << 20)
+    stage_version(load_version(folder), root, bytes_per_s=8 << 20)
     assert time.monotonic() - began > 0.35
 
 
@@ -310,7 +310,7 @@ def test_any_tree_arrives_whole(files: dict[str, bytes], build):
     files = {path: content for path, content in files.items() if path not in folders}
     with tempfile.TemporaryDirectory() as temporary:
         folder = build(Path(temporary) / "data", files)
-        record = stage_version(load_dataset(folder), Path(temporary) / "pit", readers=2)
+        record = stage_version(load_version(folder), Path(temporary) / "pit", readers=2)
         assert tree(Path(record.path)) == tree(folder)
 
 
@@ -329,8 +329,8 @@ def test_any_flipped_bit_is_found(data: st.DataObject, build):
         assert list((Path(temporary) / "pit").glob("objects/*")) == []
 
 
-def _load(folder: Path) -> Dataset:
-    return load_dataset(find_source(folder))
+def _load(folder: Path) -> DatasetVersion:
+    return load_version(find_source(folder))
 
 
 def flip(file: Path) -> None:
@@ -347,26 +347,26 @@ def flip(file: Path) -> None:
 
 def test_a_set_that_is_found_in_place_was_used_now(small: Path, root: Path):
     """A run that copies nothing is a use, so that the set is not the first to go."""
-    stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
     lease = root / ".leases" / small.name
     os.utime(lease, (1, 1))
-    assert stage_version(load_dataset(small), root).state == "present"
+    assert stage_version(load_version(small), root).state == "present"
     assert lease.stat().st_mtime > 1
 
 
 def test_what_never_fits_leaves_nothing(small: Path, root: Path):
     """A set larger than the whole quota is refused for good, and no empty unfinished copy stays."""
     with pytest.raises(ClusterError, match="quota of 1000 B"):
-        stage_version(load_dataset(small), root, limits=QuotaLimits(quota_bytes=1000))
+        stage_version(load_version(small), root, limits=RootLimits(quota_bytes=1000))
     assert os.listdir(root / ".tmp") == []
 
 
 def test_a_damaged_set_is_read_once_before_it_is_replaced(small: Path, root: Path):
     """Verified, found damaged, copied: the bytes of the first read are taken back from the progress."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     flip(final / "images/c/0/0")
     counts: list[int] = []
-    record = stage_version(load_dataset(small), root, verify=True, advance=counts.append)
+    record = stage_version(load_version(small), root, verify=True, advance=counts.append)
     assert (record.state, sum(counts)) == ("repaired", record.bytes)
     assert sum(count for count in counts if count > 0) == 2 * record.bytes
 
@@ -374,19 +374,19 @@ def test_a_damaged_set_is_read_once_before_it_is_replaced(small: Path, root: Pat
 def test_a_source_at_the_same_root_is_not_evicted_for_its_copy(make_dataset, root: Path):
     """What is read is in use, though it was last used long ago."""
     files = {"a": os.urandom(9 << 20)}
-    source = Path(stage_version(load_dataset(make_dataset(files, "one")), root).path)
-    dataset = load_dataset(make_dataset({**files, "b": b"x"}, "two"))
+    source = Path(stage_version(load_version(make_dataset(files, "one")), root).path)
+    dataset = load_version(make_dataset({**files, "b": b"x"}, "two"))
     os.utime(root / ".leases" / source.name, (1, 1))
     with pytest.raises(NoSpace):
         stage_version(
-            structs.replace(dataset, source=LocalSource(folder=source)), root, limits=QuotaLimits(quota_bytes=20 << 20)
+            structs.replace(dataset, source=LocalSource(folder=source)), root, limits=RootLimits(quota_bytes=20 << 20)
         )
     assert source.exists()
 
 
 def test_a_set_that_takes_long_to_verify_is_in_use_until_then(small: Path, root: Path):
     """It is leased while it is read, and was last used when that ended."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     lease = root / ".leases" / small.name
     seen: list[bool] = []
 
@@ -394,7 +394,7 @@ def test_a_set_that_takes_long_to_verify_is_in_use_until_then(small: Path, root:
         seen.append(layout.is_leased(root, small.name))
         os.utime(lease, (1, 1))
 
-    assert stage_version(load_dataset(small), root, verify=True, advance=advance).state == "present"
+    assert stage_version(load_version(small), root, verify=True, advance=advance).state == "present"
     assert seen
     assert all(seen)
     assert lease.stat().st_mtime > 1

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pitools.stage import plan as planning
 from pitools.stage.cache.inventory import list_sets
 from pitools.stage.request import StageRequest
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 
@@ -32,17 +32,17 @@ class Staging(RuleBasedStateMachine):
     @initialize()
     def datasets(self) -> None:
         folders = [self.build(self.home / "data", {**FILES, "n": bytes([n])}, f"d{n}") for n in range(2)]
-        self.sets = [load_dataset(folder) for folder in folders]
+        self.sets = [load_version(folder) for folder in folders]
         self.finals = [self.root / "objects" / dataset.version for dataset in self.sets]
 
     @rule(n=st.integers(0, 1), verify=st.booleans())
     def run(self, n: int, verify: bool) -> None:
         """What `run` says it did follows from what was there; then it is whole, unless damage was not looked for."""
         record = stage_version(self.sets[n], self.root, verify=verify, readers=1)
-        observed = {"flipped": "damaged" if verify else "whole"}.get(self.truth[n], self.truth[n])
-        assert record.state == {"absent": "staged", "damaged": "repaired", "whole": "present"}[observed]
+        observed = {"flipped": "damaged" if verify else "present"}.get(self.truth[n], self.truth[n])
+        assert record.state == {"absent": "staged", "damaged": "repaired"}.get(observed, observed)
         if record.state != "present":
-            self.truth[n] = "whole"
+            self.truth[n] = "present"
 
     @rule(n=st.integers(0, 1), file=st.sampled_from(sorted(FILES)), gone=st.booleans())
     def damage(self, n: int, file: str, gone: bool) -> None:
@@ -55,7 +55,7 @@ class Staging(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 1))
     def flip(self, n: int) -> None:
-        if self.truth[n] == "whole":
+        if self.truth[n] == "present":
             path = self.finals[n] / "a/c/1"
             path.unlink()
             path.write_bytes(b"y")
@@ -69,15 +69,15 @@ class Staging(RuleBasedStateMachine):
     @rule()
     def judge(self) -> None:
         """`plan` and `list` see names and sizes, `check` sees content, and nothing unfinished stands about."""
-        quick = [{"flipped": "whole"}.get(truth, truth) for truth in self.truth]
+        quick = [{"flipped": "present"}.get(truth, truth) for truth in self.truth]
         plans = [plan.state for plan in planning.plan_requests(StageRequest(each, self.root) for each in self.sets)]
-        assert plans == [{"whole": "present"}.get(truth, truth) for truth in quick]
+        assert plans == quick
         listed = {record.version: record.state for record in list_sets(self.root)}
         assert listed == {s.version: truth for s, truth in zip(self.sets, quick, strict=True) if truth != "absent"}
         for final, truth in zip(self.finals, self.truth, strict=True):
             if truth != "absent":
                 *findings, _ = check_versions(final, readers=1)
-                assert bool(findings) == (truth != "whole")
+                assert bool(findings) == (truth != "present")
         assert not list(self.root.glob(".tmp/*"))
 
     def teardown(self) -> None:

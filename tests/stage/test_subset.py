@@ -24,15 +24,15 @@ from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.stage import episode_offsets
+from pitools.stage.plain_store.stage_store import stage_store
 from pitools.stage.repair import repair_set
-from pitools.stage.resolve import Selection, UnmanagedStore, resolve_source
-from pitools.stage.sources.base import Dataset
+from pitools.stage.resolve import PlainStore, Selection, resolve_source
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import load_version
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.sources.open import load_dataset
 from pitools.stage.sources.store_listing import list_store, make_manifest, read_file
 from pitools.stage.stage import stage_version
 from pitools.stage.subset import make_subset
-from pitools.stage.unmanaged.stage_store import stage_store
 from pitools.stage.verify import FileFinding, check_versions
 from pitools.store import manifest
 from pitools.store.manifest import MANIFEST_FILE, ArraySchema, FileEntry, Manifest, Subset
@@ -113,7 +113,7 @@ def test_parts_side_by_side(whole: Path, root: Path) -> None:
     """Staged parts open in silence, each with just its arrays; their own files are judged and repaired like others."""
     for names in (["action"], ["obs/state"], ["obs"]):
         source = resolve_source(whole, Selection(arrays=tuple(names)))
-        assert isinstance(source, Dataset)
+        assert isinstance(source, DatasetVersion)
         done = stage_version(source, root)
         path = Path(done.path)
         with warnings.catch_warnings():
@@ -136,7 +136,7 @@ def test_parts_side_by_side(whole: Path, root: Path) -> None:
 def test_own_files_that_are_not_what_the_manifest_says(whole: Path, root: Path) -> None:
     """Nothing is written of a manifest that contradicts itself."""
     source = resolve_source(whole, Selection(arrays=("action",)))
-    assert isinstance(source, Dataset)
+    assert isinstance(source, DatasetVersion)
     part = source.manifest
     assert part.subset
     part = structs.replace(part, subset=structs.replace(part.subset, metadata={"zarr.json": "{}"}))
@@ -419,7 +419,7 @@ def test_consolidated_metadata(tmp_path: Path, root: Path, zarr_format: int) -> 
         zarr.consolidate_metadata(folder, zarr_format=zarr_format)
         zarr.consolidate_metadata(folder, path="g", zarr_format=zarr_format)
     store = resolve_source(folder, Selection(arrays=("g/b", "h")))
-    assert isinstance(store, UnmanagedStore)
+    assert isinstance(store, PlainStore)
     part = Path(stage_store(store, root).path)
     assert not [item for item in check_versions(part, readers=1) if isinstance(item, FileFinding)]
     with warnings.catch_warnings():
@@ -567,7 +567,7 @@ def test_boundaries_that_are_not_understood(tmp_path: Path, stored: dict[str, An
 
 def test_a_part_without_its_manifest_is_not_told_of_another_version(whole: Path, take: Take, root: Path) -> None:
     """Nothing but its manifest says which part a set was: it is to be staged again, and its source did not change."""
-    part = load_dataset(take(whole, arrays=["action"]))
+    part = load_version(take(whole, arrays=["action"]))
     path = Path(stage_version(structs.replace(part, source=LocalSource(folder=whole)), root).path)
     (path / MANIFEST_FILE).chmod(0o600)
     (path / MANIFEST_FILE).write_bytes(b"{")

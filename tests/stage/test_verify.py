@@ -8,8 +8,8 @@ import pytest
 from pitools.core.errors import ClusterError, DataError
 from pitools.stage import verify
 from pitools.stage.cache.inventory import list_sets
-from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
@@ -26,7 +26,7 @@ def test_a_whole_dataset_has_no_findings(small: Path):
     """Every file was read, and the summary says how much that was."""
     actual, summary = judge(small)
     assert actual == {}
-    assert (summary.datasets, summary.files, summary.bytes) == (1, 5, 3 * 2**20 + 101_002)
+    assert (summary.sets, summary.files, summary.bytes) == (1, 5, 3 * 2**20 + 101_002)
 
 
 def test_each_problem_is_told_from_the_others(small: Path):
@@ -61,8 +61,8 @@ def test_a_root_is_checked_object_by_object(small: Path, make_dataset, tmp_path:
     root = tmp_path / "pit"
     dataset = make_dataset({"a": b"1"}, "other")
     for folder in (small, dataset):
-        stage_version(load_dataset(folder), root)
-    assert judge(root)[1].datasets == 2
+        stage_version(load_version(folder), root)
+    assert judge(root)[1].sets == 2
     (root / "objects/empty").mkdir()
     (root / "objects/odd").mkdir()
     (root / "objects/odd/manifest.json").write_text("{}")
@@ -74,20 +74,20 @@ def test_a_root_is_checked_object_by_object(small: Path, make_dataset, tmp_path:
         ("odd", "manifest.json", "digest"),
     ]
     assert isinstance(summary, CheckTotals)
-    assert (summary.datasets, summary.files) == (4, 1)
+    assert (summary.sets, summary.files) == (4, 1)
 
 
 def test_a_name_with_several_versions_is_checked_whole(make_dataset):
     """`<root>/<name>` is all its versions."""
     make_dataset({"a": b"1"})
     folder = make_dataset({"a": b"2"}).parent
-    assert judge(folder)[1].datasets == 2
+    assert judge(folder)[1].sets == 2
 
 
 def test_an_empty_root_is_in_order_and_a_folder_that_is_none_is_not(tmp_path: Path):
     """No object, no finding; but a wrong path must not pass for a checked one."""
     (tmp_path / "objects").mkdir()
-    assert judge(tmp_path)[1].datasets == 0
+    assert judge(tmp_path)[1].sets == 0
     with pytest.raises(DataError):
         judge(tmp_path / "objects")
 
@@ -98,12 +98,12 @@ def test_the_list_tells_whole_from_damaged(small: Path, make_dataset, tmp_path: 
     dataset = make_dataset({"a": b"1"}, "other")
     assert list(list_sets(root)) == []
     for folder in (small, dataset):
-        stage_version(load_dataset(folder), root)
+        stage_version(load_version(folder), root)
     (root / "objects/zz").mkdir()
     (root / "objects" / dataset.name / "a").unlink()
     by_version = {record.version: record for record in list_sets(root)}
     assert {version: record.state for version, record in by_version.items()} == {
-        small.name: "whole",
+        small.name: "present",
         dataset.name: "damaged",
         "zz": "damaged",
     }
@@ -116,15 +116,15 @@ def test_a_manifest_that_cannot_be_opened_does_not_end_the_check(
 ):
     """The set is a finding, and the other sets are read."""
     for folder in (small, make_dataset({"a": b"1"}, "other")):
-        stage_version(load_dataset(folder), root)
+        stage_version(load_version(folder), root)
     unreadable, _ = sorted(path.name for path in (root / "objects").iterdir())
 
-    def load(folder: Path) -> Dataset:
+    def load(folder: Path) -> DatasetVersion:
         if folder.name == unreadable:
             raise ClusterError("cannot read: Permission denied", where=str(folder))
-        return load_dataset(folder)
+        return load_version(folder)
 
-    monkeypatch.setattr(verify, "load_dataset", load)
+    monkeypatch.setattr(verify, "load_version", load)
     finding, totals = check_versions(root, readers=1)
     assert (finding.version, finding.problem) == (unreadable, "unreadable")
-    assert (totals.datasets, totals.findings) == (2, 1)
+    assert (totals.sets, totals.findings) == (2, 1)

@@ -20,11 +20,11 @@ from pitools.loader.on_demand import ipc
 from pitools.loader.on_demand.fetcher import MAX_LOCK_WAIT_S, FetchRequest
 from pitools.loader.on_demand.ipc import Greeting
 from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import set_path
+from pitools.stage.cache.layout import staged_path
 from pitools.stage.cache.lease import acquire
-from pitools.stage.cache.space import QuotaLimits
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.sources.find import load_version
 from pitools.stage.sources.object_store.client import parse_url
-from pitools.stage.sources.open import load_dataset
 from pitools.store.reader.array_reader import open_below
 from pitools.store.version_list import is_version
 
@@ -35,13 +35,13 @@ _START_TIMEOUT_S = 30.0
 _READ_BYTES = 64 << 10
 
 
-class RemoteOpener:
+class ObjectStoreOpener:
     """Opens files of one version in an object store. Safe for threads and across forks.
 
     version: its name. path: its folder in the cache, once complete.
     """
 
-    def __init__(self, url: str, root: Path, limits: QuotaLimits) -> None:
+    def __init__(self, url: str, root: Path, limits: RootLimits) -> None:
         """Raises UsageError for an invalid URL. Without a version in the URL, starts the fetcher, and raises its
         error."""
         self._url, self._root, self._limits = parse_url(url).url, root.absolute(), limits
@@ -53,10 +53,10 @@ class RemoteOpener:
         self.version = name if is_version(name) else ""
         if not self.version:
             self._start()
-        self.path = set_path(self._root, self.version)
+        self.path = staged_path(self._root, self.version)
 
-    def __reduce__(self) -> tuple[Callable[..., RemoteOpener], tuple[str, Path, QuotaLimits]]:
-        return RemoteOpener, (self._url, self._root, self._limits)
+    def __reduce__(self) -> tuple[Callable[..., ObjectStoreOpener], tuple[str, Path, RootLimits]]:
+        return ObjectStoreOpener, (self._url, self._root, self._limits)
 
     def __call__(self, path: str) -> int:
         """Return a descriptor of a verified file of the version; path "": of its folder.
@@ -86,7 +86,7 @@ class RemoteOpener:
         if not os.path.lexists(self.path):
             return False
         try:
-            if not matches_sizes(self.path, load_dataset(self.path)):
+            if not matches_sizes(self.path, load_version(self.path)):
                 return False
             self._lease = _OwnedDescriptor(acquire(self.path))
         except PitError:

@@ -23,13 +23,13 @@ import msgspec
 from pitools.core.errors import TryLater
 from pitools.core.record import decode_json
 from pitools.loader.on_demand import ipc
-from pitools.loader.on_demand.cache_filler import CacheFiller
 from pitools.loader.on_demand.ipc import Greeting
+from pitools.loader.on_demand.version_fetch import VersionFetch
 from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import create_root, set_path, touch_lease, version_lock
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import find_source, load_dataset
+from pitools.stage.cache.layout import create_root, staged_path, touch_lease, version_lock
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import find_source, load_version
 
 # Time-out for another process, such as `pit-stage run`, to stage the version.
 MAX_LOCK_WAIT_S = 3600.0
@@ -43,7 +43,7 @@ class FetchRequest(msgspec.Struct, frozen=True):
 
     url: str
     root: str
-    limits: QuotaLimits
+    limits: RootLimits
 
 
 def main() -> None:
@@ -63,13 +63,13 @@ def main() -> None:
 
 
 def _run(request: FetchRequest, root: Path) -> None:
-    dataset = load_dataset(find_source(request.url))  # it runs in another process: this one may still fork workers
+    dataset = load_version(find_source(request.url))  # it runs in another process: this one may still fork workers
     greeting = Greeting(dataset.source.label, dataset.version)
     create_root(root)
     with ExitStack() as stack:
         deadline = time.monotonic() + MAX_LOCK_WAIT_S
         while True:
-            if _needs_no_server(dataset, root):
+            if _needs_no_fetcher(dataset, root):
                 return _send_greeting(greeting)
             try:
                 report_progress = stack.enter_context(version_lock(root, dataset.version, timeout_s=_POLL_S))
@@ -77,14 +77,14 @@ def _run(request: FetchRequest, root: Path) -> None:
             except TryLater:
                 if time.monotonic() > deadline or _is_parent_gone():
                     raise
-        if _needs_no_server(dataset, root):
+        if _needs_no_fetcher(dataset, root):
             return _send_greeting(greeting)
-        filler = CacheFiller(dataset, root, request.limits, report_progress)
-        if filler.published:
+        fetch = VersionFetch(dataset, root, request.limits, report_progress)
+        if fetch.published:
             return _send_greeting(greeting)
         listener = ipc.listen(root, dataset.version)
         _send_greeting(greeting)
-        _accept_loaders(listener, filler)
+        _accept_loaders(listener, fetch)
         with contextlib.suppress(OSError), ipc.socket_address(root, dataset.version) as address:
             touch_lease(root, dataset.version)
             Path(address).unlink()
@@ -92,9 +92,9 @@ def _run(request: FetchRequest, root: Path) -> None:
         os._exit(0)
 
 
-def _needs_no_server(dataset: Dataset, root: Path) -> bool:
+def _needs_no_fetcher(dataset: DatasetVersion, root: Path) -> bool:
     """Whether the version is complete, or another process serves it."""
-    return matches_sizes(set_path(root, dataset.version), dataset) or ipc.has_fetcher(root, dataset.version)
+    return matches_sizes(staged_path(root, dataset.version), dataset) or ipc.has_fetcher(root, dataset.version)
 
 
 def _send_greeting(greeting: Greeting) -> None:
@@ -113,32 +113,32 @@ def _is_parent_gone() -> bool:
     return bool(poll.poll(0))
 
 
-def _accept_loaders(listener: socket.socket, filler: CacheFiller) -> None:
+def _accept_loaders(listener: socket.socket, fetch: VersionFetch) -> None:
     """Serve loaders until the version is published, or no loader was connected for `_IDLE_EXIT_S`."""
     threads: set[threading.Thread] = set()
     last_connection_s = time.monotonic()
     listener.settimeout(0.1)
-    while not filler.published and (threads or time.monotonic() - last_connection_s < _IDLE_EXIT_S):
+    while not fetch.published and (threads or time.monotonic() - last_connection_s < _IDLE_EXIT_S):
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()
             connection.settimeout(None)
-            thread = threading.Thread(target=_handle_loader, args=(connection, filler), daemon=True)
+            thread = threading.Thread(target=_handle_loader, args=(connection, fetch), daemon=True)
             threads.add(thread)
             thread.start()
         if threads:
             last_connection_s = time.monotonic()
             threads = {thread for thread in threads if thread.is_alive()}
     listener.close()
-    filler.finish()
+    fetch.finish()
 
 
-def _handle_loader(connection: socket.socket, filler: CacheFiller) -> None:
+def _handle_loader(connection: socket.socket, fetch: VersionFetch) -> None:
     """Serve one connection until the loader closes it."""
     with contextlib.suppress(OSError), connection:
         while message := connection.recv(ipc.MESSAGE_BYTES):
             descriptor, error = -1, None
             try:
-                descriptor = filler.open_file(decode_json(message, str))
+                descriptor = fetch.open_file(decode_json(message, str))
             except BaseException as failed:  # noqa: BLE001 - the loader raises it
                 error = failed
             try:

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from pitools.core.errors import TryLater
 from pitools.core.fs import from_os_error, fsync_dir
-from pitools.core.locks import PROBE_S, is_byte_shared, lock_within, open_readable_lock_file
+from pitools.core.locks import PROBE_S, has_byte_lock, lock_within, open_readable_lock_file
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.inventory import disk_usage, partial_copies, total_bytes
@@ -33,11 +33,11 @@ from pitools.stage.cache.layout import (
     QUARANTINE,
     partial_path,
     purge_trash,
-    set_path,
+    staged_path,
     trash,
     try_version_lock,
 )
-from pitools.stage.sources.open import is_url, is_zarr_store
+from pitools.stage.sources.find import is_url, is_zarr_store
 
 # Covers the time between `pit-stage run` and a job's own lease, or between two of its steps, while that is shorter.
 GRACE_S = 600.0
@@ -73,7 +73,7 @@ KEPT_TEXT = {
 }
 
 
-class RootEntry(NamedTuple):
+class EvictionCandidate(NamedTuple):
     """A set, or an abandoned partial copy."""
 
     version: str
@@ -98,18 +98,18 @@ class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
     reason: KeptReason | None
 
 
-def eviction_order(root: Path) -> list[RootEntry]:
+def eviction_order(root: Path) -> list[EvictionCandidate]:
     """Return a root's contents in the order of eviction: partial copies, then sets by last use."""
-    partials = [RootEntry(path.name.partition(".")[0], path) for path in partial_copies(root)]
+    partials = [EvictionCandidate(path.name.partition(".")[0], path) for path in partial_copies(root)]
     try:
-        sets = [RootEntry(path.name, path) for path in (root / OBJECTS).iterdir()]
+        sets = [EvictionCandidate(path.name, path) for path in (root / OBJECTS).iterdir()]
     except OSError as error:
         raise from_os_error(error, root / OBJECTS) from error
     return partials + sorted(sets, key=lambda item: (lease.last_used(root, item.version), item.version))
 
 
 def evict_item(
-    root: Path, item: RootEntry, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
+    root: Path, item: EvictionCandidate, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
 ) -> KeptReason | None:
     """Evict one set or partial copy; return None when it is evicted (or would be, with `dry_run`), else why it is kept.
 
@@ -122,7 +122,7 @@ def evict_item(
         return _use_reason(root, item) or _kept_reason(root, item, grace_s, force=force)
     with _lock_item(root, item) as lock_reason:
         if reason := lock_reason or _kept_reason(root, item, grace_s, force=force):
-            mark_used_if_leased(root, item, reason)
+            refresh_last_use(root, item, reason)
             return reason
         if not os.path.lexists(item.path):
             return KeptReason.NOT_PRESENT
@@ -140,7 +140,7 @@ def evict_item(
     return None
 
 
-def mark_used_if_leased(root: Path, item: RootEntry, reason: KeptReason) -> None:
+def refresh_last_use(root: Path, item: EvictionCandidate, reason: KeptReason) -> None:
     """Set the last use of a kept set to now when it is leased: readers of a shared root cannot do so. Also when it
     lies in the future because of a wrong clock, so that the set ages from now on.
     """
@@ -159,7 +159,7 @@ def evict_version(root: Path, version: str, *, force: bool = False, dry_run: boo
             )
 
 
-def make_record(item: RootEntry, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
+def make_record(item: EvictionCandidate, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
     """Return the record of an eviction, or of why a set was kept."""
     state: Literal["evicted", "evictable", "kept"] = "kept" if reason else "evictable" if dry_run else "evicted"
     return Eviction(version=item.version, path=str(item.path), state=state, bytes=n_bytes, reason=reason)
@@ -168,7 +168,7 @@ def make_record(item: RootEntry, n_bytes: int, reason: KeptReason | None, *, dry
 def evict_quarantined(root: Path, *, dry_run: bool = False) -> Iterator[Eviction]:
     """Remove the damaged sets of `.quarantine`. Raises ClusterError."""
     for path in sorted((root / QUARANTINE).glob("*")):
-        item, n_bytes = RootEntry(path.name.partition(".")[0], path), total_bytes([disk_usage(path)])
+        item, n_bytes = EvictionCandidate(path.name.partition(".")[0], path), total_bytes([disk_usage(path)])
         if not dry_run:
             trash(path, root)
         yield make_record(item, n_bytes, None, dry_run=dry_run)
@@ -178,7 +178,7 @@ def evict_quarantined(root: Path, *, dry_run: bool = False) -> Iterator[Eviction
 
 def quarantine_set(root: Path, version: str) -> Path:
     """Move a damaged set to `.quarantine`; return its new path. Raises TryLater, ClusterError."""
-    item = RootEntry(version, set_path(root, version))
+    item = EvictionCandidate(version, staged_path(root, version))
     quarantined = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
     with _lock_item(root, item) as lock_reason:
         if lock_reason:
@@ -192,7 +192,7 @@ def quarantine_set(root: Path, version: str) -> Path:
 
 
 @contextmanager
-def _lock_item(root: Path, item: RootEntry) -> Iterator[KeptReason | None]:
+def _lock_item(root: Path, item: EvictionCandidate) -> Iterator[KeptReason | None]:
     """Lock a version, and of a set also its lease file; yield None, or why that failed."""
     with try_version_lock(root, item.version) as is_locked:
         if not is_locked or not item.is_complete:
@@ -209,7 +209,7 @@ def _lock_item(root: Path, item: RootEntry) -> Iterator[KeptReason | None]:
             os.close(descriptor)
 
 
-def _use_reason(root: Path, item: RootEntry) -> KeptReason | None:
+def _use_reason(root: Path, item: EvictionCandidate) -> KeptReason | None:
     """Return what `_lock_item` would yield, without creating or writing a file. Raises ClusterError."""
     if _probe(root / LOCKS / item.version):
         return KeptReason.LOCKED
@@ -234,11 +234,11 @@ def _lease_reason(descriptor: int) -> KeptReason | None:
     if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S):
         return KeptReason.LEASED
     own_job = os.environ.get("SLURM_JOB_ID", "")
-    is_kept = is_byte_shared(descriptor, except_offset=int(own_job) if own_job.isdecimal() else 0)
+    is_kept = has_byte_lock(descriptor, except_offset=int(own_job) if own_job.isdecimal() else 0)
     return KeptReason.KEPT_FOR_JOB if is_kept else None
 
 
-def _kept_reason(root: Path, item: RootEntry, grace_s: float, *, force: bool) -> KeptReason | None:
+def _kept_reason(root: Path, item: EvictionCandidate, grace_s: float, *, force: bool) -> KeptReason | None:
     if not item.is_complete:  # a lock of another node cannot be tested from here
         return None if force or item.path == partial_path(root, item.version) else KeptReason.OTHER_NODE
     record = records.read_stage_record(root, item.version)

@@ -17,21 +17,21 @@ from pitools.core.fs import open_regular
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.layout import OBJECTS, QUARANTINE, is_leased, lock_owner
-from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import load_version
 from pitools.stage.sources.local import translate_errors
-from pitools.stage.sources.open import load_dataset
 from pitools.store.manifest import MANIFEST_FILE, Subset
 from pitools.store.publish import BUILD_DIR
 from pitools.store.resolve import PREFIX_DIGITS
 
-State = Literal["whole", "damaged", "partial", "quarantined"]
+State = Literal["present", "damaged", "partial", "quarantined"]
 
 
-class StagedSet(Record, frozen=True, kw_only=True, tag="pit.staged/1"):
+class StagedSet(Record, frozen=True, kw_only=True, tag="pit.stage-set/1"):
     """One version at a root.
 
     state: by names and sizes; `partial` is being copied (then it is `locked`) or was interrupted. files, bytes: of a
-    whole set as listed in its manifest, else as measured on disk. source: where it was staged from, "" when unknown,
+    present set as listed in its manifest, else as measured on disk. source: where it was staged from, "" when unknown,
     which protects it from eviction. staged, last_used: when, or "". leased: a process reads it. locked: a process
     stages, repairs or evicts it. pinned: never evicted. part: the selected arrays and steps, of a part of a version.
     """
@@ -60,7 +60,7 @@ class DiskUsage(NamedTuple):
 
 
 def list_sets(root: Path) -> Iterator[StagedSet]:
-    """Yield the versions at a root, sorted, whole or damaged; then partial and quarantined ones.
+    """Yield the versions at a root, sorted, present or damaged; then partial and quarantined ones.
 
     Raises UsageError when the folder is no staging root, ClusterError.
     """
@@ -91,7 +91,7 @@ def describe_set(root: Path, version: str) -> StagedSet:
     """Return the record of the set staged as this version."""
     folder = root / OBJECTS / version
     try:
-        dataset = load_dataset(folder)
+        dataset = load_version(folder)
         # A stager writes the manifest last.
         written = _format_time((folder / MANIFEST_FILE).stat().st_mtime)
     except (PitError, OSError):
@@ -100,7 +100,7 @@ def describe_set(root: Path, version: str) -> StagedSet:
         root,
         folder,
         version,
-        "whole" if matches_sizes(folder, dataset) else "damaged",
+        "present" if matches_sizes(folder, dataset) else "damaged",
         dataset=dataset.manifest.name,
         files=len(dataset.manifest.files),
         n_bytes=dataset.manifest.total_bytes,
@@ -109,7 +109,7 @@ def describe_set(root: Path, version: str) -> StagedSet:
     )
 
 
-def matches_sizes(folder: Path, dataset: Dataset) -> bool:
+def matches_sizes(folder: Path, dataset: DatasetVersion) -> bool:
     """Whether `folder` holds this manifest and a file of the right size for each entry; contents are not read."""
     try:
         if not stat.S_ISDIR(folder.lstat().st_mode):
@@ -166,7 +166,7 @@ def _make_staged_set(
         state=state,
         files=files,
         bytes=n_bytes,
-        staged=(record.staged or written) if state in ("whole", "damaged") else "",
+        staged=(record.staged or written) if state in ("present", "damaged") else "",
         source=record.source,
         last_used=_format_time(last_used) if last_used else "",
         leased=not is_apart and is_leased(root, version),
@@ -269,7 +269,7 @@ def _subfolders(parent: Path) -> list[Path]:
 
 def _dataset_name(folder: Path) -> str:
     try:
-        return load_dataset(folder).manifest.name
+        return load_version(folder).manifest.name
     except PitError:
         return ""
 

@@ -28,8 +28,8 @@ from pitools.core.fs import exchange_names, from_os_error, fs_type, remove_tree
 from pitools.core.locks import (
     PROBE_S,
     describe_owner,
-    is_byte_shared,
-    is_shared,
+    has_byte_lock,
+    is_world_readable,
     lock_within,
     open_readable_lock_file,
     publish_owner,
@@ -56,12 +56,12 @@ _ELSEWHERE_HINT = "choose another --to, or remove that folder"
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def set_path(root: Path, version: str) -> Path:
+def staged_path(root: Path, version: str) -> Path:
     """Return the folder of a staged version."""
     return root / OBJECTS / version
 
 
-def set_identity(path: Path) -> tuple[int, int] | None:
+def staged_identity(path: Path) -> tuple[int, int] | None:
     """Return a value that changes when the set at `path` is replaced; None if there is none."""
     try:
         status = path.lstat()
@@ -127,7 +127,7 @@ def create_root(root: Path, *, shared: bool = False) -> None:
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         _make_folder(root, shared=shared, change_mode=shared)
-        is_open = shared or is_shared(root / OBJECTS)
+        is_open = shared or is_world_readable(root / OBJECTS)
         for name in _SHARED_DIRS:
             _make_folder(root / name, shared=is_open, change_mode=shared)
         for name in _PRIVATE_DIRS:
@@ -168,7 +168,7 @@ def version_lock(
             ):
                 message = f"another process has been staging this version for {format_duration(timeout_s)}"
                 hint = f"the owner is {describe_owner(read_lock_owner(descriptor))}: run this again later"
-                raise TryLater(message, where=str(set_path(root, version)), hint=hint)
+                raise TryLater(message, where=str(staged_path(root, version)), hint=hint)
             with publish_owner(descriptor) as report_progress:
                 yield report_progress
                 with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ def is_leased(root: Path, version: str, *, timeout_s: float = 0) -> bool:
     except OSError:
         return False
     try:
-        return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s) or is_byte_shared(
+        return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s) or has_byte_lock(
             descriptor, except_offset=0
         )
     finally:

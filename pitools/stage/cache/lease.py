@@ -56,7 +56,7 @@ def acquire(path: Path, *, inheritable: bool = False, touch: bool = True) -> int
     inheritable: a program executed by this process with open descriptors keeps the lease. Raises DataError when there
     is no set, TryLater, UsageError, ClusterError.
     """
-    root, version = split_set_path(path)
+    root, version = split_staged_path(path)
     require_safe(root, reading=True)
     descriptor = _open_lease_file(root, version)
     try:
@@ -89,7 +89,7 @@ def acquire_for_job(path: Path, job_id: int) -> int:
     return descriptor
 
 
-def split_set_path(path: Path) -> tuple[Path, str]:
+def split_staged_path(path: Path) -> tuple[Path, str]:
     """Return root and version of `<root>/objects/<version>`. Raises UsageError for another path."""
     path = path.absolute()
     if path.parent.name != OBJECTS:

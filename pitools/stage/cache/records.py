@@ -16,9 +16,9 @@ import msgspec
 from pitools.core import timestamps
 from pitools.core.errors import TryLater
 from pitools.core.fs import from_os_error, write_atomic
-from pitools.core.locks import is_shared, lock_within, open_readable_lock_file
+from pitools.core.locks import is_world_readable, lock_within, open_readable_lock_file
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.layout import LOCKS, RECORDS, set_path
+from pitools.stage.cache.layout import LOCKS, RECORDS, staged_path
 from pitools.stage.cache.lease import leased_set
 
 _TIMEOUT_S = 10.0
@@ -71,7 +71,7 @@ def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, s
 def set_pinned(root: Path, version: str, *, pinned: bool = True) -> StageRecord:
     """Pin or unpin a staged set. Raises DataError when there is none, else as `write_stage_record`."""
     # With a lease, so that an evictor that read the record before cannot remove the set now.
-    with leased_set(set_path(root, version), touch=False):
+    with leased_set(staged_path(root, version), touch=False):
         return _update_record(root, version, lambda old: msgspec.structs.replace(old, pinned=pinned))
 
 
@@ -90,7 +90,7 @@ def _update_record(root: Path, version: str, update: Callable[[StageRecord], Sta
     with _lock_records(root):
         record = update(read_stage_record(root, version))
         write_atomic(path, msgspec.json.encode(record) + b"\n", mode=0o600)
-        if is_shared(path.parent):
+        if is_world_readable(path.parent):
             path.chmod(0o644)
     return record
 

@@ -27,12 +27,12 @@ from pitools.stage.cache.evict import (
     GRACE_S,
     KEPT_TEXT,
     Eviction,
+    EvictionCandidate,
     KeptReason,
-    RootEntry,
     evict_item,
     eviction_order,
     make_record,
-    mark_used_if_leased,
+    refresh_last_use,
 )
 from pitools.stage.cache.inventory import DiskUsage, disk_usage, total_bytes
 from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_path, purge_trash
@@ -50,7 +50,7 @@ _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Usages = dict[Path, DiskUsage]
 
 
-class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
+class RootLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a root. quota_bytes: of all its contents. min_free_bytes: to keep free on the disk. evictable: the only
     sets that may be evicted for room, by version; None for any.
     """
@@ -59,21 +59,21 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
     min_free_bytes: int = 0
     evictable: frozenset[str] | None = None
 
-    def stricter(self, other: QuotaLimits) -> QuotaLimits:
+    def stricter(self, other: RootLimits) -> RootLimits:
         """Return the limits that keep to both."""
         quotas = [limits.quota_bytes for limits in (self, other) if limits.quota_bytes is not None]
-        return QuotaLimits(
+        return RootLimits(
             quota_bytes=min(quotas, default=None), min_free_bytes=max(self.min_free_bytes, other.min_free_bytes)
         )
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """bytes: of a stager's partial copy when complete. in_flight_bytes: upper bound of those that are neither written
+    """bytes: of a stager's partial copy when complete. unbacked_bytes: upper bound of those that are neither written
     nor allocated on the disk.
     """
 
     bytes: int
-    in_flight_bytes: int
+    unbacked_bytes: int
 
 
 class Shortfall(NamedTuple):
@@ -91,7 +91,7 @@ class Shortfall(NamedTuple):
 class EvictionResult(NamedTuple):
     """The result of making room. missing_bytes: still missing. kept_reasons: number of kept sets by reason."""
 
-    evicted: list[tuple[RootEntry, int]]
+    evicted: list[tuple[EvictionCandidate, int]]
     missing_bytes: int
     kept_reasons: Counter[KeptReason]
 
@@ -101,7 +101,7 @@ def reserve(
     root: Path,
     version: str,
     needed: int,
-    limits: QuotaLimits,
+    limits: RootLimits,
     *,
     in_flight: int = _IN_FLIGHT_BYTES,
     grace_s: float = GRACE_S,
@@ -126,7 +126,7 @@ def reserve(
             own_bytes = disk_usage(partial_path(root, version)).own_bytes + needed
             _write_reservation(
                 descriptor,
-                ReservedSpace(bytes=own_bytes, in_flight_bytes=in_flight if reservation.is_backed else own_bytes),
+                ReservedSpace(bytes=own_bytes, unbacked_bytes=in_flight if reservation.is_backed else own_bytes),
                 root,
             )
         yield reservation.shrink
@@ -139,7 +139,7 @@ def available_bytes(root: Path, *, except_version: str = "") -> int:
     unwritten = 0
     for version, reservation in read_reservations(root, except_version=except_version).items():
         unwritten += min(
-            reservation.in_flight_bytes, max(0, reservation.bytes - disk_usage(partial_path(root, version)).own_bytes)
+            reservation.unbacked_bytes, max(0, reservation.bytes - disk_usage(partial_path(root, version)).own_bytes)
         )
     return free_bytes(root) - unwritten
 
@@ -155,7 +155,7 @@ def make_room(
 ) -> EvictionResult:
     """Evict in order until `shortfall` of the remaining sets is 0; evict nothing if all of them would not suffice.
 
-    except_version: a version to keep. evictable: as in QuotaLimits. dry_run: only report. Raises ClusterError,
+    except_version: a version to keep. evictable: as in RootLimits. dry_run: only report. Raises ClusterError,
     TryLater.
     """
     usages = _usages(root)
@@ -170,7 +170,7 @@ def make_room(
             reason = KeptReason.OF_OTHERS
         if reason:
             if not dry_run:
-                mark_used_if_leased(root, item, reason)
+                refresh_last_use(root, item, reason)
             result.kept_reasons[reason] += 1
         elif item.version != except_version:
             candidates.append(item)
@@ -191,7 +191,7 @@ def make_room(
     return result._replace(missing_bytes=max(0, missing))
 
 
-def _choose_evictions(candidates: list[RootEntry], usages: Usages, missing: int) -> list[RootEntry]:
+def _choose_evictions(candidates: list[EvictionCandidate], usages: Usages, missing: int) -> list[EvictionCandidate]:
     """Return the first candidates that together free `missing` bytes; none when all of them do not."""
     total, remaining = total_bytes(usages.values()), dict(usages)
     for count, item in enumerate(candidates, start=1):
@@ -212,7 +212,7 @@ def _require_space(
     root: Path,
     version: str,
     needed: int,
-    limits: QuotaLimits,
+    limits: RootLimits,
     grace_s: float,
     on_evicted: Callable[[Eviction], None],
 ) -> None:
@@ -235,7 +235,7 @@ def _require_space(
         )
 
 
-def shortfall_within(root: Path, version: str, needed: int, limits: QuotaLimits) -> Callable[[Usages], Shortfall]:
+def shortfall_within(root: Path, version: str, needed: int, limits: RootLimits) -> Callable[[Usages], Shortfall]:
     """Return a function that measures what `needed` bytes for a version lack within the limits, for `make_room`."""
     reservations = read_reservations(root, except_version=version)
 
@@ -251,7 +251,7 @@ def shortfall_within(root: Path, version: str, needed: int, limits: QuotaLimits)
     return shortfall
 
 
-def _shortfall_message(shortfall: Shortfall, needed: int, limits: QuotaLimits) -> str:
+def _shortfall_message(shortfall: Shortfall, needed: int, limits: RootLimits) -> str:
     if shortfall.quota > shortfall.disk:
         remaining = format_size(max(0, needed - shortfall.quota))
         return f"{format_size(needed)} needed, {remaining} left of {format_size(limits.quota_bytes or 0)}"

@@ -25,7 +25,7 @@ from pitools.stage.copy.journal import CopyJournal, FinishedFiles, WrittenFiles,
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES, range_count, split_tasks
 from pitools.stage.copy.worker import CREATE_FLAGS, FILE_MODE, CopyJob, CopyWorker, RangeDigest, digest_error
 from pitools.stage.copy.write import BackgroundSync
-from pitools.stage.sources.base import Dataset, Source
+from pitools.stage.sources.base import DatasetVersion, Source
 from pitools.stage.sources.local import DirDescriptors, LocalSource
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
@@ -49,7 +49,7 @@ class CopyOptions(NamedTuple):
     on_inspected: Callable[[dict[int, Any]], None] = lambda _: None
 
 
-def readers_for(dataset: Dataset) -> int:
+def readers_for(dataset: DatasetVersion) -> int:
     """Return the number of reading threads that keeps the cores busy while some wait for I/O."""
     cores = len(os.sched_getaffinity(0))
     if not isinstance(dataset.source, LocalSource):
@@ -61,7 +61,7 @@ def readers_for(dataset: Dataset) -> int:
     return forked_pool.default_readers()
 
 
-def is_durable(files: Sequence[FileEntry]) -> bool:
+def syncs_each_file(files: Sequence[FileEntry]) -> bool:
     """Whether each file is synced as it is written, not all of them at the end.
 
     fsync of a shard overlaps with the next one's read. For thousands of small files each fsync is a journal commit, and
@@ -79,7 +79,7 @@ def copies_by_ranges(source: Source, target: Path, options: CopyOptions) -> bool
 
 
 def copy_files(
-    dataset: Dataset,
+    dataset: DatasetVersion,
     target: Path,
     finished: FinishedFiles,
     journal: CopyJournal,
@@ -90,9 +90,9 @@ def copy_files(
 ) -> dict[int, str]:
     """Copy every file that is neither `finished` nor `linked` from the dataset's source into the folder `target`.
 
-    Durable on return, except for names; where files are not synced one by one (`is_durable`), names too. Returns the
-    digest of each file for which the manifest has none. advance: called with the bytes written, also with 0 as time
-    passes.
+    Durable on return, except for names; where files are not synced one by one (`syncs_each_file`), names too. Returns
+    the digest of each file for which the manifest has none. advance: called with the bytes written, also with 0 as
+    time passes.
 
     Raises DataError when a source file is missing, a link, or differs in size or digest; NoSpace or ClusterError when
     `target` cannot be written; Unreachable when the source does not answer.
@@ -101,7 +101,7 @@ def copy_files(
     if isinstance(source, LocalSource):
         # Dropping a tmpfs file from the page cache frees nothing.
         source = structs.replace(source, drop_cache=fs_type(source.folder) != "tmpfs")
-    durable = is_durable(files)
+    each_file = syncs_each_file(files)
     digest_by_file = {index: text for index, text in finished.files.items() if text}
     range_digests = {index: dict[int, bytes]() for index in finished.ranges}
     clone, ranged = _may_clone(dataset.source, target), copies_by_ranges(dataset.source, target, options)
@@ -121,7 +121,7 @@ def copy_files(
     direct = (
         allocate and any(files[task.files[0]].bytes >= SMALL_FILE_BYTES for task in tasks) and _supports_direct(target)
     )
-    job = CopyJob(source, files, str(target), allocate, clone, direct, durable, options.bytes_per_s, options.inspect)
+    job = CopyJob(source, files, str(target), allocate, clone, direct, each_file, options.bytes_per_s, options.inspect)
 
     def handle_result(result: WrittenFiles | RangeDigest) -> None:
         if isinstance(result, RangeDigest):
@@ -138,7 +138,7 @@ def copy_files(
             options.on_file(index)
         return journal.flush()
 
-    if durable:
+    if each_file:
         forked_pool.run_tasks(tasks, partial(CopyWorker, job), handle_result, readers=options.readers, advance=advance)
         return digest_by_file
     with BackgroundSync(target) as flusher:

@@ -13,8 +13,8 @@ from pitools.core.errors import PitError
 from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.stage.cache.layout import OBJECTS
-from pitools.stage.sources.base import Dataset, all_folders
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.base import DatasetVersion, all_folders
+from pitools.stage.sources.find import load_version
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
 # A new version shares most with the newest few versions of its dataset.
@@ -27,7 +27,7 @@ class _ManifestName(msgspec.Struct, frozen=True):
     name: str
 
 
-def find_shared(dataset: Dataset, root: Path, skip: set[int]) -> dict[int, str]:
+def find_shared(dataset: DatasetVersion, root: Path, skip: set[int]) -> dict[int, str]:
     """Find files of equal content in other staged versions of this dataset; return their paths by manifest index.
 
     A file is trusted to match its version's manifest while its size is right and it is no younger than the manifest,
@@ -43,7 +43,7 @@ def find_shared(dataset: Dataset, root: Path, skip: set[int]) -> dict[int, str]:
     return shared
 
 
-def link_shared(dataset: Dataset, root: Path, target: Path, skip: set[int]) -> set[int]:
+def link_shared(dataset: DatasetVersion, root: Path, target: Path, skip: set[int]) -> set[int]:
     """Link the files that `find_shared` returns into `target`; return their manifest indexes."""
     shared = find_shared(dataset, root, skip)
     for subfolder in sorted(all_folders(dataset.manifest.files)) if shared else ():
@@ -57,7 +57,7 @@ def link_shared(dataset: Dataset, root: Path, target: Path, skip: set[int]) -> s
     return linked
 
 
-def _older_versions(dataset: Dataset, root: Path) -> list[Path]:
+def _older_versions(dataset: DatasetVersion, root: Path) -> list[Path]:
     """Return the newest staged versions of the same name or the parent, newest first."""
     versions = []
     for folder in (root / OBJECTS).glob("*"):
@@ -78,7 +78,7 @@ def _find_in(folder: Path, indexes_by_digest: dict[str, list[int]]) -> dict[int,
     """Find files of these digests in a staged version, and remove the digests found."""
     shared: dict[int, str] = {}
     try:
-        older_version = load_dataset(folder)
+        older_version = load_version(folder)
         staged_ns = (folder / MANIFEST_FILE).stat().st_mtime_ns
     except (PitError, OSError):
         return shared

@@ -12,13 +12,13 @@ from pitools.core.errors import NoSpace
 from pitools.core.fs import remove_tree
 from pitools.core.progress import Advance
 from pitools.stage.cache.layout import free_inodes, journal_path, needed_bytes, partial_path
-from pitools.stage.cache.space import QuotaLimits, reserve
+from pitools.stage.cache.space import RootLimits, reserve
 from pitools.stage.copy import journal as journals
-from pitools.stage.copy.copy import CopyOptions, copies_by_ranges, copy_files, is_durable, write_file
+from pitools.stage.copy.copy import CopyOptions, copies_by_ranges, copy_files, syncs_each_file, write_file
 from pitools.stage.copy.hardlink import find_shared, link_shared
 from pitools.stage.copy.journal import CopyJournal, FinishedFiles
 from pitools.stage.copy.worker import digest_error
-from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.base import DatasetVersion
 from pitools.store.digest import RANGE_BYTES, digest_bytes
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
@@ -52,7 +52,7 @@ class MissingFiles(NamedTuple):
         return needed_bytes(self.files) - self.range_bytes
 
 
-def find_missing(dataset: Dataset, root: Path) -> MissingFiles:
+def find_missing(dataset: DatasetVersion, root: Path) -> MissingFiles:
     """Return what `fill_partial` would copy. Changes nothing."""
     files, version = dataset.manifest.files, dataset.version
     folder = partial_path(root, version)
@@ -69,7 +69,13 @@ def find_missing(dataset: Dataset, root: Path) -> MissingFiles:
 
 
 def fill_partial(
-    dataset: Dataset, root: Path, options: CopyOptions, limits: QuotaLimits, *, advance: Advance, link: bool = True
+    dataset: DatasetVersion,
+    root: Path,
+    options: CopyOptions,
+    limits: RootLimits,
+    *,
+    advance: Advance,
+    link: bool = True,
 ) -> CopyTotals:
     """Fill the partial folder of this version with its files, verified and synced. Call with its lock held.
 
@@ -114,7 +120,9 @@ def fill_partial(
         count_bytes(sum(files[index].bytes for index in inline_files))
         for index in inline_files:
             options.on_file(index)
-        journal = CopyJournal(path, version, durable=is_durable(files), append=bool(finished.files or finished.ranges))
+        journal = CopyJournal(
+            path, version, durable=syncs_each_file(files), append=bool(finished.files or finished.ranges)
+        )
         try:
             digests = copy_files(
                 dataset, folder, finished, journal, options, linked=linked | inline_files, advance=count_bytes
@@ -133,7 +141,7 @@ def _written_range_bytes(files: Sequence[FileEntry], finished: FinishedFiles) ->
     )
 
 
-def _write_inline_files(dataset: Dataset, folder: Path, *, skip: Set[int]) -> set[int]:
+def _write_inline_files(dataset: DatasetVersion, folder: Path, *, skip: Set[int]) -> set[int]:
     """Write the files whose content is in the manifest; return their indexes. Raises DataError, NoSpace."""
     contents = dataset.manifest.subset.inline_files if dataset.manifest.subset else {}
     written = set()
@@ -169,7 +177,7 @@ def _remove_stale(folder: Path, files: Sequence[FileEntry], finished: FinishedFi
             os.unlink(path)  # noqa: PTH108
 
 
-def write_manifest_last(folder: Path, dataset: Dataset) -> Path:
+def write_manifest_last(folder: Path, dataset: DatasetVersion) -> Path:
     """Write the manifest, a version's last file, into its partial folder, which may then be published."""
     write_file(folder, MANIFEST_FILE, dataset.data)
     folder.chmod(0o755)

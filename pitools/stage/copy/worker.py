@@ -39,7 +39,8 @@ class CopyJob(NamedTuple):
     """The settings of one copy, for all workers. bytes_per_s: of all workers together, 0 for no limit.
 
     allocate: allocate blocks before writing, which is faster than one by one. clone: share the source's blocks
-    (reflink). direct: write large files past the page cache. durable: sync each file. inspect: as in `CopyOptions`.
+    (reflink). direct: write large files past the page cache. syncs_each_file: as it is written. inspect: as in
+    `CopyOptions`.
     """
 
     source: Source
@@ -48,7 +49,7 @@ class CopyJob(NamedTuple):
     allocate: bool
     clone: bool
     direct: bool
-    durable: bool
+    syncs_each_file: bool
     bytes_per_s: float
     inspect: Callable[[int, memoryview], Any] | None = None
 
@@ -99,7 +100,7 @@ class CopyWorker:
                     write_all(descriptor, self._buffer[: entry.bytes], 0)
                 else:
                     digest = self._copy_large(entry, file, descriptor)
-                if self._job.durable:
+                if self._job.syncs_each_file:
                     os.fsync(descriptor)
                 status = os.fstat(descriptor)
             except OSError as error:
@@ -166,7 +167,7 @@ class CopyWorker:
                 self._copy_bytes(entry, file, descriptor, task.offset, task.length, hasher)
             finally:
                 file.close()
-            if self._job.durable:
+            if self._job.syncs_each_file:
                 os.fsync(descriptor)
         except OSError as error:
             raise from_os_error(error, Path(where)) from error

@@ -132,13 +132,13 @@ class PeerFile:
 
         Returns True when the file is to be read again, from the origin; False when it came from there.
         """
-        self._record_receipts()
+        self._record_senders()
         return self._reader.source.distrust(self._entry.path)
 
     def close(self) -> None:
         """Record the bytes received per sender, and return the connection to the pool."""
         self._close_connection()
-        self._record_receipts()
+        self._record_senders()
         if self._origin:
             self._origin.close()
             self._origin = None
@@ -189,9 +189,9 @@ class PeerFile:
         self._state.add_received(count)
         self._counts[node] = self._counts.get(node, 0) + count
 
-    def _record_receipts(self) -> None:
+    def _record_senders(self) -> None:
         for node, count in self._counts.items():
-            self._state.record_receipt(self._index, node, count)
+            self._state.record_sender(self._index, node, count)
         self._counts.clear()
 
     def _close_connection(self) -> None:

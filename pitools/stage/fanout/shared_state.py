@@ -38,10 +38,10 @@ class SharedState:
         self.done, self.source_only = (self._take_bytes(files) for _ in range(2))
         self.published = self._take_bytes(1)
         self._wake_descriptor = os.eventfd(0, os.EFD_CLOEXEC)
-        self._receipts_descriptor = os.memfd_create("pit-fanout", os.MFD_CLOEXEC)
-        self.descriptors = (self._wake_descriptor, self._receipts_descriptor)
+        self._senders_descriptor = os.memfd_create("pit-fanout", os.MFD_CLOEXEC)
+        self.descriptors = (self._wake_descriptor, self._senders_descriptor)
         fcntl.fcntl(
-            self._receipts_descriptor, fcntl.F_SETFL, os.O_APPEND
+            self._senders_descriptor, fcntl.F_SETFL, os.O_APPEND
         )  # appends of several processes do not interleave
 
     def _take_bytes(self, size: int) -> memoryview:
@@ -86,24 +86,24 @@ class SharedState:
         for node in nodes:
             self.untrusted[node] = 1
 
-    def record_receipt(self, index: int, node: int, count: int) -> None:
+    def record_sender(self, index: int, node: int, count: int) -> None:
         """Record that `count` bytes of a file were received from a node, or FROM_ORIGIN."""
-        os.write(self._receipts_descriptor, _ENTRY.pack(index, node, count))
+        os.write(self._senders_descriptor, _ENTRY.pack(index, node, count))
 
     def bytes_by_sender(self) -> Counter[int]:
         """Return the bytes received from each node, and FROM_ORIGIN."""
         counts: Counter[int] = Counter()
-        for _, node, count in self._receipts():
+        for _, node, count in self._sender_entries():
             counts[node] += count
         return counts
 
     def senders(self, index: int) -> set[int]:
         """Return the nodes that sent any part of a file."""
-        return {node for file, node, _ in self._receipts() if file == index and node != FROM_ORIGIN}
+        return {node for file, node, _ in self._sender_entries() if file == index and node != FROM_ORIGIN}
 
-    def _receipts(self) -> Iterator[tuple[int, int, int]]:
+    def _sender_entries(self) -> Iterator[tuple[int, int, int]]:
         offset = 0
-        while data := os.pread(self._receipts_descriptor, _READ_ENTRIES * _ENTRY.size, offset):
+        while data := os.pread(self._senders_descriptor, _READ_ENTRIES * _ENTRY.size, offset):
             offset += len(data)
             yield from _ENTRY.iter_unpack(data)
 

@@ -1,8 +1,8 @@
 """Check the staging disk and lease the user's sets before a job; end the leases after it. Run by `scripts/pit-prolog`.
 
 Runs as root, copies nothing and calls no Slurm command. A prolog that fails drains its node, so only a fault of the
-node's own disk fails it (EXIT_FINDING); all else is a warning. The leases bridge the time from the job's start to its
-first step: a step that stages (`pit-stage run`, `pit launch`) then holds a lease of its own on what it uses, beside
+node's own disk fails it (EXIT_DISK_FAULT); all else is a warning. The leases bridge the time from the job's start to
+its first step: a step that stages (`pit-stage run`, `pit launch`) then holds a lease of its own on what it uses, beside
 the one held here, which the job's end, or `max_lease`, ends. The job itself may evict what only its prolog leases.
 """
 
@@ -26,7 +26,7 @@ from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.stage.prolog import lease_holder
 from pitools.stage.prolog.lease_holder import NodeJob
 
-EXIT_FINDING = 100
+EXIT_DISK_FAULT = 100
 """Exit code of a fault of the node. Not 1, with which Python ends when it cannot start."""
 
 CONFIG_PATH = Path("/etc/pitools/prolog.toml")
@@ -65,7 +65,7 @@ class JobRoot(NamedTuple):
 
 
 def main() -> int:
-    """Return the exit code, EXIT_FINDING or 0. Messages go to stderr."""
+    """Return the exit code, EXIT_DISK_FAULT or 0. Messages go to stderr."""
     try:
         return run_prolog(os.environ)
     except PitError as error:
@@ -90,7 +90,7 @@ def run_prolog(environment: Mapping[str, str]) -> int:
     ]
     if findings:
         _log("; ".join(findings))
-        return EXIT_FINDING
+        return EXIT_DISK_FAULT
     max_lease_s, idle_s = units.parse_duration(config.max_lease), units.parse_duration(config.idle_time)
     roots = [place.root for place in job_roots]
     for warning in lease_holder.start_holder(Path(config.state), job, roots, max_lease_s=max_lease_s, idle_s=idle_s):

@@ -1,4 +1,4 @@
-"""The protocol of a source of a version's bytes, and the dataset read from it."""
+"""The protocol of a source of a version's bytes, and the version read from it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Source(Protocol):
         ...
 
 
-class Dataset(msgspec.Struct, frozen=True, kw_only=True):
-    """One version. data: the exact bytes of its manifest, whose digest is the version."""
+class DatasetVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a dataset. data: the exact bytes of its manifest, whose digest is the version."""
 
     source: Source
     manifest: Manifest
@@ -66,8 +66,8 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-def make_dataset(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Dataset:
-    """Return the dataset of a manifest. name: of its folder, which may be its version.
+def make_version(source: Source, manifest: Manifest, data: bytes, *, name: str) -> DatasetVersion:
+    """Return the version of a manifest. name: of its folder, which may be its version's digest.
 
     Raises DataError when the folder's version is wrong, or a digest's algorithm is unknown.
     """
@@ -77,7 +77,7 @@ def make_dataset(source: Source, manifest: Manifest, data: bytes, *, name: str) 
         message = f"the manifest is of version {version} (expected {name}, the folder's name)"
         raise DataError(message, where=where, hint="the manifest was changed: ingest or stage again")
     _require_known_digests(manifest.files, where)
-    return Dataset(source=source, manifest=manifest, data=data, version=version)
+    return DatasetVersion(source=source, manifest=manifest, data=data, version=version)
 
 
 def _require_known_digests(files: tuple[FileEntry, ...], where: str) -> None:

@@ -46,11 +46,11 @@ ListedFile = tuple[str, int, str]
 
 
 class StoreFile(NamedTuple):
-    """One file of a store. etag: changes when it is rewritten: its mtime in ns, or an object's ETag."""
+    """One file of a store. change_tag: changes when it is rewritten: its mtime in ns, or an object's ETag."""
 
     path: str
     bytes: int
-    etag: str
+    change_tag: str
 
 
 class StoreListing(NamedTuple):
@@ -70,7 +70,7 @@ class StoreListing(NamedTuple):
         return f"sha256:{state.hexdigest()}"
 
 
-def is_unmanaged(names: Iterable[str]) -> bool:
+def is_plain_store(names: Iterable[str]) -> bool:
     """Whether a folder with these names is a Zarr store without a manifest of ours."""
     name_set = set(names)
     return MANIFEST_FILE not in name_set and not name_set.isdisjoint(
@@ -80,10 +80,10 @@ def is_unmanaged(names: Iterable[str]) -> bool:
 
 def list_store(folder: Path) -> StoreListing:
     """List a store in a folder. Raises DataError for files that cannot be staged, Unreachable, ClusterError."""
-    return list_remote_store(folder.absolute().name, _walk_files(str(folder)), str(folder))
+    return make_listing(folder.absolute().name, _walk_files(str(folder)), str(folder))
 
 
-def list_remote_store(name: str, files: Iterable[ListedFile], where: str) -> StoreListing:
+def make_listing(name: str, files: Iterable[ListedFile], where: str) -> StoreListing:
     """Return the listing of these files, such as an object store's. Raises DataError."""
     entries: list[StoreFile] = []
     left_out: list[str] = []
@@ -94,7 +94,7 @@ def list_remote_store(name: str, files: Iterable[ListedFile], where: str) -> Sto
         if not _is_utf8(path):
             raise DataError(f"{path!r}: not a UTF-8 name", where=where, hint="rename it")
         entries.append(StoreFile(path, size, tag))
-    if not is_unmanaged(entry.path for entry in entries):
+    if not is_plain_store(entry.path for entry in entries):
         hint = "give the folder that holds its zarr.json, .zgroup or .zarray"
         raise DataError("not a Zarr store", where=where, hint=hint)
     return StoreListing(_dataset_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)

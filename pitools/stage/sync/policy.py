@@ -31,8 +31,8 @@ from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.site.load import bundled_dir
 from pitools.site.template import expand_placeholders
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.sources.open import is_url
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.sources.find import is_url
 
 
 class RuleTable(
@@ -69,7 +69,7 @@ class Rule(NamedTuple):
     cap_bytes: int | None
     root: Path
     disk: Path | None
-    limits: QuotaLimits
+    limits: RootLimits
     shared: bool
     applies: bool
 
@@ -128,7 +128,7 @@ def _make_rule(table: RuleTable, node: str) -> Rule:
         cap_bytes=sizes["cap"],
         root=root,
         disk=Path(table.disk) if table.disk else None,
-        limits=QuotaLimits(quota_bytes=sizes["quota"], min_free_bytes=sizes["min_free"] or 0),
+        limits=RootLimits(quota_bytes=sizes["quota"], min_free_bytes=sizes["min_free"] or 0),
         shared=table.shared,
         applies=not table.nodes or node in names or node.partition(".")[0] in names,
     )

@@ -29,11 +29,11 @@ from pitools.core.locks import describe_owner, lock_within, open_readable_lock_f
 from pitools.core.progress import progress_bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import Eviction, KeptReason, RootEntry, evict_item
+from pitools.stage.cache.evict import Eviction, EvictionCandidate, KeptReason, evict_item
 from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import LOCKS, RECORDS, create_root, free_bytes, set_path
+from pitools.stage.cache.layout import LOCKS, RECORDS, create_root, free_bytes, staged_path
 from pitools.stage.cache.lease import leased_set
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.sync.metrics import SyncTotals
 from pitools.stage.sync.policy import Rule, SyncPolicy
@@ -167,17 +167,17 @@ class SyncRun:
 
     def _select_versions(self, rule: Rule) -> list[SourceVersion]:
         def size(version: SourceVersion) -> int:
-            return load_dataset(version.location).manifest.total_bytes
+            return load_version(version.location).manifest.total_bytes
 
         failed = partial(self._fail, rule.name)
         return fit_cap(rule, newest_versions(rule, failed), size, failed)
 
     def _stage_and_lease(self, rule: Rule, version: SourceVersion, owned: dict[str, str], wanted: set[str]) -> None:
-        dataset = load_dataset(version.location)
+        dataset = load_version(version.location)
         if dataset.version in wanted:
             return  # another rule's
         wanted.add(dataset.version)
-        path, n_bytes = set_path(rule.root, dataset.version), dataset.manifest.total_bytes
+        path, n_bytes = staged_path(rule.root, dataset.version), dataset.manifest.total_bytes
         if self._dry_run:
             if not matches_sizes(path, dataset):
                 self._report(rule.name, "stage", path, dataset.manifest.name, n_bytes, dataset.source.label)
@@ -190,7 +190,7 @@ class SyncRun:
 
             def on_evicted(eviction: Eviction) -> None:
                 evicted = Path(eviction.path)
-                if evicted == set_path(rule.root, eviction.version):  # not a partial copy
+                if evicted == staged_path(rule.root, eviction.version):  # not a partial copy
                     name, record = evictable[eviction.version]
                     owner = owned.pop(eviction.version)
                     self._report(owner, "evicted", evicted, name, record.bytes, record.source)
@@ -230,18 +230,18 @@ class SyncRun:
         other_node_rules = {rule.name for rule in self.policy.rules if not rule.applies}
         keep = wanted | _wanted_by_others(root, self.policy)
         return {
-            version: (_dataset_name(set_path(root, version)), records.read_stage_record(root, version))
+            version: (_dataset_name(staged_path(root, version)), records.read_stage_record(root, version))
             for version, rule in sorted(owned.items())
             if version not in keep and rule not in other_node_rules
         }
 
     def _evict(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
         for version, (name, record) in self._describe_evictable(root, owned, wanted).items():
-            path, rule = set_path(root, version), owned[version]
+            path, rule = staged_path(root, version), owned[version]
             errors_before, is_present = len(self.errors), os.path.lexists(path)
             with self._catch_errors(rule, path):
                 reason = (
-                    evict_item(root, RootEntry(version, path), dry_run=self._dry_run)
+                    evict_item(root, EvictionCandidate(version, path), dry_run=self._dry_run)
                     if is_present
                     else KeptReason.NOT_PRESENT
                 )
@@ -346,7 +346,7 @@ def _wanted_by_others(root: Path, policy: SyncPolicy) -> set[str]:
 
 def _dataset_name(path: Path) -> str:
     try:
-        return load_dataset(path).manifest.name
+        return load_version(path).manifest.name
     except (PitError, OSError):
         return ""
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, DataError, PitError, suggest
+from pitools.stage.sources.find import dataset_version_dirs, is_url
 from pitools.stage.sources.local import read_error
-from pitools.stage.sources.open import dataset_version_dirs, is_url
 from pitools.stage.sync.policy import Rule
 from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.resolve import unusable_reason

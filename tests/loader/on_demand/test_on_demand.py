@@ -30,9 +30,9 @@ from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.stage.cache.evict import KeptReason, evict_item, eviction_order
 from pitools.stage.cache.inventory import list_sets
-from pitools.stage.cache.layout import journal_path, partial_path, set_path
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.cache.layout import journal_path, partial_path, staged_path
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import FileFinding, check_versions
 from pitools.store import digest, manifest
@@ -227,9 +227,11 @@ def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
     once = [path for path in asked(tmp_path) if path != "manifest.json"]
     assert sorted(once) == sorted(entry.path for entry in local.manifest.files)
     gone(root)  # by itself, since all is there
-    assert [(actual.state, actual.source) for actual in list_sets(root)] == [("whole", url)]
+    assert [(actual.state, actual.source) for actual in list_sets(root)] == [("present", url)]
     assert not [
-        actual for actual in check_versions(set_path(root, version.name), readers=1) if isinstance(actual, FileFinding)
+        actual
+        for actual in check_versions(staged_path(root, version.name), readers=1)
+        if isinstance(actual, FileFinding)
     ]
     assert sorted(path.name for path in (root / ".tmp").iterdir()) == []
     before = len(asked(tmp_path))
@@ -329,7 +331,7 @@ def test_a_stager_goes_on_where_a_killed_reader_was(
     _killed_reader(url, root, 200)
     assert [actual.state for actual in list_sets(root)] == ["partial"]
     before = asked(tmp_path)
-    record = stage_version(load_dataset(url), root)
+    record = stage_version(load_version(url), root)
     assert record.state == "staged"
     paths = [path for path in before if path != "manifest.json"]
     assert len(paths) == len(set(paths))
@@ -338,7 +340,9 @@ def test_a_stager_goes_on_where_a_killed_reader_was(
     assert record.copied_bytes == sum(sizes.values()) - record.resumed_bytes
     assert not set(asked(tmp_path)[len(before) :]) & set(paths)
     assert not [
-        actual for actual in check_versions(set_path(root, version.name), readers=1) if isinstance(actual, FileFinding)
+        actual
+        for actual in check_versions(staged_path(root, version.name), readers=1)
+        if isinstance(actual, FileFinding)
     ]
 
 
@@ -352,7 +356,7 @@ def test_a_reader_goes_on_where_a_stager_was(version: Path, url: str, root: Path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stage_version(load_dataset(url), root, readers=1, on_file=finished)
+        stage_version(load_version(url), root, readers=1, on_file=finished)
     torn = partial_path(root, version.name) / "obs/image/c/9/0/0/0"
     torn.parent.mkdir(parents=True, exist_ok=True)  # folders come with their first file
     torn.unlink(missing_ok=True)
@@ -403,7 +407,7 @@ def test_what_is_not_as_the_manifest_says_is_never_read(
 def test_no_room_is_said_with_what_to_do(url: str, root: Path, switch: Switch, monkeypatch: pytest.MonkeyPatch):
     """A disk that must stay free, by argument or by the environment: nothing is kept that nobody can finish."""
     with pytest.raises(NoSpace, match=r"1024\.0 PiB must") as caught:
-        open_remote(url, root, limits=QuotaLimits(min_free_bytes=1 << 60))
+        open_remote(url, root, limits=RootLimits(min_free_bytes=1 << 60))
     assert "free space there" in caught.value.hint
     monkeypatch.setenv("PIT_STAGE_QUOTA", "1MiB")
     with pytest.raises(PitError, match=r"quota of 1\.0 MiB"):
@@ -425,7 +429,7 @@ def test_nobody_evicts_what_is_read_and_anybody_what_was(version: Path, url: str
     remote.read("obs/gzip", 0, STEPS)
     gone(root)
     remote = open_remote(url, root)
-    assert [(actual.state, actual.leased) for actual in list_sets(root)] == [("whole", True)]
+    assert [(actual.state, actual.leased) for actual in list_sets(root)] == [("present", True)]
     (item,) = eviction_order(root)
     assert evict_item(root, item, grace_s=0) == KeptReason.LEASED
     del remote
@@ -487,8 +491,8 @@ def test_nobody_else_is_believed(version: Path, url: str, root: Path, switch: Sw
 
 def test_another_version_is_never_taken_for_this_one(version: Path, url: str, root: Path, switch: Switch):
     """What stands under a version's name in the cache, but has another's manifest, is fetched anew."""
-    place = set_path(root, version.name)
-    stage_version(load_dataset(url), root)
+    place = staged_path(root, version.name)
+    stage_version(load_version(url), root)
     reader = msgspec.structs.replace(VersionReader(version).manifest, name="other")
     (place / manifest.MANIFEST_FILE).chmod(0o600)
     (place / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(reader))

@@ -19,8 +19,8 @@ from pitools.loader.sampling.episode_filter import EpisodeFilters, are_complete,
 from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.stage.cache import records
-from pitools.stage.cache.layout import set_path
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.cache.layout import staged_path
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.store import manifest, tags, version_state
 from pitools.store.reader.version_reader import VersionReader
@@ -134,7 +134,7 @@ def test_quarantine_is_left_out_unless_asked_for(version: Path, tmp_path: Path):
 def test_a_retired_version_is_not_trained_on_without_a_word(record: Callable[..., Path], tmp_path: Path):
     """A warning is given of the version, and of a staged copy of it; a name means another one."""
     old, new = record([5, 6]), record([5, 6], seed=1)
-    stage_version(load_dataset(new), tmp_path)
+    stage_version(load_version(new), tmp_path)
     home = tmp_path / "root/pick"
     for number, path in enumerate((old, new)):
         shutil.copytree(path, home / path.name)
@@ -142,7 +142,7 @@ def test_a_retired_version_is_not_trained_on_without_a_word(record: Callable[...
     records.write_stage_record(tmp_path, new.name, source=str(home / new.name), n_bytes=1)
     assert open_version(str(home)).version == new.name
     retire_version(home / new.name, reason="blurred")
-    for path in (home / new.name, set_path(tmp_path, new.name)):
+    for path in (home / new.name, staged_path(tmp_path, new.name)):
         with pytest.warns(UserWarning, match="blurred"):
             assert filter_episodes(open_version(path)).tolist() == [0, 1]
     tags.move_tag(home.parent, "pick", "good", old.name)
@@ -153,8 +153,8 @@ def test_a_retired_version_is_not_trained_on_without_a_word(record: Callable[...
 
 def test_a_staged_set_keeps_to_the_quarantine_of_where_it_came_from(version: Path, tmp_path: Path):
     """Jobs read copies on their nodes; one that came from elsewhere, or whose source is gone, has none."""
-    stage_version(load_dataset(version), tmp_path)
-    copy = set_path(tmp_path, version.name)
+    stage_version(load_version(version), tmp_path)
+    copy = staged_path(tmp_path, version.name)
     assert len(filter_episodes(VersionReader(copy))) == 6
     record = version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("black",)})
     version_state.set_quarantine(version, record)

@@ -17,20 +17,20 @@ from pitools import cli
 from pitools.commands import stage_cache
 from pitools.stage import repair, verify
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import RootEntry, evict_item
+from pitools.stage.cache.evict import EvictionCandidate, evict_item
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import journal_path, partial_path, version_lock
 from pitools.stage.cache.lease import leased_set
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import FileFinding
 
 SCHEMAS = {
-    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
+    "pit.stage-set/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
     "pit.stage-eviction/1": "version path state bytes reason",
     "pit.stage-repair/1": "dataset version path state source reason",
     "pit.stage-finding/1": "dataset version path problem expected got",
-    "pit.stage-check/1": "path datasets files bytes findings wall_s",
+    "pit.stage-check/1": "path sets files bytes findings wall_s",
 }
 
 
@@ -57,7 +57,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def finals(root: Path, make_dataset) -> list[Path]:
     """Three staged sets of three datasets, used in this order, long ago."""
     actual = [
-        Path(stage_version(load_dataset(make_dataset({"a": bytes([n]) * 10_000}, f"pick{n}")), root).path)
+        Path(stage_version(load_version(make_dataset({"a": bytes([n]) * 10_000}, f"pick{n}")), root).path)
         for n in range(3)
     ]
     for n, final in enumerate(actual):
@@ -77,7 +77,7 @@ def test_list_shows_what_keeps_a_set(finals: list[Path], root: Path, cache):
     by = {record["version"]: record for record in rows}
     assert [record["state"] for record in rows][-1] == "partial"
     first, second, third = (by[final.name] for final in finals)
-    assert (first["state"], first["leased"], first["pinned"], first["locked"]) == ("whole", True, False, False)
+    assert (first["state"], first["leased"], first["pinned"], first["locked"]) == ("present", True, False, False)
     assert (first["dataset"], first["bytes"], first["last_used"]) == ("pick0", 10_000, "1970-01-01T00:16:40.000Z")
     assert first["source"].endswith(f"/pick0/{finals[0].name}")
     assert (second["state"], third["pinned"]) == ("damaged", True)
@@ -119,7 +119,7 @@ def test_versions_are_named_by_a_beginning_or_their_dataset(finals: list[Path], 
     ] == [True] * 3
     assert [record["pinned"] for record in cache("unpin", "pick0", "--to", root)[1]] == [False]
     assert records.read_stage_record(root, finals[1].name).pinned
-    stage_version(load_dataset(make_dataset({"b": b"new"}, "pick0")), root)
+    stage_version(load_version(make_dataset({"b": b"new"}, "pick0")), root)
     code, rows, err = cache("pin", "pick0", "--to", root)
     assert (code, rows) == (2, [])
     assert "is 2 versions" in err
@@ -167,7 +167,7 @@ def test_evict_makes_room(tmpfs, make_dataset, cache):
     """As many sets as are needed, the one used longest ago first; try later when that is too few, and then none."""
     root = tmpfs("size=64m") / "pit"
     finals = [
-        Path(stage_version(load_dataset(make_dataset({"a": os.urandom(10 << 20)}, f"pick{n}")), root).path)
+        Path(stage_version(load_version(make_dataset({"a": os.urandom(10 << 20)}, f"pick{n}")), root).path)
         for n in range(3)
     ]
     for n, final in enumerate(finals):
@@ -256,11 +256,11 @@ def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path,
     assert (moved / "a").stat().st_size == 10_000
     assert not finals[0].exists()
     assert cache("check", root, "--repair")[0] == 0
-    assert [record["state"] for record in cache("list", root)[1]] == ["whole", "whole", "quarantined"]
+    assert [record["state"] for record in cache("list", root)[1]] == ["present", "present", "quarantined"]
     for option, state in (("--dry-run", "evictable"), ("--quarantined", "evicted")):
         code, rows, _ = cache("evict", "--to", root, "--quarantined", option)
         assert (code, [(r["version"], r["state"]) for r in rows]) == (0, [(finals[0].name, state)])
-    assert [record["state"] for record in cache("list", root)[1]] == ["whole", "whole"]
+    assert [record["state"] for record in cache("list", root)[1]] == ["present", "present"]
     assert not moved.exists()
 
 
@@ -287,7 +287,7 @@ def test_check_says_why_it_did_not_repair(finals: list[Path], root: Path, cache)
     repairs = {r["version"]: r for r in rows if r["schema"] == "pit.stage-repair/1"}
     assert (code, repairs[finals[0].name]["state"]) == (1, "repaired")
     assert "does not list" in repairs[finals[1].name]["reason"]
-    assert matches_sizes(finals[1], load_dataset(finals[1]))
+    assert matches_sizes(finals[1], load_version(finals[1]))
 
 
 def test_only_staged_sets_are_repaired(small: Path, cache):
@@ -337,7 +337,7 @@ def test_a_set_that_was_evicted_while_it_was_read_is_not_brought_back(finals: li
     file_finding = FileFinding(
         dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing"
     )
-    evict_item(root, RootEntry(version, finals[0]), grace_s=0)
+    evict_item(root, EvictionCandidate(version, finals[0]), grace_s=0)
     record = repair.repair_set(root, version, [file_finding])
     assert record.state == "failed"
     assert not finals[0].exists()

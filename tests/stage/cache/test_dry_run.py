@@ -7,10 +7,10 @@ import pytest
 
 from pitools.stage import verify
 from pitools.stage.cache import evict
-from pitools.stage.cache.evict import KeptReason, RootEntry
+from pitools.stage.cache.evict import EvictionCandidate, KeptReason
 from pitools.stage.cache.layout import is_leased, trash, version_lock
 from pitools.stage.cache.lease import leased_set
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import CheckTotals, check_versions
 
@@ -21,7 +21,7 @@ FUTURE = 4_000_000_000  # the last use by a clock that was wrong
 def finals(make_dataset, root: Path) -> list[Path]:
     """Two sets staged long ago; a third was moved aside by a process that was killed."""
     created = [
-        Path(stage_version(load_dataset(make_dataset({"a": os.urandom(9000)}, f"pick{n}")), root).path)
+        Path(stage_version(load_version(make_dataset({"a": os.urandom(9000)}, f"pick{n}")), root).path)
         for n in range(3)
     ]
     for final in created:
@@ -56,7 +56,7 @@ def test_what_says_that_it_changes_nothing_changes_nothing(
 
 def test_a_dry_run_sees_who_uses_a_set(finals: list[Path], root: Path):
     """The same reasons as of an eviction."""
-    item = RootEntry(finals[0].name, finals[0])
+    item = EvictionCandidate(finals[0].name, finals[0])
     with leased_set(finals[0], touch=False):
         assert evict.evict_item(root, item, dry_run=True) == KeptReason.LEASED
     with version_lock(root, item.version, timeout_s=0):
@@ -71,7 +71,7 @@ def test_a_set_is_leased_while_it_is_checked(finals: list[Path], root: Path, mon
         tried.append(
             (
                 is_leased(root, dataset.version),
-                evict.evict_item(root, RootEntry(dataset.version, dataset.source.folder)),
+                evict.evict_item(root, EvictionCandidate(dataset.version, dataset.source.folder)),
             )
         )
         return problems(dataset, **how)
@@ -80,7 +80,7 @@ def test_a_set_is_leased_while_it_is_checked(finals: list[Path], root: Path, mon
     [summary] = check_versions(root, readers=1)
     assert tried == [(True, KeptReason.LEASED)] * 2
     assert isinstance(summary, CheckTotals)
-    assert (summary.datasets, summary.findings) == (2, 0)
+    assert (summary.sets, summary.findings) == (2, 0)
     assert not is_leased(root, finals[0].name)
 
 
@@ -92,10 +92,10 @@ def test_a_set_that_is_evicted_before_its_turn_is_no_finding(
     problems = verify.verify_files
 
     def read(dataset, **how):
-        assert evict.evict_item(root, RootEntry(second.name, second)) is None
+        assert evict.evict_item(root, EvictionCandidate(second.name, second)) is None
         return problems(dataset, **how)
 
     monkeypatch.setattr(verify, "verify_files", read)
     [summary] = check_versions(root, readers=1)
     assert isinstance(summary, CheckTotals)
-    assert (first.name, summary.datasets, summary.findings) == (first.name, 1, 0)
+    assert (first.name, summary.sets, summary.findings) == (first.name, 1, 0)

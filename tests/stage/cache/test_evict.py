@@ -16,26 +16,26 @@ import zarr
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
-from pitools.stage.cache.evict import KeptReason, RootEntry
+from pitools.stage.cache.evict import EvictionCandidate, KeptReason
 from pitools.stage.cache.inventory import list_sets, matches_sizes
 from pitools.stage.cache.layout import create_root, journal_path, partial_path, purge_trash, trash, version_lock
 from pitools.stage.cache.lease import last_used, leased_set
+from pitools.stage.plain_store.stage_store import stage_store
 from pitools.stage.resolve import resolve_source
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
-from pitools.stage.unmanaged.stage_store import stage_store
 
 
 @pytest.fixture
 def final(small: Path, root: Path) -> Path:
     """A staged set that was last used long ago."""
-    path = Path(stage_version(load_dataset(small), root).path)
+    path = Path(stage_version(load_version(small), root).path)
     os.utime(root / ".leases" / path.name, (1000, 1000))
     return path
 
 
 def take(root: Path, final: Path, **how: object) -> KeptReason | None:
-    return evict.evict_item(root, RootEntry(final.name, final), **how)
+    return evict.evict_item(root, EvictionCandidate(final.name, final), **how)
 
 
 def test_an_old_set_goes(final: Path, root: Path, residue):
@@ -117,7 +117,7 @@ def test_the_evictor_touches_what_is_leased(final: Path, root: Path):
 
 def test_the_order_is_that_of_the_last_use(root: Path, make_dataset):
     """Unfinished copies first, then sets, the one used longest ago at their head, never used ones before all."""
-    finals = [Path(stage_version(load_dataset(make_dataset({"a": bytes([n])}, f"d{n}")), root).path) for n in range(4)]
+    finals = [Path(stage_version(load_version(make_dataset({"a": bytes([n])}, f"d{n}")), root).path) for n in range(4)]
     for final, when in zip(finals, (300, 100, 400, 200), strict=True):
         os.utime(root / ".leases" / final.name, (0, when))
     partial_path(root, "f" * 32).mkdir()
@@ -135,7 +135,7 @@ def test_an_unfinished_copy_goes_unless_somebody_goes_on_with_it(root: Path, res
     partial.mkdir()
     (partial / "a").write_bytes(b"x")
     journal.write_text("done")
-    item = RootEntry("v", partial)
+    item = EvictionCandidate("v", partial)
     with version_lock(root, "v", timeout_s=0):
         assert evict.evict_item(root, item, force=True, grace_s=0) == KeptReason.LOCKED
     assert partial.exists()
@@ -158,7 +158,7 @@ def test_a_copy_of_another_node_is_left_to_a_person(root: Path):
 def test_a_quarantined_set_is_not_described_as_the_live_one(final: Path, root: Path, small: Path):
     """What a set of the same version is leased, pinned and staged for is that set's own."""
     quarantined = evict.quarantine_set(root, final.name)
-    stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
     records.set_pinned(root, final.name)
     with leased_set(final):
         live, damaged = list_sets(root)
@@ -188,8 +188,8 @@ def test_a_quarantined_set_is_out_of_the_way(final: Path, root: Path):
 
 def test_a_set_that_shares_files_leaves_the_other_whole(root: Path, make_dataset):
     """Versions share files by hard links: taking one away takes nothing from the other."""
-    first = load_dataset(make_dataset({"a": b"same" * 100, "b": b"old"}))
-    second = load_dataset(make_dataset({"a": b"same" * 100, "b": b"new"}))
+    first = load_version(make_dataset({"a": b"same" * 100, "b": b"old"}))
+    second = load_version(make_dataset({"a": b"same" * 100, "b": b"new"}))
     finals = [Path(stage_version(dataset, root).path) for dataset in (first, second)]
     assert (finals[0] / "a").stat().st_ino == (finals[1] / "a").stat().st_ino
     assert take(root, finals[0], grace_s=0) is None
@@ -223,7 +223,7 @@ def duration(root: Path, final: Path) -> float:
 def test_kill_at_any_moment_of_an_eviction(memory: Path, make_dataset, residue):
     """kill -9: the set is whole or gone, and the next evictor removes what is left."""
     root = memory
-    dataset = load_dataset(make_dataset({f"c/{i % 20}/{i}": b"x" for i in range(400)}))
+    dataset = load_version(make_dataset({f"c/{i % 20}/{i}": b"x" for i in range(400)}))
     final = Path(stage_version(dataset, root).path)
     shutil.copytree(final, root / "spare")
     cut, one = 0, duration(root, final)
@@ -287,7 +287,7 @@ def test_a_journal_goes_before_what_it_tells_of(root: Path, monkeypatch: pytest.
         return trash(path, home)
 
     monkeypatch.setattr(evict, "trash", move)
-    assert evict.evict_item(root, RootEntry("v", partial_path(root, "v"))) is None
+    assert evict.evict_item(root, EvictionCandidate("v", partial_path(root, "v"))) is None
 
 
 def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):

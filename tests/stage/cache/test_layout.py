@@ -17,8 +17,8 @@ from pitools.core import locks, subprocesses
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, TryLater
 from pitools.core.locks import LockOwner
 from pitools.stage.cache import evict, inventory, layout, lease, records
-from pitools.stage.cache.space import QuotaLimits, reserve
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.cache.space import RootLimits, reserve
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 
 FOLDERS = ["objects", ".tmp", ".locks", ".leases", ".records", ".quarantine"]
@@ -75,7 +75,7 @@ def test_too_little_space_is_refused_before_the_first_byte(small: Path, tmpfs):
     """The error names what is needed and what is free, and asks to try later."""
     disk = tmpfs("size=9m")
     with pytest.raises(NoSpace, match=r"11\.1 MiB needed, 9\.0 MiB free"):
-        stage_version(load_dataset(small), disk / "pit", advance=lambda _: pytest.fail("a byte was written"))
+        stage_version(load_version(small), disk / "pit", advance=lambda _: pytest.fail("a byte was written"))
     assert os.listdir(disk / "pit/objects") == []
 
 
@@ -90,21 +90,21 @@ def test_a_disk_that_fills_up_midway_is_left_as_it_was(make_dataset, tmpfs, resi
                 pass
 
     with pytest.raises(NoSpace):
-        stage_version(load_dataset(folder), disk / "pit", bytes_per_s=1 << 30, advance=once(fill))
+        stage_version(load_version(folder), disk / "pit", bytes_per_s=1 << 30, advance=once(fill))
     assert os.listdir(disk / "pit/objects") == []
     assert residue(disk / "pit") == []
     (disk / "theirs").unlink()
-    assert stage_version(load_dataset(folder), disk / "pit").state == "staged"
+    assert stage_version(load_version(folder), disk / "pit").state == "staged"
 
 
 def test_a_read_only_disk_refuses_a_copy_but_serves_what_it_has(small: Path, make_dataset, tmpfs):
     """Exit 4 for what would have to be written; `present` for what is there."""
     disk = tmpfs("size=32m")
-    stage_version(load_dataset(small), disk / "pit")
+    stage_version(load_version(small), disk / "pit")
     assert subprocesses.run(["mount", "-o", "remount,ro", str(disk)], timeout_s=10).code == 0
-    assert stage_version(load_dataset(small), disk / "pit").state == "present"
-    assert stage_version(load_dataset(small), disk / "pit", verify=True).state == "present"
-    dataset = load_dataset(make_dataset({"a": b"1"}, "other"))
+    assert stage_version(load_version(small), disk / "pit").state == "present"
+    assert stage_version(load_version(small), disk / "pit", verify=True).state == "present"
+    dataset = load_version(make_dataset({"a": b"1"}, "other"))
     for place in ("pit", "new"):
         with pytest.raises(ClusterError, match="Read-only"):
             stage_version(dataset, disk / place)
@@ -135,7 +135,7 @@ def test_a_root_that_others_could_exchange_is_refused(
             request.getfixturevalue("as_root")
             os.chown(place, 54321, -1)
     with pytest.raises(ClusterError) as error:
-        stage_version(load_dataset(small), root)
+        stage_version(load_version(small), root)
     assert error.value.where == str(place)
     assert list((root.parent / "theirs").glob("*")) == [] if kind == "link" else True
 
@@ -156,7 +156,7 @@ def test_a_root_of_another_user_is_refused(small: Path, tmp_path: Path, kind: st
         root.symlink_to(tmp_path / "theirs")
         os.chown(root, 54321, -1, follow_symlinks=False)
     with pytest.raises(ClusterError) as error:
-        stage_version(load_dataset(small), root)
+        stage_version(load_version(small), root)
     assert error.value.where == str(root)
     assert os.listdir(tmp_path / "theirs") == []
 
@@ -166,19 +166,19 @@ def test_a_sticky_root_and_a_link_of_ones_own_are_taken(small: Path, tmp_path: P
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     (tmp_path / "link").symlink_to(tmp_path / "tmp")
-    assert stage_version(load_dataset(small), tmp_path / "link").state == "staged"
+    assert stage_version(load_version(small), tmp_path / "link").state == "staged"
 
 
 def test_a_root_below_a_file_is_refused(small: Path, tmp_path: Path):
     """A wrong --to is an error of ours, not a traceback."""
     (tmp_path / "file").touch()
     with pytest.raises(ClusterError):
-        stage_version(load_dataset(small), tmp_path / "file" / "pit")
+        stage_version(load_version(small), tmp_path / "file" / "pit")
 
 
 def test_staged_data_is_private_unless_the_root_says_otherwise(small: Path, root: Path):
     """A copy on a shared node is not readable by more users than its source."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     assert {mode(folder) for folder in (root, *(root / name for name in FOLDERS))} == {0o700}
     assert {mode(file) for name in (".locks", ".leases", ".records") for file in (root / name).iterdir()} == {0o600}
     assert (final / "zarr.json").stat().st_mode & 0o222 == 0
@@ -192,7 +192,7 @@ def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, bef
         (root / ".locks").chmod(0o755)
     old = os.umask(0o077)
     try:
-        stage_version(load_dataset(small), root, shared=True)
+        stage_version(load_version(small), root, shared=True)
     finally:
         os.umask(old)
     folders = [root, *(root / name for name in ("objects", ".leases", ".records"))]
@@ -211,11 +211,11 @@ def test_one_version_waits_for_its_lock_and_gives_up_in_time(small: Path, root: 
     with layout.version_lock(root, small.name, timeout_s=0) as tell:
         tell(5 << 20, 7 << 20)
         with pytest.raises(TryLater) as error:
-            stage_version(load_dataset(small), root, timeout_s=0.2, on_wait=observed.append)
+            stage_version(load_version(small), root, timeout_s=0.2, on_wait=observed.append)
     assert [(name.pid, name.done_bytes, name.bytes) for name in observed] == [(os.getpid(), 5 << 20, 7 << 20)]
     assert f"pid {os.getpid()}" in error.value.hint
     assert "5.0 MiB of 7.0 MiB" in error.value.hint
-    assert stage_version(load_dataset(small), root).state == "staged"
+    assert stage_version(load_version(small), root).state == "staged"
 
 
 def test_a_lock_says_who_has_it(root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -258,8 +258,8 @@ def test_a_kill_frees_the_lock_and_leaves_the_unfinished_copy(root: Path):
         retained[0].__enter__()
         partial.mkdir()
         journal.touch()
-        layout.set_path(root, "v").mkdir()
-        layout.trash(layout.set_path(root, "v"), root)
+        layout.staged_path(root, "v").mkdir()
+        layout.trash(layout.staged_path(root, "v"), root)
 
     pid = in_child(work)
     with pytest.raises(TryLater), layout.version_lock(root, "v", timeout_s=0):
@@ -313,8 +313,8 @@ def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
 def test_what_another_process_removes_is_left_to_it(root: Path):
     """Whoever holds the flock of a folder that was moved aside removes it; others pass by, and take it after a kill."""
     layout.create_root(root)
-    layout.set_path(root, "v").mkdir()
-    aside = layout.trash(layout.set_path(root, "v"), root)
+    layout.staged_path(root, "v").mkdir()
+    aside = layout.trash(layout.staged_path(root, "v"), root)
     pid = in_child(lambda: locks.lock_within(os.open(aside, os.O_RDONLY), 2, timeout_s=0))
     layout.purge_trash(root)
     assert aside.exists()
@@ -326,8 +326,8 @@ def test_what_another_process_removes_is_left_to_it(root: Path):
 def test_two_versions_are_staged_at_once(small: Path, make_dataset, root: Path, residue, once):
     """A stager that begins in the middle of another's copy does not take its unfinished folder for rubbish."""
     dataset = make_dataset({"a": os.urandom(1000)}, "other")
-    inner = once(lambda: stage_version(load_dataset(dataset), root))
-    assert stage_version(load_dataset(small), root, bytes_per_s=1 << 30, advance=inner).state == "staged"
+    inner = once(lambda: stage_version(load_version(dataset), root))
+    assert stage_version(load_version(small), root, bytes_per_s=1 << 30, advance=inner).state == "staged"
     assert sorted(os.listdir(root / "objects")) == sorted([small.name, dataset.name])
     assert residue(root) == []
 
@@ -345,13 +345,13 @@ def test_two_users_of_one_node_do_not_meet(small: Path, commons: Path):
         root.mkdir(mode=0o700)
         os.chown(root, uid, uid)
     with roots_locked_by(1000, ours, small.name):
-        assert as_user(65534, lambda: stage_version(load_dataset(folder), theirs, timeout_s=0).state) == "staged"
-    assert as_user(1000, lambda: stage_version(load_dataset(folder), ours, timeout_s=0).state) == "staged"
+        assert as_user(65534, lambda: stage_version(load_version(folder), theirs, timeout_s=0).state) == "staged"
+    assert as_user(1000, lambda: stage_version(load_version(folder), ours, timeout_s=0).state) == "staged"
     final = ours / "objects" / small.name
     for action in (
         lambda: os.listdir(ours),
         lambda: (final / "zarr.json").read_bytes(),
-        lambda: stage_version(load_dataset(folder), ours).state,
+        lambda: stage_version(load_version(folder), ours).state,
         lambda: lease.acquire(final),
         lambda: list(inventory.list_sets(ours)),
         lambda: inventory.require_root(ours),
@@ -381,7 +381,7 @@ def roots_locked_by(uid: int, root: Path, version: str) -> Iterator[None]:
 def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path):
     """A service account stages, all users lease what stands, and the evictor keeps it while they do."""
     root = commons / "pit"
-    assert as_user(0, lambda: stage_version(load_dataset(small), root, shared=True).state) == "staged"
+    assert as_user(0, lambda: stage_version(load_version(small), root, shared=True).state) == "staged"
     for path in (root, *root.rglob("*")):  # as if 1000 had staged it, who could not read the source
         os.chown(path, 1000, 1000)
     final = root / "objects" / small.name
@@ -392,8 +392,8 @@ def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path
             return (final / "zarr.json").read_text()
 
     assert as_user(65534, read) == "{}"
-    assert as_user(65534, lambda: stage_version(load_dataset(final), root).state) == "present"
-    assert as_user(65534, lambda: [record.state for record in inventory.list_sets(root)]) == "['whole']"
+    assert as_user(65534, lambda: stage_version(load_version(final), root).state) == "present"
+    assert as_user(65534, lambda: [record.state for record in inventory.list_sets(root)]) == "['present']"
     assert (root / ".leases" / small.name).stat().st_mtime == before, "who may only read cannot touch it"
 
     def hold() -> None:
@@ -401,7 +401,7 @@ def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path
         lease.acquire(final)
 
     pid = in_child(hold)
-    item = evict.RootEntry(small.name, final)
+    item = evict.EvictionCandidate(small.name, final)
     assert as_user(1000, lambda: evict.evict_item(root, item, grace_s=0)) == evict.KeptReason.LEASED
     assert (root / ".leases" / small.name).stat().st_mtime > before, "the evictor says it for them"
     assert as_user(65534, lambda: evict.evict_item(root, item, grace_s=0)) == "ClusterError"
@@ -415,11 +415,11 @@ def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path
 def test_an_error_of_a_locked_version_still_sweeps(root: Path):
     """Also when the block fails, nothing that was moved aside stays."""
     layout.create_root(root)
-    layout.set_path(root, "v").mkdir()
+    layout.staged_path(root, "v").mkdir()
 
     def fail() -> None:
         with layout.version_lock(root, "v", timeout_s=0):
-            layout.trash(layout.set_path(root, "v"), root)
+            layout.trash(layout.staged_path(root, "v"), root)
             raise NoSpace("full")
 
     with pytest.raises(NoSpace):
@@ -431,9 +431,9 @@ def test_an_error_of_a_locked_version_still_sweeps(root: Path):
 def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, make_dataset, commons: Path):
     """A flock needs no more than an open file: none of those that the owner waits for can be opened by others."""
     root = commons / "pit"
-    stage_version(load_dataset(small), root, shared=True)
+    stage_version(load_version(small), root, shared=True)
     records.set_pinned(root, small.name)
-    dataset = load_dataset(make_dataset({"a": b"1"}, "other"))
+    dataset = load_version(make_dataset({"a": b"1"}, "other"))
 
     def lock_all() -> int:
         os.setgroups([])
@@ -446,10 +446,10 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     retained: list[int] = []
     pid = in_child(lock_all)
     try:
-        assert stage_version(dataset, root, timeout_s=0, limits=QuotaLimits(quota_bytes=1 << 40)).state == "staged"
-        item = evict.RootEntry(small.name, root / "objects" / small.name)
+        assert stage_version(dataset, root, timeout_s=0, limits=RootLimits(quota_bytes=1 << 40)).state == "staged"
+        item = evict.EvictionCandidate(small.name, root / "objects" / small.name)
         assert evict.evict_item(root, item, grace_s=0) == evict.KeptReason.LEASED
-        with reserve(root, "v", 1, QuotaLimits(quota_bytes=1 << 40)):
+        with reserve(root, "v", 1, RootLimits(quota_bytes=1 << 40)):
             pass
     finally:
         kill(pid)
@@ -461,7 +461,7 @@ def test_staging_is_a_use(small: Path, root: Path):
     layout.touch_lease(root, small.name)
     os.utime(root / ".leases" / small.name, (1000, 1000))
     start_time = time.time()
-    stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
     assert lease.last_used(root, small.name) > start_time - 1
 
 
@@ -500,5 +500,5 @@ def test_what_others_make_in_between_is_refused(small: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(layout, "_make_folder", slow)
     with pytest.raises(ClusterError, match="symbolic link"):
-        stage_version(load_dataset(small), root)
+        stage_version(load_version(small), root)
     assert os.listdir(tmp_path / "theirs") == []

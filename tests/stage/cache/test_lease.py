@@ -14,22 +14,22 @@ import pytest
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as leases
-from pitools.stage.cache.evict import KeptReason, RootEntry
+from pitools.stage.cache.evict import EvictionCandidate, KeptReason
 from pitools.stage.cache.layout import version_lock
 from pitools.stage.cache.lease import acquire, is_leased, last_used, leased_set
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 
 
 @pytest.fixture
 def final(small: Path, root: Path) -> Path:
     """A staged set."""
-    return Path(stage_version(load_dataset(small), root).path)
+    return Path(stage_version(load_version(small), root).path)
 
 
 def take(root: Path, final: Path) -> KeptReason | None:
     """Evict it now, if that is allowed at all."""
-    return evict.evict_item(root, RootEntry(final.name, final), grace_s=0)
+    return evict.evict_item(root, EvictionCandidate(final.name, final), grace_s=0)
 
 
 def test_a_leased_set_stays(final: Path, root: Path):
@@ -172,7 +172,7 @@ def test_an_evictor_that_hangs_is_not_waited_for_for_ever(final: Path, root: Pat
 
 def test_leases_and_evictions_that_race(final: Path, root: Path, small: Path):
     """Whoever got the lease reads a whole set to the end; whoever did not is told that there is none."""
-    names = {entry.path for entry in load_dataset(small).manifest.files}
+    names = {entry.path for entry in load_version(small).manifest.files}
     stop, wrong, event = threading.Event(), [], [0]
 
     def read() -> None:

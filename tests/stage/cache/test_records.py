@@ -12,27 +12,27 @@ from pitools.core.errors import DataError, TryLater
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.layout import create_root
 from pitools.stage.cache.records import StageRecord
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 
 
 def test_staging_writes_down_where_a_set_came_from(small: Path, root: Path):
     """The record has frozen keys, and says what an eviction or a repair needs."""
-    stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
     line = json.loads((root / ".records" / f"{small.name}.json").read_text())
     assert list(line) == ["schema", "source", "staged", "bytes", "pinned", "store_keys"]
     assert (line["schema"], line["source"], line["pinned"]) == ("pit.stage-record/1", str(small), False)
-    assert line["bytes"] == load_dataset(small).manifest.total_bytes
+    assert line["bytes"] == load_version(small).manifest.total_bytes
 
 
 def test_a_pin_outlives_a_repair_and_is_no_use(small: Path, root: Path):
     """Staging again keeps a pin; pinning is not taken for use."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     used = lease.last_used(root, small.name)
     assert records.set_pinned(root, small.name).pinned
     assert lease.last_used(root, small.name) == used
     (final / "zarr.json").unlink()
-    assert stage_version(load_dataset(small), root).state == "repaired"
+    assert stage_version(load_version(small), root).state == "repaired"
     assert records.read_stage_record(root, small.name).pinned
     assert not records.set_pinned(root, small.name, pinned=False).pinned
 
@@ -56,7 +56,7 @@ def test_a_record_that_cannot_be_read_knows_nothing(root: Path, junk: bytes | No
 
 def test_changes_at_once_all_count(small: Path, root: Path):
     """A stager that writes its record while another process pins loses neither."""
-    stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
     for trial in range(30):
         records.set_pinned(root, small.name, pinned=False)
         threads = [

@@ -10,14 +10,14 @@ import pytest
 from pitools.core import fs
 from pitools.stage.cache import layout
 from pitools.stage.cache.lease import leased_set
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 
 
 @pytest.fixture
 def damaged(small: Path, root: Path) -> Path:
     """A staged set with one file cut short."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     file = final / "actions/c/0"
     file.chmod(0o600)
     file.write_bytes(b"damaged")
@@ -33,15 +33,15 @@ def test_a_leased_set_that_is_replaced_stays_with_its_readers(damaged: Path, sma
     """Who reads beneath an open folder reads on, until the lease is free; then the next command removes the old set."""
     with leased_set(damaged):
         folder = os.open(damaged, os.O_PATH)
-        assert stage_version(load_dataset(small), root).state == "repaired"
+        assert stage_version(load_version(small), root).state == "repaired"
         descriptor = os.open("actions/c/0", os.O_RDONLY, dir_fd=folder)
         assert os.read(descriptor, 100) == b"damaged"
         os.close(descriptor)
         os.close(folder)
         [retained] = aside(root)
-        assert stage_version(load_dataset(small), root, verify=True).state == "present"
+        assert stage_version(load_version(small), root, verify=True).state == "present"
         assert aside(root) == [retained]
-    assert stage_version(load_dataset(small), root, verify=True).state == "present"
+    assert stage_version(load_version(small), root, verify=True).state == "present"
     with layout.version_lock(root, damaged.name, timeout_s=0):
         pass
     assert aside(root) == []
@@ -63,7 +63,7 @@ def test_a_set_is_there_at_every_moment_of_its_repair(damaged: Path, small: Path
     try:
         for _ in range(40):
             (damaged / "zarr.json").unlink()
-            assert stage_version(load_dataset(small), root, readers=1).state == "repaired"
+            assert stage_version(load_version(small), root, readers=1).state == "repaired"
     finally:
         done.set()
         watcher.join()
@@ -75,7 +75,7 @@ def test_a_file_system_that_cannot_exchange_gets_two_renames(
 ):
     """As NFS and Lustre: the set is replaced all the same."""
     monkeypatch.setattr(layout, "exchange_names", lambda *_: False)
-    assert stage_version(load_dataset(small), root).state == "repaired"
+    assert stage_version(load_version(small), root).state == "repaired"
     assert (damaged / "actions/c/0").stat().st_size == 1000
     assert residue(root) == []
 

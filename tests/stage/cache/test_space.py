@@ -19,8 +19,8 @@ from pitools.stage.cache.evict import KEPT_TEXT, KeptReason
 from pitools.stage.cache.inventory import disk_usage, total_bytes
 from pitools.stage.cache.layout import create_root, free_bytes, journal_path, partial_path, version_lock
 from pitools.stage.cache.lease import leased_set
-from pitools.stage.cache.space import QuotaLimits, Shortfall, make_room, reserve
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.cache.space import RootLimits, Shortfall, make_room, reserve
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 
 MIB = 1 << 20
@@ -83,7 +83,7 @@ def enter(context: contextlib.AbstractContextManager[object]) -> object:
     return context
 
 
-def stager(root: Path, version: str, needed: int, limits: QuotaLimits) -> object:
+def stager(root: Path, version: str, needed: int, limits: RootLimits) -> object:
     """What a process that stages holds."""
     return enter(version_lock(root, version, timeout_s=1)), enter(reserve(root, version, needed, limits, in_flight=0))
 
@@ -102,7 +102,7 @@ def test_what_is_reserved_is_taken_on_the_disk(disk: Path):
     root = disk / "pit"
     create_root(root)
     n_free_bytes = free_bytes(root)
-    with reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=20 * MIB) as used:
+    with reserve(root, "v", 200 * MIB, RootLimits(), in_flight=20 * MIB) as used:
         assert near(n_free_bytes - free_bytes(root), 180 * MIB)
         used(10 * MIB)
         used(40 * MIB)
@@ -112,10 +112,10 @@ def test_what_is_reserved_is_taken_on_the_disk(disk: Path):
         assert near(n_free_bytes - free_bytes(root), 0)
         used(2 * MIB)
     assert near(n_free_bytes, free_bytes(root))
-    with reserve(root, "v", 30 * MIB, QuotaLimits(), in_flight=20 * MIB) as used:
+    with reserve(root, "v", 30 * MIB, RootLimits(), in_flight=20 * MIB) as used:
         used(15 * MIB)  # little is held in the end, but on a full disk that is what the last bytes lack
         assert near(n_free_bytes - free_bytes(root), 0)
-    with pytest.raises(KeyError), reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0):
+    with pytest.raises(KeyError), reserve(root, "v", 200 * MIB, RootLimits(), in_flight=0):
         raise KeyError
     assert near(n_free_bytes, free_bytes(root))
 
@@ -125,18 +125,18 @@ def test_no_reservation_outlives_its_holder(disk: Path):
     root = disk / "pit"
     create_root(root)
     n_free_bytes = free_bytes(root)
-    pid = child(lambda: enter(reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0)))
+    pid = child(lambda: enter(reserve(root, "v", 200 * MIB, RootLimits(), in_flight=0)))
     assert near(n_free_bytes - free_bytes(root), 200 * MIB)
-    with pytest.raises(NoSpace), reserve(root, "w", 250 * MIB, QuotaLimits(), in_flight=0):
+    with pytest.raises(NoSpace), reserve(root, "w", 250 * MIB, RootLimits(), in_flight=0):
         pass
-    with pytest.raises(TryLater), reserve(root, "v", MIB, QuotaLimits()):
+    with pytest.raises(TryLater), reserve(root, "v", MIB, RootLimits()):
         pass
     kill(pid)
     until = time.monotonic() + 2
     while not near(n_free_bytes, free_bytes(root)) and time.monotonic() < until:  # XFS takes a moment
         time.sleep(0.001)
     assert near(n_free_bytes, free_bytes(root))
-    with reserve(root, "w", 250 * MIB, QuotaLimits(), in_flight=0), reserve(root, "v", MIB, QuotaLimits()):
+    with reserve(root, "w", 250 * MIB, RootLimits(), in_flight=0), reserve(root, "v", MIB, RootLimits()):
         pass
 
 
@@ -145,11 +145,11 @@ def test_a_worker_that_lives_on_holds_nothing(disk: Path):
     root = disk / "pit"
     create_root(root)
     n_free_bytes = free_bytes(root)
-    with reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0):
+    with reserve(root, "v", 200 * MIB, RootLimits(), in_flight=0):
         pid = child(lambda: None)
     try:
         assert near(n_free_bytes, free_bytes(root))
-        with reserve(root, "v", 200 * MIB, QuotaLimits(quota_bytes=201 * MIB), in_flight=0):
+        with reserve(root, "v", 200 * MIB, RootLimits(quota_bytes=201 * MIB), in_flight=0):
             pass
     finally:
         kill(pid)
@@ -160,9 +160,9 @@ def test_other_roots_of_the_disk_see_the_room_taken(disk: Path):
     for name in "ab":
         create_root(disk / name)
     with (
-        reserve(disk / "a", "v", 200 * MIB, QuotaLimits(), in_flight=0),
+        reserve(disk / "a", "v", 200 * MIB, RootLimits(), in_flight=0),
         pytest.raises(NoSpace),
-        reserve(disk / "b", "w", 200 * MIB, QuotaLimits(), in_flight=0),
+        reserve(disk / "b", "w", 200 * MIB, RootLimits(), in_flight=0),
     ):
         pass
 
@@ -174,7 +174,7 @@ def test_room_is_made_on_a_real_disk(disk: Path):
         put(root, f"v{n}", 90 * MIB, used=1000 + n)
     free = free_bytes(root)
     needed = free + 100 * MIB
-    with reserve(root, "new", needed, QuotaLimits(), in_flight=0):
+    with reserve(root, "new", needed, RootLimits(), in_flight=0):
         assert os.listdir(root / "objects") == ["v2"]
     assert near(free_bytes(root), free + 180 * MIB)
 
@@ -184,17 +184,17 @@ def test_a_tmpfs_is_reserved_by_the_ledger_alone(tmpfs):
     root = tmpfs("size=100m") / "pit"
     create_root(root)
     n_free_bytes = free_bytes(root)
-    pid = child(lambda: stager(root, "v", 60 * MIB, QuotaLimits()))
+    pid = child(lambda: stager(root, "v", 60 * MIB, RootLimits()))
     assert near(n_free_bytes, free_bytes(root))
     assert near(space.available_bytes(root), n_free_bytes - 60 * MIB)
     partial_path(root, "v").mkdir()
     (partial_path(root, "v") / "a").write_bytes(bytes(20 * MIB))
     assert near(space.available_bytes(root), n_free_bytes - 60 * MIB)  # landed bytes are not counted twice
-    with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserve(root, "w", 50 * MIB, QuotaLimits()):
+    with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserve(root, "w", 50 * MIB, RootLimits()):
         pass
     assert partial_path(root, "v").exists()
     kill(pid)
-    with reserve(root, "w", 90 * MIB, QuotaLimits()):
+    with reserve(root, "w", 90 * MIB, RootLimits()):
         assert not partial_path(root, "v").exists(), "the dead stager's copy is the first to go"
 
 
@@ -203,7 +203,7 @@ def test_the_quota_counts_all_that_stands(root: Path):
     put(root, "a", 10 * MIB, used=time.time())
     (root / ".quarantine/q").mkdir()
     (root / ".quarantine/q/x").write_bytes(bytes(MIB))
-    limits = QuotaLimits(quota_bytes=32 * MIB)
+    limits = RootLimits(quota_bytes=32 * MIB)
     pid = child(lambda: stager(root, "b", 10 * MIB, limits))
     partial_path(root, "b").mkdir()
     (partial_path(root, "b") / "x").write_bytes(bytes(5 * MIB))  # on its way, and counted already
@@ -219,7 +219,7 @@ def test_the_quota_counts_all_that_stands(root: Path):
 def test_a_resumed_copy_is_promised_in_full(root: Path):
     """What stands of it and what is still to come: as parts of it land, others are promised no more."""
     create_root(root)
-    limits, parts = QuotaLimits(quota_bytes=20 * MIB), partial_path(root, "b")
+    limits, parts = RootLimits(quota_bytes=20 * MIB), partial_path(root, "b")
     parts.mkdir()
     (parts / "x").write_bytes(bytes(6 * MIB))
     pid = child(lambda: stager(root, "b", 6 * MIB, limits))
@@ -237,11 +237,11 @@ def test_quota_evicts_the_oldest_and_no_more_than_needed(root: Path):
     """Least recently used first, and nothing beyond what makes the room."""
     for n, used in enumerate((300, 100, 200)):
         put(root, f"v{n}", 10 * MIB, used=used)
-    with reserve(root, "new", 10 * MIB, QuotaLimits(quota_bytes=41 * MIB)):
+    with reserve(root, "new", 10 * MIB, RootLimits(quota_bytes=41 * MIB)):
         assert len(os.listdir(root / "objects")) == 3
-    with reserve(root, "new", 15 * MIB, QuotaLimits(quota_bytes=41 * MIB)):
+    with reserve(root, "new", 15 * MIB, RootLimits(quota_bytes=41 * MIB)):
         assert sorted(os.listdir(root / "objects")) == ["v0", "v2"]
-    with reserve(root, "new", 25 * MIB, QuotaLimits(quota_bytes=41 * MIB)):
+    with reserve(root, "new", 25 * MIB, RootLimits(quota_bytes=41 * MIB)):
         assert os.listdir(root / "objects") == ["v0"]
 
 
@@ -254,7 +254,7 @@ def test_nothing_is_evicted_in_vain(root: Path):
     with (
         leased_set(root / "objects/v3", touch=False),
         pytest.raises(NoSpace) as error,
-        reserve(root, "new", 30 * MIB, QuotaLimits(quota_bytes=41 * MIB)),
+        reserve(root, "new", 30 * MIB, RootLimits(quota_bytes=41 * MIB)),
     ):
         pass
     assert len(os.listdir(root / "objects")) == 4
@@ -265,7 +265,7 @@ def test_nothing_is_evicted_in_vain(root: Path):
     # What never can have room is not to be tried again.
     with (
         pytest.raises(ClusterError, match="quota of 41"),
-        reserve(root, "new", 50 * MIB, QuotaLimits(quota_bytes=41 * MIB)),
+        reserve(root, "new", 50 * MIB, RootLimits(quota_bytes=41 * MIB)),
     ):
         pass
     assert len(os.listdir(root / "objects")) == 4
@@ -279,7 +279,7 @@ def test_ones_own_unfinished_copy_is_no_room(root: Path):
     with (
         version_lock(root, "mine", timeout_s=1),
         pytest.raises(NoSpace) as error,
-        reserve(root, "mine", 20 * MIB, QuotaLimits(quota_bytes=25 * MIB)),
+        reserve(root, "mine", 20 * MIB, RootLimits(quota_bytes=25 * MIB)),
     ):
         pass
     assert "another process" not in error.value.hint
@@ -308,11 +308,11 @@ def test_dead_copies_go_first_and_living_ones_never(root: Path):
         (partial_path(root, version) / "x").write_bytes(bytes(10 * MIB))
         journal_path(root, version).touch()
     pid = child(lambda: enter(version_lock(root, "alive", timeout_s=1)))
-    with version_lock(root, "mine", timeout_s=1), reserve(root, "mine", 5 * MIB, QuotaLimits(quota_bytes=36 * MIB)):
+    with version_lock(root, "mine", timeout_s=1), reserve(root, "mine", 5 * MIB, RootLimits(quota_bytes=36 * MIB)):
         assert sorted(path.name for path in (root / ".tmp").glob("*.partial")) == ["alive.partial", "mine.partial"]
         assert not journal_path(root, "dead").exists()
         assert os.listdir(root / "objects") == ["old"]
-    with version_lock(root, "mine", timeout_s=1), reserve(root, "mine", 15 * MIB, QuotaLimits(quota_bytes=36 * MIB)):
+    with version_lock(root, "mine", timeout_s=1), reserve(root, "mine", 15 * MIB, RootLimits(quota_bytes=36 * MIB)):
         assert os.listdir(root / "objects") == []
     kill(pid)
 
@@ -320,7 +320,7 @@ def test_dead_copies_go_first_and_living_ones_never(root: Path):
 def test_grace_keeps_what_was_just_staged(root: Path):
     """A stager does not push out what another has staged a minute ago, unless it is told that it may."""
     put(root, "young", 10 * MIB, used=time.time())
-    limits = QuotaLimits(quota_bytes=15 * MIB)
+    limits = RootLimits(quota_bytes=15 * MIB)
     with pytest.raises(NoSpace, match="left of"), reserve(root, "new", 10 * MIB, limits):
         pass
     put(root, "old", 3 * MIB)
@@ -337,9 +337,9 @@ def test_shared_files_count_once(root: Path):
     folder = put(root, "b", MIB, used=2000)
     os.link(root / "objects/a/a", folder / "shared")
     assert near(total_bytes(disk_usage(path) for path in (root / "objects").iterdir()), 11 * MIB)
-    with reserve(root, "new", 5 * MIB, QuotaLimits(quota_bytes=17 * MIB)):
+    with reserve(root, "new", 5 * MIB, RootLimits(quota_bytes=17 * MIB)):
         assert len(os.listdir(root / "objects")) == 2
-    with reserve(root, "new", 12 * MIB, QuotaLimits(quota_bytes=17 * MIB)):  # one of them would not do
+    with reserve(root, "new", 12 * MIB, RootLimits(quota_bytes=17 * MIB)):  # one of them would not do
         assert os.listdir(root / "objects") == []
 
 
@@ -347,7 +347,7 @@ def test_min_free_is_kept_for_others(tmpfs):
     """The disk is not only ours: so much of it stays free after the set has come."""
     root = tmpfs("size=100m") / "pit"
     put(root, "old", 30 * MIB)
-    limits = QuotaLimits(min_free_bytes=50 * MIB)
+    limits = RootLimits(min_free_bytes=50 * MIB)
     with reserve(root, "new", 15 * MIB, limits):
         assert os.listdir(root / "objects") == ["old"]
     with reserve(root, "new", 45 * MIB, limits):
@@ -359,7 +359,7 @@ def test_min_free_is_kept_for_others(tmpfs):
 def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
     """Eight processes want a third of the quota each: never more than three have it."""
     create_root(root)
-    limits = QuotaLimits(quota_bytes=31 * MIB)
+    limits = RootLimits(quota_bytes=31 * MIB)
     context = multiprocessing.get_context("fork")
     room, shared, full = context.Semaphore(3), context.Event(), context.Event()
     pids = []
@@ -387,8 +387,8 @@ def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
 
 def test_a_stage_evicts_to_keep_its_quota(root: Path, make_dataset):
     """Through `run` itself: the second set takes the first one's place, once that may go."""
-    first, second = (load_dataset(make_dataset({"a": os.urandom(10 * MIB)}, name)) for name in ("one", "two"))
-    limits = QuotaLimits(quota_bytes=20 * MIB)
+    first, second = (load_version(make_dataset({"a": os.urandom(10 * MIB)}, name)) for name in ("one", "two"))
+    limits = RootLimits(quota_bytes=20 * MIB)
     stage_version(first, root, limits=limits)
     with pytest.raises(NoSpace):
         stage_version(second, root, limits=limits)
@@ -410,7 +410,7 @@ def test_a_look_at_what_is_reserved_is_not_taken_for_a_stager(root: Path):
 
     pid = child(look)
     threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-    with reserve(root, "v", MIB, QuotaLimits()):
+    with reserve(root, "v", MIB, RootLimits()):
         pass
     os.waitpid(pid, 0)
 
@@ -420,7 +420,7 @@ def test_a_stager_that_makes_room_for_ever_is_named(root: Path):
     create_root(root)
     pid = child(lambda: enter(space._quota_lock(root, 0)))
     try:
-        with pytest.raises(TryLater) as error, reserve(root, "v", MIB, QuotaLimits(), timeout_s=0.1):
+        with pytest.raises(TryLater) as error, reserve(root, "v", MIB, RootLimits(), timeout_s=0.1):
             pass
         assert f"pid {pid} of" in error.value.hint
         assert error.value.where == str(root)

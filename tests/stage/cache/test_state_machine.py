@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pitools.core.errors import ClusterError, DataError, NoSpace, TryLater
 from pitools.stage.cache import evict as evicting
 from pitools.stage.cache import records, space
-from pitools.stage.cache.evict import KeptReason, RootEntry, evict_item
+from pitools.stage.cache.evict import EvictionCandidate, KeptReason, evict_item
 from pitools.stage.cache.inventory import disk_usage, list_sets, partial_copies, total_bytes
 from pitools.stage.cache.layout import create_root, lock_owner, partial_path, version_lock
 from pitools.stage.cache.lease import acquire, is_leased, last_used
-from pitools.stage.cache.space import QuotaLimits, Shortfall, reserve
+from pitools.stage.cache.space import RootLimits, Shortfall, reserve
 
 KIB = 1 << 10
 NAMES = [letter * 32 for letter in "abcde"]
@@ -92,7 +92,7 @@ class Cache(RuleBasedStateMachine):
             with version_lock(self.root, version, timeout_s=0):
                 if version in self.sets:
                     return
-                with reserve(self.root, version, needed, QuotaLimits(quota_bytes=self.quota), grace_s=grace_s):
+                with reserve(self.root, version, needed, RootLimits(quota_bytes=self.quota), grace_s=grace_s):
                     self.sets = {path.name for path in (self.root / "objects").iterdir()}
                     assert self.taken() + needed <= self.quota
                     self.fill(version, list(content(version)))
@@ -134,7 +134,7 @@ class Cache(RuleBasedStateMachine):
             with contextlib.suppress(BaseException), version_lock(self.root, version, timeout_s=0) as tell:
                 tell(0, SIZES[version])
                 try:
-                    with reserve(self.root, version, needed, QuotaLimits(quota_bytes=self.quota)):
+                    with reserve(self.root, version, needed, RootLimits(quota_bytes=self.quota)):
                         self.fill(version, ["c/0"])
                         os.write(send, b"y")
                         time.sleep(60)
@@ -204,7 +204,7 @@ class Cache(RuleBasedStateMachine):
             return
         expected = self.why(version, grace_s, force=force)
         actual = evict_item(
-            self.root, RootEntry(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run
+            self.root, EvictionCandidate(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run
         )
         assert actual == expected
         if not actual and not dry_run:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError
 from pitools.stage.cache.layout import create_root, journal_path, partial_path
+from pitools.stage.sources.find import load_version
 from pitools.stage.sources.local import DirDescriptors
-from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.store import manifest
 from pitools.store.manifest import FileEntry, Manifest
@@ -79,7 +79,7 @@ def test_deep_paths_are_staged(build, tmp_path: Path, root: Path):
     """As deep as a manifest may name them, neighbours at every level, byte for byte."""
     files = {"d/" * depth + name: os.urandom(50) for depth in (0, 1, 5, 6, 7, 8, 100, 127) for name in ("f", "g")}
     files |= {"d/" * depth + "e/f": os.urandom(50) for depth in (1, 5, 6, 7, 50)}
-    record = stage_version(load_dataset(build(tmp_path / "data", files)), root)
+    record = stage_version(load_version(build(tmp_path / "data", files)), root)
     assert {path: (Path(record.path) / path).read_bytes() for path in files} == files
 
 

@@ -12,7 +12,7 @@ from pitools.stage.copy import write as write_module
 from pitools.stage.copy.copy import write_file
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES, CopyTask
 from pitools.stage.copy.worker import CopyJob, CopyWorker
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 from pitools.store import digest, manifest
@@ -50,7 +50,7 @@ def test_sizes_at_every_edge_arrive_whole(make_dataset, root: Path):
         2 * SMALL_FILE_BYTES + 4095,
     )
     folder = make_dataset({f"c/{size}": os.urandom(size) for size in edges})
-    record = stage_version(load_dataset(folder), root, readers=3)
+    record = stage_version(load_version(folder), root, readers=3)
     for size in edges:
         assert (Path(record.path) / f"c/{size}").read_bytes() == (folder / f"c/{size}").read_bytes(), size
         assert (Path(record.path) / f"c/{size}").stat().st_mode & 0o777 == 0o444
@@ -59,9 +59,9 @@ def test_sizes_at_every_edge_arrive_whole(make_dataset, root: Path):
 def test_sizes_beside_a_range_arrive_whole(make_dataset, root: Path):
     """One byte less, as much, and one byte more than a range: the digest's kind changes, and so does the way."""
     folder = make_dataset({"less": RANGE_BYTES - 1, "more": RANGE_BYTES + 1})
-    files = {entry.path: entry.digest.partition(":")[0] for entry in load_dataset(folder).manifest.files}
+    files = {entry.path: entry.digest.partition(":")[0] for entry in load_version(folder).manifest.files}
     assert files == {"less": "xxh3_128", "more": "xxh3_128x64m"}
-    record = stage_version(load_dataset(folder), root, readers=2)
+    record = stage_version(load_version(folder), root, readers=2)
     *findings, _ = check_versions(Path(record.path), readers=2)
     assert findings == []
 
@@ -69,8 +69,8 @@ def test_sizes_beside_a_range_arrive_whole(make_dataset, root: Path):
 def test_an_older_digest_of_a_large_file_is_compared(build, tmp_path: Path, root: Path):
     """A file larger than a range whose manifest has one digest of all of it: copied in one piece, and judged."""
     folder = older(build, tmp_path / "data", {"a": RANGE_BYTES + 5})
-    assert load_dataset(folder).manifest.files[0].digest.startswith("xxh3_128:")
-    stage_version(load_dataset(folder), root)
+    assert load_version(folder).manifest.files[0].digest.startswith("xxh3_128:")
+    stage_version(load_version(folder), root)
     *findings, _ = check_versions(root, readers=2)
     assert findings == []
     shutil.rmtree(root)
@@ -78,7 +78,7 @@ def test_an_older_digest_of_a_large_file_is_compared(build, tmp_path: Path, root
         file.seek(RANGE_BYTES + 2)
         file.write(b"x")
     with pytest.raises(DataError, match=r"digest xxh3_128:\w+ \(expected xxh3_128:"):
-        stage_version(load_dataset(folder), root)
+        stage_version(load_version(folder), root)
     assert os.listdir(root / "objects") == []
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_exchanged_during_the_copy_is_refused(make_dataset, root:
             file.write_bytes(os.urandom(1000))
 
     with pytest.raises(DataError) as error:
-        stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
+        stage_version(load_version(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
     assert error.value.where == str(file)
     assert os.listdir(root / "objects") == []
 
@@ -109,7 +109,7 @@ def test_the_longest_and_strangest_names_arrive(make_dataset, root: Path):
     """255 bytes in letters of two, line ends, quotes, a backslash, a leading dash, and names of our own files."""
     names = ("é" * 127 + "x", "a\nb", "-rf", "\\", "'\"", " ", "objects", ".tmp", "x.partial", "c/manifest.json")
     folder = make_dataset({name: name.encode() for name in names})
-    record = stage_version(load_dataset(folder), root)
+    record = stage_version(load_version(folder), root)
     assert {name: (Path(record.path) / name).read_bytes() for name in names} == {n: n.encode() for n in names}
 
 
@@ -178,22 +178,22 @@ def test_what_was_a_lie_is_written_over(tmp_path: Path, direct: bool, lies: int)
 
 def test_a_set_that_stands_is_used_without_a_lock(small: Path, root: Path, residue):
     """Present is present: nothing is made for it, with `verify` or without, so a disk may be read-only."""
-    stage_version(load_dataset(small), root)
+    stage_version(load_version(small), root)
     shutil.rmtree(root / ".locks")
     for verify in (False, True):
-        assert stage_version(load_dataset(small), root, verify=verify).state == "present"
+        assert stage_version(load_version(small), root, verify=verify).state == "present"
     assert not (root / ".locks").exists()
     assert residue(root) == []
 
 
 def test_a_version_whose_source_is_its_own_damaged_copy_is_refused(small: Path, root: Path):
     """There is nothing to mend it with, and it is not taken away."""
-    final = Path(stage_version(load_dataset(small), root).path)
+    final = Path(stage_version(load_version(small), root).path)
     (final / "images/c/0/0").chmod(0o600)
     with (final / "images/c/0/0").open("r+b") as file:
         file.write(b"xxxx")
     with pytest.raises(DataError):
-        stage_version(load_dataset(final), root, verify=True)
+        stage_version(load_version(final), root, verify=True)
     assert final.is_dir()
 
 
@@ -203,7 +203,7 @@ def test_modes_are_the_same_whatever_the_umask(make_dataset, root: Path, mask: i
     folder = make_dataset({"c/small": b"1", "c/large": 2 * SMALL_FILE_BYTES, "d/ranges": RANGE_BYTES + 1})
     old_umask = os.umask(mask)
     try:
-        final = Path(stage_version(load_dataset(folder), root).path)
+        final = Path(stage_version(load_version(folder), root).path)
     finally:
         os.umask(old_umask)
     assert {path.name: path.stat().st_mode & 0o777 for path in (final, *final.rglob("*"))} == {
@@ -240,5 +240,5 @@ def test_names_are_on_the_disk_before_the_set_is_shown(build, tmp_path: Path, ro
 
     monkeypatch.setattr(write_module, "sync_fs", sync_all)
     monkeypatch.setattr(publish_module, "fsync_dir", lambda path: events.append(path.name))
-    assert stage_version(load_dataset(source), root).state == "staged"
-    assert events == [[f.path for f in load_dataset(source).manifest.files], f"{source.name}.partial", "objects"]
+    assert stage_version(load_version(source), root).state == "staged"
+    assert events == [[f.path for f in load_version(source).manifest.files], f"{source.name}.partial", "objects"]

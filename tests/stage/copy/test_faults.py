@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pitools.stage.cache.layout import purge_trash
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 
@@ -122,13 +122,13 @@ def test_a_kill_at_any_call_leaves_a_whole_set_or_none(
             (final / "a").write_bytes(b"")
         elif before == "an older version":
             shared = (source / "b/c/0").read_bytes()
-            stage_version(load_dataset(build(tmp_path / f"old{number}", {"zarr.json": b"{}", "b/c/0": shared})), root)
+            stage_version(load_version(build(tmp_path / f"old{number}", {"zarr.json": b"{}", "b/c/0": shared})), root)
     for call, n, root, done in ahead(cases, tmp_path, "signal=KILL:when={}", source):
         final = root / "objects" / source.name
         killed += done.returncode != 0
         if before != "a damaged copy" or not (final / "a").is_file():
             assert is_whole_or_absent(final), (call, n)
-        assert stage_version(load_dataset(source), root).state in ("staged", "present", "repaired"), (call, n)
+        assert stage_version(load_version(source), root).state in ("staged", "present", "repaired"), (call, n)
         assert is_whole_or_absent(final), (call, n)
         purge_trash(root)  # as the next run that copies or evicts does: what was replaced by the one that was killed
         assert residue(root) == [], (call, n)
@@ -152,7 +152,7 @@ def test_a_failure_of_any_call_is_told_and_leaves_no_half(
         if done.returncode:
             failed += 1
             assert str(root) in done.stderr, (call, n, done.stderr)
-        assert stage_version(load_dataset(source), root).state in ("staged", "present", "repaired"), (call, n)
+        assert stage_version(load_version(source), root).state in ("staged", "present", "repaired"), (call, n)
         assert is_whole_or_absent(final), (call, n)
         purge_trash(root)
         assert residue(root) == [], (call, n)

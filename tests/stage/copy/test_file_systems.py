@@ -11,8 +11,8 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError
+from pitools.stage.sources.find import load_version
 from pitools.stage.sources.local import LocalReader
-from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 
@@ -51,7 +51,7 @@ def disk(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def test_a_set_arrives_on_any_file_system(kind: str, disk, make_dataset):
     """From another file system onto this one, large and small files, whole and equal."""
     place = disk(kind)
-    record = stage_version(load_dataset(make_dataset(FILES)), place / "pit")
+    record = stage_version(load_version(make_dataset(FILES)), place / "pit")
     *findings, _ = check_versions(place / "pit", readers=2)
     assert findings == []
     assert record.copied_bytes == sum(map(len, FILES.values()))
@@ -64,7 +64,7 @@ def test_blocks_are_shared_where_the_file_system_can(kind: str, disk, build):
     source = build(place / "data", FILES)
     os.sync()
     before = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-    record = stage_version(load_dataset(source), place / "pit")
+    record = stage_version(load_version(source), place / "pit")
     os.sync()
     used = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
     assert used < record.bytes / 3
@@ -82,7 +82,7 @@ def test_a_damaged_source_is_found_through_a_clone_too(disk, build):
         file.seek(2_000_000)
         file.write(b"xxxx")
     with pytest.raises(DataError) as error:
-        stage_version(load_dataset(source), place / "pit")
+        stage_version(load_version(source), place / "pit")
     assert error.value.where == str(source / "c/3")
     assert os.listdir(place / "pit/objects") == []
 
@@ -94,7 +94,7 @@ def test_a_copy_leaves_the_page_cache_to_others(disk, build):
     os.sync()
     files = list(source.rglob("c/*"))
     assert sum(_cached(path) for path in files) == 32 << 20
-    record = stage_version(load_dataset(source), place / "pit")
+    record = stage_version(load_version(source), place / "pit")
     files += Path(record.path).rglob("c/*")
     assert len(files) == 8
     assert sum(_cached(path) for path in files) < 2 << 20

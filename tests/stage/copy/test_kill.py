@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 from pitools.store import digest, manifest
@@ -74,7 +74,7 @@ def test_an_interrupted_copy_goes_on_where_it_stopped(
     assert "Traceback" not in err
     assert os.listdir(root / "objects") == []
     assert sorted(residue(root)) == [str(root / f".tmp/{shards.name}.{end}") for end in ("journal", "partial")]
-    stage_result = stage_version(load_dataset(shards), root)
+    stage_result = stage_version(load_version(shards), root)
     assert stage_result.state == "staged"
     assert stage_result.resumed_bytes >= 1 << 20
     assert stage_result.copied_bytes == stage_result.bytes - stage_result.resumed_bytes
@@ -92,12 +92,12 @@ def test_bytes_that_are_done_are_not_read_again(shards: Path, tmp_path: Path, pr
     process.kill()
     process.communicate()
     lines = (root / f".tmp/{shards.name}.journal").read_text().splitlines()[1:]
-    files = load_dataset(source).manifest.files
+    files = load_version(source).manifest.files
     done = [files[int(line.split()[1])].path for line in lines]
     assert done
     for path in done:
         (source / path).unlink()
-    stage_result = stage_version(load_dataset(source), root)
+    stage_result = stage_version(load_version(source), root)
     assert stage_result.resumed_bytes == len(done) << 20
     *findings, _ = check_versions(root, readers=2)
     assert findings == []
@@ -114,7 +114,7 @@ def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, p
     journal = root / f".tmp/{shards.name}.journal"
     partial = root / f".tmp/{shards.name}.partial"
     index = int(journal.read_text().splitlines()[1].split()[1])
-    file = partial / load_dataset(shards).manifest.files[index].path
+    file = partial / load_version(shards).manifest.files[index].path
     if damage == "no journal":
         journal.unlink()
     elif damage == "other journal":
@@ -126,7 +126,7 @@ def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, p
         file.chmod(0o600)
         with file.open("r+b") as opened:
             opened.write(b"x") if damage == "flipped" else opened.truncate(10)
-    stage_result = stage_version(load_dataset(shards), root)
+    stage_result = stage_version(load_version(shards), root)
     assert stage_result.state == "staged"
     if damage.endswith("journal"):
         assert stage_result.resumed_bytes == 0
@@ -155,7 +155,7 @@ def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
     assert 0 < done < 4
     with (folder / "a").open("r+b") as file:
         file.write(b"x")  # the source is damaged where it was read already: nobody looks there
-    record = stage_version(load_dataset(folder), root)
+    record = stage_version(load_version(folder), root)
     assert record.state == "staged"
     *findings, _ = check_versions(root, readers=2)
     assert findings == []
@@ -216,7 +216,7 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
     assert cut > trials / 3, "too few trials cut a copy short"
     assert resumed > trials / 4, "too few trials went on with an interrupted copy"
     shutil.rmtree(final, ignore_errors=True)
-    assert stage_version(load_dataset(shards), root).state == "staged"
+    assert stage_version(load_version(shards), root).state == "staged"
     assert residue(root) == []
     *findings, _ = check_versions(final, readers=2)
     assert findings == []
@@ -224,7 +224,7 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
 
 def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):
     """At the very moment the folder can be seen, everything is in it."""
-    sizes = {entry.path: entry.bytes for entry in load_dataset(shards).manifest.files}
+    sizes = {entry.path: entry.bytes for entry in load_version(shards).manifest.files}
     for trial in range(8):
         root = tmp_path / str(trial)
         final = root / "objects" / shards.name
@@ -239,7 +239,7 @@ def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):
 
         reader = threading.Thread(target=watch)
         reader.start()
-        stage_version(load_dataset(shards), root)
+        stage_version(load_version(shards), root)
         reader.join()
         assert observed == [sizes]
 

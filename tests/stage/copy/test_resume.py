@@ -18,7 +18,7 @@ from pitools.stage.copy import resume
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES
 from pitools.stage.plan import plan_requests
 from pitools.stage.request import StageRequest
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
 from pitools.store.digest import RANGE_BYTES
@@ -28,7 +28,7 @@ def interrupted(
     folder: Path, root: Path, *, bytes_per_s: float, until: Callable[[str], bool], user: int = 0, readers: int = 1
 ) -> None:
     """Stage in a process that is killed as soon as its journal is as wanted; one reader keeps to the plan's order."""
-    dataset, journal = load_dataset(folder), journal_path(root, folder.name)
+    dataset, journal = load_version(folder), journal_path(root, folder.name)
     pid = os.fork()
     if pid == 0:
         try:
@@ -67,16 +67,16 @@ def shards(make_dataset) -> dict[str, bytes | int]:
 
 def test_a_file_of_another_version_is_never_written_through(make_dataset, build, root: Path, tmp_path: Path, shards):
     """A copy that had linked a large file goes on when the older version is no longer looked at, from a bad source."""
-    older = Path(stage_version(load_dataset(make_dataset({"L": RANGE_BYTES + 5})), root).path)
+    older = Path(stage_version(load_version(make_dataset({"L": RANGE_BYTES + 5})), root).path)
     source = build(tmp_path / "new", shards)
     interrupted(source, root, bytes_per_s=8 << 20, until=several)
     assert (partial_path(root, source.name) / "L").samefile(older / "L")
     for number in range(4):  # as many as are searched for files to link
-        stage_version(load_dataset(build(tmp_path / f"between{number}", {"x": bytes([number])})), root)
+        stage_version(load_version(build(tmp_path / f"between{number}", {"x": bytes([number])})), root)
     with (source / "L").open("r+b") as file:
         file.write(b"bad")
     with pytest.raises(DataError):
-        stage_version(load_dataset(source), root)
+        stage_version(load_version(source), root)
     assert findings(older) == []
 
 
@@ -87,10 +87,10 @@ def test_what_was_linked_is_gone_on_with_by_who_is_not_root(build, commons: Path
     root.mkdir()
     os.chown(root, user, user)
     older, source = build(commons / "old", {"L": RANGE_BYTES + 5}), build(commons / "new", shards)
-    as_user(lambda: stage_version(load_dataset(older), root), user)
+    as_user(lambda: stage_version(load_version(older), root), user)
     interrupted(source, root, bytes_per_s=8 << 20, until=several, user=user)
     as_user(lambda: (root / "objects" / older.name / "manifest.json").unlink(), user)  # it is no version any more
-    as_user(lambda: stage_version(load_dataset(source), root, readers=2), user)
+    as_user(lambda: stage_version(load_version(source), root, readers=2), user)
     assert findings(root / "objects" / source.name) == []
 
 
@@ -133,7 +133,7 @@ def test_ranges_that_are_there_need_no_room_again(build, tmp_path: Path, monkeyp
         interrupted(source, disk / "pit", bytes_per_s=150 << 20, until=lambda text: text.count("\nr ") >= 2)
         ranges = journal_path(disk / "pit", source.name).read_text().count("\nr ")
         written.clear()
-        record = stage_version(load_dataset(source), disk / "pit", readers=1, advance=done.append)
+        record = stage_version(load_version(source), disk / "pit", readers=1, advance=done.append)
         assert sum(written) == record.copied_bytes
         assert sum(done) == record.bytes
         assert record.resumed_bytes == ranges * RANGE_BYTES
@@ -147,9 +147,9 @@ def test_rot_in_a_file_that_versions_share_is_replaced(build, tmp_path: Path, ro
     """`verify` reads the source: a link to the same damaged file would repair nothing."""
     shared = os.urandom(100_000)
     older = build(tmp_path / "old", {"a": shared})
-    stage_version(load_dataset(older), root)
+    stage_version(load_version(older), root)
     source = build(tmp_path / "new", {"a": shared, "b": b"1"})
-    file = Path(stage_version(load_dataset(source), root).path) / "a"
+    file = Path(stage_version(load_version(source), root).path) / "a"
     file_stat = file.stat()
     assert file_stat.st_nlink == 2
     file.chmod(0o600)
@@ -158,9 +158,9 @@ def test_rot_in_a_file_that_versions_share_is_replaced(build, tmp_path: Path, ro
     file.chmod(0o444)
     os.utime(file, ns=(file_stat.st_atime_ns, file_stat.st_mtime_ns))  # as a flipped bit leaves it
     assert len(findings(root)) == 2
-    assert stage_version(load_dataset(source), root, verify=True).state == "repaired"
+    assert stage_version(load_version(source), root, verify=True).state == "repaired"
     assert findings(root / "objects" / source.name) == []
-    assert stage_version(load_dataset(older), root, verify=True).state == "repaired"
+    assert stage_version(load_version(older), root, verify=True).state == "repaired"
     assert findings(root) == []
 
 
@@ -175,7 +175,7 @@ def test_what_many_readers_did_of_small_files_is_kept(build, tmp_path: Path, roo
         return folder.exists() and len(os.listdir(folder)) >= count // 2
 
     interrupted(source, root, bytes_per_s=4_000_000, until=half, readers=readers)
-    assert stage_version(load_dataset(source), root).resumed_bytes >= count * size // 4
+    assert stage_version(load_version(source), root).resumed_bytes >= count * size // 4
     assert findings(root) == []
 
 
@@ -183,7 +183,7 @@ def test_what_many_readers_did_of_small_files_is_kept(build, tmp_path: Path, roo
 def test_more_files_than_free_inodes_are_refused_before_the_copy(tmpfs, build, tmp_path: Path):
     """Files of few bytes can fill a disk too: nothing is written, and the plan says so."""
     root = tmpfs("size=64m,nr_inodes=50") / "pit"
-    dataset = load_dataset(build(tmp_path / "data", {f"c/{i}": b"x" for i in range(60)}))
+    dataset = load_version(build(tmp_path / "data", {f"c/{i}": b"x" for i in range(60)}))
     (plan,) = plan_requests([StageRequest(dataset, root)])
     assert not plan.fits
     with pytest.raises(NoSpace):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pitools.stage.fanout.group import Group, find_group
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 
 NODE = Path(__file__).with_name("fanout_node.py")
 # Nodes of a test fail fast; the rates are of a machine that runs all of them on two cores.
@@ -144,7 +144,7 @@ class Nodes:
 
     def is_right(self, name: str) -> bool:
         """Whether a node has every file, byte for byte."""
-        dataset = load_dataset(self.data)
+        dataset = load_version(self.data)
         place = self.root(name) / "objects" / dataset.version
         return all(
             (place / entry.path).read_bytes() == (self.data / entry.path).read_bytes()

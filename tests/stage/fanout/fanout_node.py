@@ -17,8 +17,8 @@ from pathlib import Path
 from pitools.core.errors import DataError, PitError
 from pitools.stage.fanout.group import Timeouts, find_group
 from pitools.stage.fanout.session import FanoutSession, join
-from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import load_version
 from pitools.store import digest as digests
 
 BLOCK = 1 << 20
@@ -68,7 +68,7 @@ class ThrottledFile:
     def close(self) -> None: ...
 
 
-def copy(dataset: Dataset, fan: FanoutSession, partial: Path, settings: dict) -> None:
+def copy(dataset: DatasetVersion, fan: FanoutSession, partial: Path, settings: dict) -> None:
     """The threads of all workers take files in the fan-out's order, verify and write them."""
     take, feed = os.pipe()
     workers = []
@@ -85,7 +85,7 @@ def copy(dataset: Dataset, fan: FanoutSession, partial: Path, settings: dict) ->
         sys.exit("a worker failed")
 
 
-def work(dataset: Dataset, fan: FanoutSession, partial: Path, settings: dict, take: int, feed: int) -> None:
+def work(dataset: DatasetVersion, fan: FanoutSession, partial: Path, settings: dict, take: int, feed: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     os.close(feed)
     codes = []
@@ -139,7 +139,7 @@ def damage(path: Path) -> None:
 
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
-    dataset = load_dataset(settings["data"])
+    dataset = load_version(settings["data"])
     root, version = Path(settings["root"]), dataset.version
     partial, final = root / ".tmp" / f"{version}.partial", root / "objects" / version
     origin = ThrottledSource(settings["origin"])

@@ -16,8 +16,8 @@ import pytest
 import zarr
 
 from pitools.dataset.ingest.ingest import ingest
-from pitools.stage.cache.layout import journal_path, partial_path, set_path
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.cache.layout import journal_path, partial_path, staged_path
+from pitools.stage.sources.find import load_version
 from pitools.stage.verify import FileFinding, check_versions
 
 NAMES = ("n0", "n1", "n2")
@@ -64,8 +64,8 @@ class Commands:
         return self.finish(*names)
 
     def is_right(self, source: Path, name: str) -> bool:
-        dataset = load_dataset(source)
-        place = set_path(self.root(name), dataset.version)
+        dataset = load_version(source)
+        place = staged_path(self.root(name), dataset.version)
         return all((place / e.path).read_bytes() == (source / e.path).read_bytes() for e in dataset.manifest.files)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ def test_several_sources_are_passed_on_one_after_another(commands: Commands, mak
         for record in map(json.loads, out.splitlines()):
             copied[record["dataset"]] += record["copied_bytes"]
         assert all(commands.is_right(source, name) for source in sources)
-    assert copied == {source.parent.name: load_dataset(source).manifest.total_bytes for source in sources}
+    assert copied == {source.parent.name: load_version(source).manifest.total_bytes for source in sources}
 
 
 def test_three_nodes_stage_a_part(commands: Commands, tmp_path: Path):
@@ -178,7 +178,7 @@ def test_what_stands_already_is_given_at_once(commands: Commands, make_dataset: 
     while not linked.exists() or linked.read_bytes() != files["images/c/5"]:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    assert not set_path(commands.root("n0"), source.name).exists()
+    assert not staged_path(commands.root("n0"), source.name).exists()
     assert commands.finish(*NAMES)["n1"]["peer_bytes"] > 0
 
 
@@ -206,7 +206,7 @@ def test_a_node_whose_copy_is_damaged_is_named(commands: Commands, make_dataset:
     """Its set stands, by names and sizes; what it gives is caught, read from the source, and said in one line."""
     source = make_dataset(files)
     commands.run(source, "n1", group=("n1",))
-    for path in set_path(commands.root("n1"), source.name).glob("images/c/*"):
+    for path in staged_path(commands.root("n1"), source.name).glob("images/c/*"):
         data = path.read_bytes()
         path.chmod(0o644)
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
@@ -232,4 +232,4 @@ def test_a_source_that_is_wrong_is_nobodys_fault(commands: Commands, make_datase
         assert (commands.processes[name].returncode, out) == (5, "")
         assert "images/c/3" in output
         assert "gave wrong bytes" not in output
-        assert not set_path(commands.root(name), source.name).exists()
+        assert not staged_path(commands.root(name), source.name).exists()

@@ -18,7 +18,7 @@ import pytest
 from pitools.core import subprocesses
 from pitools.core.errors import ConfigError
 from pitools.stage.cache import lease
-from pitools.stage.cache.evict import KeptReason, RootEntry, evict_item
+from pitools.stage.cache.evict import EvictionCandidate, KeptReason, evict_item
 from pitools.stage.cache.layout import create_root, touch_lease
 from pitools.stage.prolog import lease_holder, prolog
 from pitools.stage.prolog.lease_holder import MAX_SETS, NodeJob
@@ -132,7 +132,7 @@ def test_what_is_staged_is_leased_until_the_epilog(node: Node):
     node.put("a" * 32, "b" * 32)
     assert said_nothing(node.call())
     assert node.leased("a" * 32, "b" * 32) == [True, True]
-    item = RootEntry("a" * 32, node.root / "objects" / ("a" * 32))
+    item = EvictionCandidate("a" * 32, node.root / "objects" / ("a" * 32))
     assert evict_item(node.root, item, grace_s=0, force=True) == KeptReason.KEPT_FOR_JOB
     assert said_nothing(node.call("epilog"))
     assert node.leased("a" * 32, "b" * 32) == [False, False]
@@ -155,7 +155,7 @@ def test_a_job_evicts_what_only_its_own_prolog_leases(node: Node, monkeypatch: p
     node.put("a" * 32)
     final = node.root / "objects" / ("a" * 32)
     os.utime(node.root / ".leases" / final.name, (1000, 1000))
-    item = RootEntry(final.name, final)
+    item = EvictionCandidate(final.name, final)
     assert said_nothing(node.call())
     for job, reason in (("", KeptReason.KEPT_FOR_JOB), ("76", KeptReason.KEPT_FOR_JOB), ("77", None)):
         monkeypatch.setenv("SLURM_JOB_ID", job)

@@ -19,9 +19,9 @@ from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.store_listing import (
     METADATA_BYTES,
     StoreListing,
-    is_unmanaged,
-    list_remote_store,
+    is_plain_store,
     list_store,
+    make_listing,
     make_manifest,
     read_file,
     with_digests,
@@ -150,7 +150,7 @@ def test_the_same_store_has_the_same_manifest(store: Path, tmp_path: Path) -> No
     assert list_store(copied).signature != list_store(store).signature
     listed = list(list_store(store).entries)
     for order in (listed, listed[::-1]):
-        listing = list_remote_store("pick.zarr", order, str(store))
+        listing = make_listing("pick.zarr", order, str(store))
         assert make_manifest(listing, lambda path: (store / path).read_bytes()) == describe_folder(store)
         assert listing.signature == list_store(store).signature
 
@@ -217,8 +217,8 @@ def test_what_is_refused(tmp_path: Path, plant: Callable[[Path], object], what: 
 def test_what_is_no_store(tmp_path: Path) -> None:
     """A folder of stores, an empty one, one that is not there: none of them is staged by mistake."""
     build(tmp_path / "data/one.zarr")
-    assert not is_unmanaged(os.listdir(tmp_path / "data"))
-    assert is_unmanaged(os.listdir(tmp_path / "data/one.zarr"))
+    assert not is_plain_store(os.listdir(tmp_path / "data"))
+    assert is_plain_store(os.listdir(tmp_path / "data/one.zarr"))
     with pytest.raises(DataError, match="not a Zarr store"):
         list_store(tmp_path / "data")
     with pytest.raises(DataError):
@@ -232,7 +232,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 def test_hostile_keys_of_a_listing(tmp_path: Path, path: str) -> None:
     """An object store's keys may be anything; those that are no path below the store are refused."""
     folder = build(tmp_path / "x")
-    listing = list_remote_store("x", [*list_store(folder).entries, (path, 1, "etag")], "s3://b/x")
+    listing = make_listing("x", [*list_store(folder).entries, (path, 1, "etag")], "s3://b/x")
     with pytest.raises(DataError) as caught:
         make_manifest(listing, lambda name: (folder / name).read_bytes())
     assert caught.value.where == "s3://b/x"
@@ -282,7 +282,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 )
 def test_names(folder: str, name: str) -> None:
     """A dataset is called as its folder is, in letters that a dataset's name may have."""
-    assert list_remote_store(folder, [("zarr.json", 1, "")], "x").name == name
+    assert make_listing(folder, [("zarr.json", 1, "")], "x").name == name
 
 
 def test_a_store_that_is_one_array(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_100_000_files_cost_little() -> None:
     )
     group = b'{"zarr_format": 3, "node_type": "group"}'
     started = time.process_time()
-    listing: StoreListing = list_remote_store("x", listed, "x")
+    listing: StoreListing = make_listing("x", listed, "x")
     assert listing.signature
     created = make_manifest(listing, lambda path: array if "/" in path else group)
     assert (len(created.files), created.steps) == (100_002, 100_000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError
-from pitools.stage.cache.space import QuotaLimits
+from pitools.stage.cache.space import RootLimits
 from pitools.stage.sync import policy
 from pitools.stage.sync.policy import Rule, load_policy
 from pitools.stage.sync.versions import SourceVersion, fit_cap, newest_versions
@@ -33,7 +33,7 @@ def rule(source: Path, **more: object) -> Rule:
         "cap_bytes": None,
         "root": Path("/nvme"),
         "disk": None,
-        "limits": QuotaLimits(),
+        "limits": RootLimits(),
         "shared": False,
         "applies": True,
     }
@@ -71,13 +71,13 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         applies=True,
         root=Path(f"/nvme/n03/{getpass.getuser()}"),
         disk=Path("/nvme"),
-        limits=QuotaLimits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
+        limits=RootLimits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
     )
     assert (second.name, second.newest, second.cap_bytes, second.limits, second.applies) == (
         "b",
         1,
         None,
-        QuotaLimits(),
+        RootLimits(),
         False,
     )
     assert (actual.node, actual.id[:6]) == ("n03", "stage-")

@@ -23,7 +23,7 @@ from pitools.stage.cache import lease, records
 from pitools.stage.cache.evict import KEPT_TEXT, KeptReason, eviction_order
 from pitools.stage.cache.inventory import list_sets
 from pitools.stage.cache.layout import create_root
-from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.sync import policy
 from pitools.stage.sync.metrics import PREFIX, read_samples
@@ -196,7 +196,7 @@ def test_what_others_brought_stays(site: Site):
     """A set that was there before a rule wanted it, and one that no rule ever wanted, are not sync's to remove."""
     by_hand, unwanted = site.put("pick"), site.put("other")
     for name, version in (("pick", by_hand), ("other", unwanted)):
-        stage_version(load_dataset(site.data / name / version), site.root)
+        stage_version(load_version(site.data / name / version), site.root)
     site.rules('pattern = "pick"')
     assert site.changes() == []
     site.age()
@@ -265,7 +265,7 @@ def test_what_was_evicted_and_came_back_by_hand_stays(site: Site):
     site.age()
     second = site.put("pick")
     assert site.changes() == [("staged", second), ("evicted", first)]
-    stage_version(load_dataset(site.data / "pick" / first), site.root)
+    stage_version(load_version(site.data / "pick" / first), site.root)
     site.age()
     assert site.changes() == []
     assert site.staged() == {first, second}
@@ -661,7 +661,7 @@ def test_rules_do_not_push_out_each_others_sets(site: Site):
 def test_room_is_made_of_the_policys_own_sets_alone(site: Site, tmp_path: Path):
     """A quota evicts neither what was staged by hand nor what another policy wants; what it evicts is reported."""
     by_hand, of_other = site.put("a", 3 << 20), site.put("b", 3 << 20)
-    stage_version(load_dataset(site.data / "a" / by_hand), site.root)
+    stage_version(load_version(site.data / "a" / by_hand), site.root)
     site.rules('pattern = "b"')
     assert site.changes() == [("staged", of_other)]
     site.age()

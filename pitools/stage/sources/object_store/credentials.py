@@ -29,7 +29,7 @@ class AccessOptions(NamedTuple):
     client: dict[str, str | bool]
 
     def __repr__(self) -> str:
-        return "Access(…)"
+        return "AccessOptions(…)"
 
 
 def read_access(scheme: str) -> AccessOptions:

@@ -13,7 +13,7 @@ import msgspec
 from pitools.core.errors import DataError, UsageError
 from pitools.core.record import decode_json
 from pitools.core.shared_progress import WorkerSlot
-from pitools.stage.sources.base import Dataset, all_folders, make_dataset
+from pitools.stage.sources.base import DatasetVersion, all_folders, make_version
 from pitools.stage.sources.object_store.client import ObjectUrl, cached_store, call_store, changed_error, parse_url
 from pitools.stage.sources.object_store.isolated import run_isolated as run_isolated
 from pitools.store import manifest as manifests
@@ -49,7 +49,7 @@ class ObjectStoreSource(msgspec.Struct, frozen=True):
         parse_url(self.url)
 
     def __repr__(self) -> str:
-        return f"RemoteSource({self.url!r})"
+        return f"ObjectStoreSource({self.url!r})"
 
     @property
     def label(self) -> str:
@@ -127,7 +127,7 @@ class ObjectFile:
         return meta["size"], _etag_of(meta), memoryview(result.bytes() if meta["size"] == self.size else b"")
 
 
-def load_remote_version(url: str) -> Dataset:
+def load_remote_version(url: str) -> DatasetVersion:
     """Read and check the manifest of a version's URL. Raises DataError when there is none, else as `client.call_store`.
 
     Safe before a fork: see `run_isolated`.
@@ -136,7 +136,7 @@ def load_remote_version(url: str) -> Dataset:
     data = run_isolated(lambda _: _get_manifest(object_url))
     manifest = manifests.decode_manifest(data, f"{object_url.url}/{MANIFEST_FILE}")
     source = ObjectStoreSource(object_url.url, {entry.path: (entry.bytes, "") for entry in manifest.files})
-    return make_dataset(source, manifest, data, name=object_url.prefix.rpartition("/")[2])
+    return make_version(source, manifest, data, name=object_url.prefix.rpartition("/")[2])
 
 
 def find_remote_version(url: str) -> str:

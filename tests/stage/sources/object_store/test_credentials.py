@@ -181,7 +181,7 @@ def test_a_file_that_does_not_give_keys_is_explained_unquoted(
 
 def test_access_does_not_show_what_it_holds():
     """Printed or logged by mistake it says nothing."""
-    assert f"{credentials.AccessOptions({'secret_access_key': SECRET}, {})!r}" == "Access(…)"
+    assert f"{credentials.AccessOptions({'secret_access_key': SECRET}, {})!r}" == "AccessOptions(…)"
 
 
 def test_plain_http_is_only_where_the_user_wrote_it(monkeypatch: pytest.MonkeyPatch):

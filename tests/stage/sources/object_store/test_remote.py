@@ -306,7 +306,7 @@ def test_whatever_is_accepted_names_one_place(text: str, scheme: str):
 def test_a_source_shows_its_url_alone():
     """Its repr, which errors and logs may print, is short."""
     source = ObjectStoreSource("s3://bucket/x", {f"c/{number}": (1, "e") for number in range(1000)})
-    assert f"{source!r}" == "RemoteSource('s3://bucket/x')"
+    assert f"{source!r}" == "ObjectStoreSource('s3://bucket/x')"
     assert source.label == "s3://bucket/x"
     assert source.block == 8 * MiB
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from pitools.core.errors import DataError, PitError
 from pitools.core.fs import allocate, from_os_error, fs_type, remove_tree, sync_fs
 from pitools.stage.cache import records
-from pitools.stage.cache.layout import journal_path, needed_bytes, partial_path, set_path
-from pitools.stage.cache.space import QuotaLimits, reserve
+from pitools.stage.cache.layout import journal_path, needed_bytes, partial_path, staged_path
+from pitools.stage.cache.space import RootLimits, reserve
 from pitools.stage.copy import journal
-from pitools.stage.copy.copy import is_durable
+from pitools.stage.copy.copy import syncs_each_file
 from pitools.stage.copy.hardlink import link_shared
 from pitools.stage.copy.journal import CopyJournal, WrittenFiles, journal_line
 from pitools.stage.copy.resume import write_manifest_last
 from pitools.stage.copy.worker import CREATE_FLAGS, FILE_MODE, digest_error
 from pitools.stage.copy.write import write_all
-from pitools.stage.sources.base import Dataset, SourceFile, all_folders
+from pitools.stage.sources.base import DatasetVersion, SourceFile, all_folders
 from pitools.stage.stage import publish_new
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
@@ -37,11 +37,11 @@ _FILE_THREADS, _REQUEST_THREADS = 8, 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class CacheFiller:
+class VersionFetch:
     """The writer of one version's partial folder; thread-safe. Its process may be killed at any moment."""
 
     def __init__(
-        self, dataset: Dataset, root: Path, limits: QuotaLimits, report_progress: Callable[[int, int], None]
+        self, dataset: DatasetVersion, root: Path, limits: RootLimits, report_progress: Callable[[int, int], None]
     ) -> None:
         """report_progress: called with (bytes present, bytes in total). The caller holds the version's lock.
 
@@ -51,7 +51,7 @@ class CacheFiller:
         self._files = dataset.manifest.files
         self._indices = {entry.path: index for index, entry in enumerate(self._files)}
         self._folder = partial_path(root, dataset.version)
-        self._durable = is_durable(self._files)
+        self._syncs_each_file = syncs_each_file(self._files)
         self._lock = threading.Lock()
         self._futures: dict[int, Future[None]] = {}
         self._scratch = threading.local()
@@ -62,7 +62,7 @@ class CacheFiller:
         except OSError as error:
             raise from_os_error(error, self._folder) from error
 
-    def _begin(self, limits: QuotaLimits) -> None:
+    def _begin(self, limits: RootLimits) -> None:
         folder, version, files = self._folder, self._dataset.version, self._files
         folder.mkdir(mode=0o700, exist_ok=True)
         path = journal_path(self._root, version)
@@ -84,7 +84,7 @@ class CacheFiller:
         self._report_used = self._stack.enter_context(
             reserve(self._root, version, needed, limits, in_flight=min(needed, in_flight))
         )
-        self._journal = CopyJournal(path, version, durable=self._durable, append=bool(done.files))
+        self._journal = CopyJournal(path, version, durable=self._syncs_each_file, append=bool(done.files))
         self._stack.callback(self._journal.close)
         self._folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._on_disk = fs_type(folder) != "tmpfs"  # on tmpfs, to allocate is to write
@@ -144,7 +144,7 @@ class CacheFiller:
         try:
             descriptor = os.open(self._folder / entry.path, _READ)
             try:
-                if self._durable:
+                if self._syncs_each_file:
                     os.fsync(descriptor)
                 status = os.fstat(descriptor)
             finally:
@@ -219,11 +219,11 @@ class CacheFiller:
         """Publish the folder as a staged version."""
         version, root, manifest = self._dataset.version, self._root, self._dataset.manifest
         self._stack.close()
-        if not self._durable:
+        if not self._syncs_each_file:
             sync_fs(self._folder)
         new = write_manifest_last(self._folder, self._dataset)
         # Before publishing: a version without a record has an unknown source, and is never evicted.
         records.write_stage_record(root, version, source=self._dataset.source.label, n_bytes=manifest.total_bytes)
-        publish_new(new, set_path(root, version), root, synced=False, replace=True)
+        publish_new(new, staged_path(root, version), root, synced=False, replace=True)
         journal_path(root, version).unlink(missing_ok=True)
         self.published = True

@@ -12,9 +12,9 @@ from zarr.codecs import Crc32cCodec
 from pitools.core import forked_pool
 from pitools.core.errors import DataError
 from pitools.stage.cache.layout import journal_path, partial_path
-from pitools.stage.resolve import UnmanagedStore, resolve_source
-from pitools.stage.unmanaged import structure
-from pitools.stage.unmanaged.stage_store import stage_store
+from pitools.stage.plain_store import structure
+from pitools.stage.plain_store.stage_store import stage_store
+from pitools.stage.resolve import PlainStore, resolve_source
 
 MIB = 1 << 20
 
@@ -33,10 +33,10 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "x.zarr"
 
 
-def resolved(place: Path) -> UnmanagedStore:
+def resolved(place: Path) -> PlainStore:
     """The store, to be staged."""
     source = resolve_source(place)
-    assert isinstance(source, UnmanagedStore)
+    assert isinstance(source, PlainStore)
     return source
 
 
@@ -80,7 +80,7 @@ def test_what_an_interrupted_copy_did_is_judged_when_it_goes_on(
     flip(store / "small/c/5/0")
     created = resolved(store)
     with monkeypatch.context() as patch:
-        patch.setattr("pitools.stage.unmanaged.stage_store._verify_copy", stop)
+        patch.setattr("pitools.stage.plain_store.stage_store._verify_copy", stop)
         with pytest.raises(KeyboardInterrupt):
             stage_store(created, root)
     assert partial_path(root, created.key).exists()

@@ -13,10 +13,10 @@ from msgspec import structs
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from pitools.core.errors import DataError
+from pitools.stage.plain_store.structure import StructureNote, StructureReport, check_structure, format_notes
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.store_listing import list_store, make_manifest, read_file
 from pitools.stage.subset import make_subset
-from pitools.stage.unmanaged.structure import StructureNote, StructureReport, check_structure, format_notes
 from pitools.store.manifest import Manifest
 
 Damage = Callable[[Path], object]
@@ -166,7 +166,9 @@ def test_files_of_no_array_are_counted(store: Path) -> None:
     """An array that lost its metadata is none any more, but its chunks are not silent."""
     (store / "old/.zarray").unlink()
     (store / "README").touch()
-    assert {key: count for key, count in notes(judge(store)).items() if key[1] == "apart"} == {("README", "apart"): 6}
+    assert {key: count for key, count in notes(judge(store)).items() if key[1] == "unowned"} == {
+        ("README", "unowned"): 6
+    }
 
 
 def test_a_size_that_is_not_the_manifests(store: Path) -> None:

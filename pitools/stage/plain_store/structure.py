@@ -23,7 +23,7 @@ from pitools.store.zarr.metadata import METADATA_NAMES, ArrayMetadata, Coordinat
 from pitools.store.zarr.shard_index import Defect
 from pitools.store.zarr.verify import VerifyResult
 
-NoteKind = Literal["absent", "absent-inner", "unused", "no-checksum", "unchecked", "stray", "apart"]
+NoteKind = Literal["absent", "absent-inner", "unused", "no-checksum", "unchecked", "stray", "unowned"]
 _NOTE_TEXTS: dict[NoteKind, str] = {
     "absent": "of {total} chunks are not stored: they read as the fill value, as lost ones would",
     "absent-inner": "inner chunks are not stored in their shards: they read as the fill value",
@@ -31,7 +31,7 @@ _NOTE_TEXTS: dict[NoteKind, str] = {
     "no-checksum": "files have no checksum: their sizes, indexes and headers were checked, not their content",
     "unchecked": "files have codecs without sizes or checksums: they were not checked",
     "stray": "files in an array's folder hold none of its chunks",
-    "apart": "files are in no array's folder, and were copied unchecked: has an array lost its metadata?",
+    "unowned": "files are in no array's folder, and were copied unchecked: has an array lost its metadata?",
 }
 # A store may have thousands of arrays, a terminal has some dozen lines.
 _MAX_NAMED = 3
@@ -45,7 +45,7 @@ class FileDefect(NamedTuple):
 
 
 class StructureNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that cannot be verified, of one array: count and text. array: of `apart` the first file."""
+    """Something that cannot be verified, of one array: count and text. array: of `unowned` the first file."""
 
     array: str
     kind: NoteKind
@@ -183,7 +183,7 @@ def _chunk_files(
             continue
         if owner is None:
             first_unowned = first_unowned or path
-            counts[first_unowned, "apart"] += 1
+            counts[first_unowned, "unowned"] += 1
             continue
         coordinate = parse_key[owner.path](path)
         if coordinate is None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog.retirement import retire_version
+from pitools.stage.sources.find import find_source, load_version
 from pitools.stage.sources.local import LocalReader
-from pitools.stage.sources.open import find_source, load_dataset
 from pitools.store import manifest, tags
 
 
@@ -64,7 +64,7 @@ def test_a_folder_without_versions_is_no_dataset(tmp_path: Path):
 
 def test_load_gives_the_manifest_its_bytes_and_its_version(small: Path):
     """The version is the folder's name."""
-    dataset = load_dataset(small)
+    dataset = load_version(small)
     assert dataset.version == small.name
     assert dataset.data == (small / "manifest.json").read_bytes()
     assert len(dataset.manifest.files) == 5
@@ -75,7 +75,7 @@ def test_a_changed_manifest_is_refused(small: Path):
     path = small / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"episodes": 1', b'"episodes": 2'))
     with pytest.raises(DataError, match=rf"\(expected {small.name}"):
-        load_dataset(small)
+        load_version(small)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"schema":"pit.manifest/2"}', b"[" * 5000])
@@ -83,7 +83,7 @@ def test_what_is_not_a_manifest_is_refused(tmp_path: Path, content: bytes):
     """Any bytes that are not a manifest are a DataError, never another exception."""
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError):
-        load_dataset(tmp_path)
+        load_version(tmp_path)
 
 
 @given(
@@ -104,7 +104,7 @@ def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path, paths: tuple[
     data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"} for path in paths]
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match="both as a file and as a folder"):
-        load_dataset(tmp_path)
+        load_version(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
@@ -112,7 +112,7 @@ def test_a_manifest_that_is_no_plain_file_is_refused(small: Path, kind: str):
     """A FIFO does not hang, a link is not followed."""
     _replace(small / "manifest.json", kind)
     with pytest.raises(DataError):
-        load_dataset(small)
+        load_version(small)
 
 
 @pytest.mark.parametrize("part", ["images/c/0/0", "images/c", "images"])
@@ -160,7 +160,7 @@ def test_a_digest_that_cannot_be_compared_is_refused(make_dataset, digest: str):
     changed = data.replace(record.encode(), digest.encode())
     (folder / "manifest.json").write_bytes(changed)
     with pytest.raises(DataError, match=rf"'{digest}' \(expected xxh3_128"):
-        load_dataset(folder.rename(folder.with_name(manifest.version_of(changed))))
+        load_version(folder.rename(folder.with_name(manifest.version_of(changed))))
 
 
 def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):

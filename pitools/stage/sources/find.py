@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from pitools.core.errors import DataError, UsageError, most_similar
-from pitools.stage.sources.base import Dataset, Source, make_dataset
+from pitools.stage.sources.base import DatasetVersion, Source, make_version
 from pitools.stage.sources.local import OBJECTS, LocalSource, translate_errors
 from pitools.store import manifest as manifests
 from pitools.store import resolve
@@ -106,7 +106,7 @@ def source_of(label: str) -> Source:
     return LocalSource(folder=Path(label))
 
 
-def load_dataset(location: str | Path) -> Dataset:
+def load_version(location: str | Path) -> DatasetVersion:
     """Read and check the manifest of a version's folder or URL.
 
     Raises DataError when there is none or it does not match the folder's name, else as the source.
@@ -122,4 +122,4 @@ def load_dataset(location: str | Path) -> Dataset:
         reader.open(MANIFEST_FILE).close()  # refuses a link or a FIFO before it is read
     finally:
         reader.close()
-    return make_dataset(source, *manifests.load_manifest(folder), name=folder.name)
+    return make_version(source, *manifests.load_manifest(folder), name=folder.name)

@@ -25,11 +25,11 @@ from pitools.stage.cache.layout import (
     create_root,
     partial_path,
     require_safe,
-    set_path,
+    staged_path,
     version_lock,
 )
-from pitools.stage.cache.space import QuotaLimits
-from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
+from pitools.stage.cache.space import RootLimits
+from pitools.stage.copy.copy import CopyOptions, readers_for, syncs_each_file
 from pitools.stage.copy.resume import (
     CopyTotals,
     discard_empty_partial,
@@ -37,18 +37,18 @@ from pitools.stage.copy.resume import (
     fill_partial,
     write_manifest_last,
 )
-from pitools.stage.resolve import UnmanagedStore, relist
+from pitools.stage.plain_store import structure
+from pitools.stage.resolve import PlainStore, relist
 from pitools.stage.sources import store_listing
-from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.base import DatasetVersion
+from pitools.stage.sources.find import load_version
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import StageResult, StageState, make_result, presence_check, publish_new, reporting_advance
-from pitools.stage.unmanaged import structure
 from pitools.store import manifest as manifests
 
 
 def stage_store(
-    store: UnmanagedStore,
+    store: PlainStore,
     root: Path,
     *,
     verify: bool = False,
@@ -56,7 +56,7 @@ def stage_store(
     readers: int = 0,
     bytes_per_s: float = 0,
     timeout_s: float = 3600,
-    limits: QuotaLimits | None = None,
+    limits: RootLimits | None = None,
     advance: Advance = lambda _: None,
     on_file: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[LockOwner], None] = lambda _: None,
@@ -74,13 +74,13 @@ def stage_store(
     root = root.absolute()
     state: StageState = "present"
     totals = None
-    undigested = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
+    undigested = DatasetVersion(source=store.source, manifest=store.manifest, data=b"", version=store.key)
     readers = readers or readers_for(undigested)
     is_complete = presence_check(known_damaged, verify=verify, readers=readers, advance=advance)
 
-    def find_complete() -> Dataset | None:
+    def find_complete() -> DatasetVersion | None:
         staged = find_staged(store, root)
-        return staged if staged and is_complete(set_path(root, staged.version), staged) else None
+        return staged if staged and is_complete(staged_path(root, staged.version), staged) else None
 
     require_safe(root, reading=True)
     if not (dataset := find_complete()):
@@ -98,7 +98,7 @@ def stage_store(
                 )
                 report_advance = reporting_advance(report_progress, store.manifest.total_bytes, advance)
                 try:
-                    totals = fill_partial(undigested, root, options, limits or QuotaLimits(), advance=report_advance)
+                    totals = fill_partial(undigested, root, options, limits or RootLimits(), advance=report_advance)
                     _verify_copy(store, partial_path(root, store.key), readers, warn, checker)
                     dataset = _with_digests(undigested, totals)
                     state = _publish(store, dataset, root, timeout_s, is_complete)
@@ -110,35 +110,35 @@ def stage_store(
                     raise
                 except OSError as error:
                     raise from_os_error(error, partial_path(root, store.key)) from error
-    return make_result(dataset, set_path(root, dataset.version), state, totals, started, verified=verify)
+    return make_result(dataset, staged_path(root, dataset.version), state, totals, started, verified=verify)
 
 
-def find_staged(store: UnmanagedStore, root: Path) -> Dataset | None:
+def find_staged(store: PlainStore, root: Path) -> DatasetVersion | None:
     """Return the version staged from this store, if complete by names and sizes."""
     if not (version := staged_version(store, root)):
         return None
-    folder = set_path(root, version)
+    folder = staged_path(root, version)
     try:
-        dataset = load_dataset(folder)
+        dataset = load_version(folder)
     except (DataError, UsageError):  # damaged, or evicted a moment ago
         return None
     return msgspec.structs.replace(dataset, source=store.source) if matches_sizes(folder, dataset) else None
 
 
-def staged_version(store: UnmanagedStore, root: Path) -> str:
+def staged_version(store: PlainStore, root: Path) -> str:
     """Return the version staged from this store, complete or damaged; "" if there is none."""
     names = (folder.name for folder in (root / OBJECTS).glob("*"))
     return next((name for name in names if store.key in records.read_stage_record(root, name).store_keys), "")
 
 
-def _make_checker(store: UnmanagedStore) -> structure.StructureChecker | None:
+def _make_checker(store: PlainStore) -> structure.StructureChecker | None:
     """Return the checker for files being copied; None for an object store, which must not be read before the fork."""
     local = isinstance(store.source, LocalSource)
     return structure.StructureChecker(store.source, store.manifest) if local else None
 
 
 def _verify_copy(
-    store: UnmanagedStore,
+    store: PlainStore,
     folder: Path,
     readers: int,
     warn: Callable[[str], None],
@@ -157,17 +157,21 @@ def _verify_copy(
         raise DataError(message, where=f"{store.source.label}/{path}", hint="the store is damaged: write it again")
 
 
-def _with_digests(undigested: Dataset, totals: CopyTotals) -> Dataset:
+def _with_digests(undigested: DatasetVersion, totals: CopyTotals) -> DatasetVersion:
     manifest = store_listing.with_digests(undigested.manifest, totals.digests)
     data = manifests.encode_manifest(manifest)
-    return Dataset(source=undigested.source, manifest=manifest, data=data, version=manifests.version_of(data))
+    return DatasetVersion(source=undigested.source, manifest=manifest, data=data, version=manifests.version_of(data))
 
 
 def _publish(
-    store: UnmanagedStore, dataset: Dataset, root: Path, timeout_s: float, is_complete: Callable[[Path, Dataset], bool]
+    store: PlainStore,
+    dataset: DatasetVersion,
+    root: Path,
+    timeout_s: float,
+    is_complete: Callable[[Path, DatasetVersion], bool],
 ) -> StageState:
     """Publish the copy as its version, unless a complete set of another store with the same content is there."""
-    final = set_path(root, dataset.version)
+    final = staged_path(root, dataset.version)
     state: StageState = "staged"
     with version_lock(root, dataset.version, timeout_s=timeout_s):
         new = write_manifest_last(partial_path(root, store.key), dataset)
@@ -180,7 +184,7 @@ def _publish(
         )
         if not os.path.lexists(final) or not is_complete(final, dataset):
             state = "repaired" if os.path.lexists(final) else "staged"
-            synced = not is_durable(dataset.manifest.files)
+            synced = not syncs_each_file(dataset.manifest.files)
             publish_new(new, final, root, synced=synced, replace=state == "repaired")
     discard_partial(root, store.key)
     return state

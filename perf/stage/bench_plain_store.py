@@ -1,6 +1,6 @@
 """A Zarr store without a manifest, 2,000 chunks of 307 kB, judged by us: from memory to memory.
 
-perf/run stage_unmanaged [--quick] [--rounds 5] [--memory /dev/shm]
+perf/run stage_plain_store [--quick] [--rounds 5] [--memory /dev/shm]
 
 The same race as bench_copy.py, written by zarr-python with its own codecs; the chunks hold random bytes. Ours
 hashes every byte, judges every chunk by what it says of itself, and lists the store again at the end.
