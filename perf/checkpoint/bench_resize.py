@@ -55,7 +55,7 @@ def train(module: str, data: Path, attempt: Path, world_size: int, until: int) -
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
-        "PIT_NONCE": "aa",
+        "PIT_JOB_SECRET": "aa",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,

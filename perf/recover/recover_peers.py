@@ -44,7 +44,7 @@ def rank(run: str, data: str, steps: int, save_every: int, delay_s: float) -> No
         PIT_RANK=number,
         PIT_WORLD_SIZE=size,
         PIT_LOCAL_RANK="0",
-        PIT_NONCE="peer",
+        PIT_JOB_SECRET="peer",
         PIT_DATA_DEMO=data,
         RANK=number,
         WORLD_SIZE=size,

@@ -234,7 +234,7 @@ def wait_for(port: int, log: Path) -> None:
 def srun(argv: list[str], env: Mapping[str, str]) -> None:
     """One task on each of the nodes, with a secret of their own."""
     words = ["srun", "-Q", "-A", "lab", "-t10", f"-N{NODES}", "--ntasks-per-node=1", "--chdir=/", *argv]
-    secret = {"PIT_NONCE": secrets.token_hex(16)}
+    secret = {"PIT_JOB_SECRET": secrets.token_hex(16)}
     done = subprocess.run(
         words,
         env={**os.environ, **env, **secret},

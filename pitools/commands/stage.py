@@ -110,7 +110,7 @@ def _limits(quota: int | None, min_free: int | None) -> RootLimits:
     "--fanout",
     is_flag=True,
     help="In a job step with one task per node: read the source once, and pass the data on between the nodes. "
-    "The job's script exports a secret, PIT_NONCE, before srun.",
+    "The job's script exports a secret, PIT_JOB_SECRET, before srun.",
 )
 @readers_option
 @click.option(

@@ -2,7 +2,7 @@
 
 A port can still be held by the previous job on the node, or be given to two jobs at the same time. Ranks of two jobs
 that connect would train one model from two requests. Therefore, before the first collective, each rank proves to rank
-0, and rank 0 to each, that it has the job's nonce. Only a hash crosses the network; the nonce is neither sent nor
+0, and rank 0 to each, that it has the job's secret. Only a hash crosses the network; the secret is neither sent nor
 printed.
 """
 
@@ -24,7 +24,7 @@ from pitools.loader.loader import LoaderState
 from pitools.train.rank import RankEnv
 
 JOIN_TIMEOUT_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
-NONCE_TIMEOUT_S = 60  # a rank that has joined only has to write its nonce
+SECRET_TIMEOUT_S = 60  # a rank that has joined only has to write the hash of its secret
 COLLECTIVE_TIMEOUT_S = 600  # the slowest rank reaches the same collective: a step, or the rest of a save before it
 LEAVE_TIMEOUT_S = 10  # all ranks have finished their steps
 
@@ -105,7 +105,7 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
         except jax.errors.JaxRuntimeError as error:
             raise store_gone_error(error, coordinator) from error
 
-    check_nonce(rank, put, get, where=coordinator)
+    check_secret(rank, put, get, where=coordinator)
     try:
         yield RankGroup(rank.rank, put, get, rank.world_size, delete)
     except BaseException:
@@ -135,7 +135,7 @@ def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
     )
 
     put, get, delete = torch_store(store)
-    check_nonce(rank, put, get, where=f"{host}:{port}")
+    check_secret(rank, put, get, where=f"{host}:{port}")
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
     yield RankGroup(rank.rank, put, get, rank.world_size, delete)
@@ -144,29 +144,29 @@ def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
     dist.destroy_process_group()
 
 
-def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
-    """Compare nonces, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
-    digest = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
+def check_secret(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
+    """Compare secrets, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
+    digest = hashlib.sha256(b"pit/job-secret\0" + rank.secret.encode()).hexdigest()
 
     def read(key: str, other: int) -> str:
         try:
-            return get(key, NONCE_TIMEOUT_S)
+            return get(key, SECRET_TIMEOUT_S)
         except TimeoutError as error:
-            message = f"rank {other}: no answer in {NONCE_TIMEOUT_S:g} s"
+            message = f"rank {other}: no answer in {SECRET_TIMEOUT_S:g} s"
             raise Unreachable(message, where=where, hint="see that rank's log and node") from error
 
     if rank.rank == 0:
-        put("pit/nonce/0", digest)
-        digests = {number: read(f"pit/nonce/{number}", number) for number in range(1, rank.world_size)}
+        put("pit/job-secret/0", digest)
+        digests = {number: read(f"pit/job-secret/{number}", number) for number in range(1, rank.world_size)}
     else:
         # Read before writing: rank 0 waits for this key, and may end right after it, and the store with it.
-        digests = {0: read("pit/nonce/0", 0)}
-        put(f"pit/nonce/{rank.rank}", digest)
+        digests = {0: read("pit/job-secret/0", 0)}
+        put(f"pit/job-secret/{rank.rank}", digest)
     mismatches = [
         f"rank {other} of job {other_digest[:8]}" for other, other_digest in digests.items() if other_digest != digest
     ]
     own = f"rank {rank.rank} of job {digest[:8]}"
-    verdict = f"{own}: nonce mismatch (got {', '.join(mismatches[:4])})" if mismatches else ""
+    verdict = f"{own}: secret mismatch (got {', '.join(mismatches[:4])})" if mismatches else ""
     if rank.rank == 0:
         put("pit/verdict", verdict)
     if verdict := verdict or read("pit/verdict", 0):

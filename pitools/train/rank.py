@@ -15,14 +15,14 @@ class RankEnv(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a training job.
 
     rank, world_size: its number among all ranks, and their count. local_rank: its number on this node.
-    nonce: random text that only this job's ranks share. attempt_dir: where the step log goes, None for nowhere.
+    secret: random text that only this job's ranks share. attempt_dir: where the step log goes, None for nowhere.
     checkpoint_dir: where checkpoints are saved and restored, None for nowhere.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    nonce: str = ""
+    secret: str = ""
     attempt_dir: Path | None = None
     checkpoint_dir: Path | None = None
 
@@ -41,7 +41,7 @@ def read_rank_env(env: Mapping[str, str] = os.environ) -> RankEnv:
         rank=rank,
         world_size=world_size,
         local_rank=_count(env, "PIT_LOCAL_RANK", 0),
-        nonce=env.get("PIT_NONCE", ""),
+        secret=env.get("PIT_JOB_SECRET", ""),
         attempt_dir=_folder(env, "PIT_ATTEMPT_DIR"),
         checkpoint_dir=_folder(env, "PIT_CHECKPOINT_DIR"),
     )

@@ -57,12 +57,12 @@ class Job:
         folder: Path,
         module: str,
         data: Path | Sequence[Path],
-        nonces: Sequence[str],
+        secrets: Sequence[str],
         args: dict[str, object],
         *,
         checkpoints: bool = True,
     ) -> None:
-        self.folder, places = folder, [data] * len(nonces) if isinstance(data, Path) else data
+        self.folder, places = folder, [data] * len(secrets) if isinstance(data, Path) else data
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
@@ -71,15 +71,15 @@ class Job:
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
-            "PIT_WORLD_SIZE": str(len(nonces)),
+            "PIT_WORLD_SIZE": str(len(secrets)),
             "PIT_ATTEMPT_DIR": str(folder),
             "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints") if checkpoints else "",
         }
         folder.mkdir(parents=True)
         call = f"from pitools.train.{module} import main; main(**{args!r})"
         self.processes = []
-        for rank, nonce in enumerate(nonces):
-            env = {**shared, "PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank), "PIT_NONCE": nonce}
+        for rank, secret in enumerate(secrets):
+            env = {**shared, "PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank), "PIT_JOB_SECRET": secret}
             env["PIT_DATA_DEMO"] = str(places[rank])
             self.processes.append(server.start(call, env, folder / f"{rank}.out"))
 
@@ -125,7 +125,7 @@ def server() -> Iterator[Callable[[str], forked_ranks.Server]]:
 
 @pytest.fixture(scope="session")
 def start(server: Callable[[str], forked_ranks.Server]) -> Iterator[Callable[..., Job]]:
-    """Starts a job: `start(folder, module, data, ["nonce"] * ranks, steps=…)`. `folder` is that of the attempt;
+    """Starts a job: `start(folder, module, data, ["secret"] * ranks, steps=…)`. `folder` is that of the attempt;
     `data` one place, or each rank's."""
     jobs = []
 
@@ -133,13 +133,13 @@ def start(server: Callable[[str], forked_ranks.Server]) -> Iterator[Callable[...
         folder: Path,
         module: str,
         data: Path | Sequence[Path],
-        nonces: Sequence[str] = ("aa",),
+        secrets: Sequence[str] = ("aa",),
         *,
         checkpoints: bool = True,
         **args: object,
     ) -> Job:
         framework = server(module.removesuffix("_bc"))
-        jobs.append(Job(framework, folder, module, data, nonces, args, checkpoints=checkpoints))
+        jobs.append(Job(framework, folder, module, data, secrets, args, checkpoints=checkpoints))
         return jobs[-1]
 
     yield begin

@@ -1,4 +1,4 @@
-"""Ranks compare nonces before they do anything together."""
+"""Ranks compare secrets before they do anything together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.train.distributed import WrongJob, check_nonce
+from pitools.train.distributed import WrongJob, check_secret
 from pitools.train.rank import RankEnv
 
 
@@ -34,18 +34,18 @@ class Store:
         return repr(self._values)
 
 
-def meet(nonces: Sequence[str], store: Store) -> list[WrongJob | None]:
+def meet(secrets: Sequence[str], store: Store) -> list[WrongJob | None]:
     """What each rank is told."""
-    reported: list[WrongJob | None] = [None] * len(nonces)
+    reported: list[WrongJob | None] = [None] * len(secrets)
 
     def one(number: int) -> None:
-        rank = RankEnv(rank=number, world_size=len(nonces), nonce=nonces[number])
+        rank = RankEnv(rank=number, world_size=len(secrets), secret=secrets[number])
         try:
-            check_nonce(rank, store.put, store.get, where="n01:29500")
+            check_secret(rank, store.put, store.get, where="n01:29500")
         except WrongJob as error:
             reported[number] = error
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(nonces))]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(secrets))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -55,16 +55,16 @@ def meet(nonces: Sequence[str], store: Store) -> list[WrongJob | None]:
 
 
 @given(st.lists(st.sampled_from(["0123456789abcdef", "fedcba9876543210"]), min_size=2, max_size=5))
-def test_all_go_on_or_none_does(nonces: list[str]) -> None:
+def test_all_go_on_or_none_does(secrets: list[str]) -> None:
     """One rank of another job, wherever it stands, stops every rank; ranks of one job pass."""
     store = Store()
-    futures = meet(nonces, store)
-    if len(set(nonces)) == 1:
-        assert futures == [None] * len(nonces)
+    futures = meet(secrets, store)
+    if len(set(secrets)) == 1:
+        assert futures == [None] * len(secrets)
     else:
         assert None not in futures
     observed = store.everything() + "".join(str(error) for error in futures)
-    assert not any(nonce in observed for nonce in nonces)
+    assert not any(secret in observed for secret in secrets)
 
 
 def test_both_sides_are_named() -> None:
@@ -83,4 +83,4 @@ def test_a_rank_that_comes_late_is_told_too() -> None:
     store = Store()
     assert meet(["aa", "aa"], store) == [None, None]
     with pytest.raises(WrongJob):
-        check_nonce(RankEnv(rank=1, world_size=2, nonce="bb"), store.put, store.get, where="n01:29500")
+        check_secret(RankEnv(rank=1, world_size=2, secret="bb"), store.put, store.get, where="n01:29500")

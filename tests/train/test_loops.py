@@ -176,7 +176,7 @@ def test_ranks_that_would_draw_other_samples_are_refused(
 def test_ranks_of_two_jobs_refuse_each_other(
     module: str, start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
-    """A rank with another nonce ends both jobs before any step, and no nonce is printed."""
+    """A rank with another secret ends both jobs before any step, and no secret is printed."""
     ours, theirs = "5e1f00d5e1f00d5e", "0ddba110ddba1100"
     job = start(tmp_path / "0", module, small, [ours, theirs], steps=5, global_batch_size=6)
     assert 0 not in job.wait()

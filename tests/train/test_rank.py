@@ -22,7 +22,7 @@ def test_a_launcher_says_everything() -> None:
         "PIT_RANK": "3",
         "PIT_WORLD_SIZE": "8",
         "PIT_LOCAL_RANK": "1",
-        "PIT_NONCE": "ab",
+        "PIT_JOB_SECRET": "ab",
         "WORLD_SIZE": "8",
         "PIT_ATTEMPT_DIR": "/r/attempts/0",
         "PIT_CHECKPOINT_DIR": "/r/checkpoints",
@@ -31,7 +31,7 @@ def test_a_launcher_says_everything() -> None:
         rank=3,
         world_size=8,
         local_rank=1,
-        nonce="ab",
+        secret="ab",
         attempt_dir=Path("/r/attempts/0"),
         checkpoint_dir=Path("/r/checkpoints"),
     )

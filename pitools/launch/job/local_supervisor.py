@@ -139,7 +139,7 @@ def _run_ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) 
         **plan.request.env,
         "PIT_RUN_DIR": str(run_dir),
         "PIT_ATTEMPT_DIR": str(attempt),
-        "PIT_NONCE": secrets.token_hex(16),
+        "PIT_JOB_SECRET": secrets.token_hex(16),
         "PIT_HEAD_NODE": node,
         "PIT_HEAD_ADDRESS": "127.0.0.1",
         "PIT_TASKS_PER_NODE": str(world_size),

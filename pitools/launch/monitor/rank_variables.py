@@ -16,7 +16,7 @@ from pitools.site.schema import Site
 
 
 def variables_of_rank(run_dir: Path, plan: Plan, site: Site, rank: int) -> tuple[str, dict[str, str]]:
-    """Return the node and the variables of a rank of the run's last attempt, without the nonce of its rendezvous.
+    """Return the node and the variables of a rank of the run's last attempt, without the secret of its rendezvous.
 
     Raises UsageError for a rank that the run does not have, DataError before the rank has started.
     """

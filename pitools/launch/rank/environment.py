@@ -15,7 +15,7 @@ from pitools.launch.rank import rendezvous
 IMPORTING = "PIT_IMPORTING_ENTRY"
 # Set by srun, or by the supervisor of a local run.
 _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURMD_NODENAME")
-_PIT_VARIABLES = ("PIT_ATTEMPT_DIR", "PIT_NONCE", "PIT_HEAD_ADDRESS", "PIT_HEAD_NODE", "PIT_PORTS")
+_PIT_VARIABLES = ("PIT_ATTEMPT_DIR", "PIT_JOB_SECRET", "PIT_HEAD_ADDRESS", "PIT_HEAD_NODE", "PIT_PORTS")
 
 
 class RankContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,9 @@ def load_rank_context(environ: Mapping[str, str]) -> RankContext:
         node=environ["SLURMD_NODENAME"],
         head_node=environ["PIT_HEAD_NODE"],
         head_address=environ["PIT_HEAD_ADDRESS"],
-        job_identity=rendezvous.JobIdentity(" ".join(key), environ["PIT_NONCE"], world_size, (int(first), int(last))),
+        job_identity=rendezvous.JobIdentity(
+            " ".join(key), environ["PIT_JOB_SECRET"], world_size, (int(first), int(last))
+        ),
         attempt_dir=Path(environ["PIT_ATTEMPT_DIR"]),
         tasks_per_node=int(environ.get("PIT_TASKS_PER_NODE", "1")),
         gpus_per_node=int(environ.get("PIT_GPUS_PER_NODE", "0")),

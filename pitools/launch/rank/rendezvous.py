@@ -3,15 +3,15 @@
 Every rank has its number from Slurm and rank 0's address from the job script; only the port is uncertain. Two jobs on
 one node may choose the same port; gRPC listens with SO_REUSEPORT, so both succeed, and ranks of one job join the other.
 So rank 0 first binds a *guard* port, exclusively, until it ends, and answers there only ranks that prove possession of
-the job's nonce. The framework's own port is the next one; the guard's answer contains it.
+the job's secret. The framework's own port is the next one; the guard's answer contains it.
 
     candidates   at most 64 pairs of ports (guard, framework); job id, step and restart determine the first pair
     rank 0       takes the first pair with both ports free
-    other ranks  try the same pairs until a guard proves the nonce, at a falling rate: first 4 pairs, 8 after 0.1 s, and
-                 so on to 64 pairs every 1 to 2 s, so that waiting ranks cause little load
+    other ranks  try the same pairs until a guard proves the secret, at a falling rate: first 4 pairs, 8 after 0.1 s,
+                 and so on to 64 pairs every 1 to 2 s, so that waiting ranks cause little load
 
-Every message is one line. Both sides prove the nonce by an HMAC over the other's challenge, the guard's also over
-its answer; the nonce is never sent.
+Every message is one line. Both sides prove the secret by an HMAC over the other's challenge, the guard's also over
+its answer; the secret is never sent.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class NoFreePorts(ClusterError):
 class JobIdentity(NamedTuple):
     """The identity of one start of one job, shared by its ranks and no other job's.
 
-    key: text that is unique per job, step and restart. nonce: secret, in hex. ports: first and last port to use.
+    key: text that is unique per job, step and restart. secret: in hex. ports: first and last port to use.
     """
 
     key: str
-    nonce: str
+    secret: str
     world_size: int
     ports: tuple[int, int]
 
@@ -107,9 +107,9 @@ class RendezvousServer:
         _send(connection, {"challenge": challenge}, deadline)
         hello = _receive(connection, deadline)
         rank = int(hello["rank"])
-        if not _is_proof(self._job.nonce, f"rank {rank} {challenge}", hello["proof"]):
+        if not _is_proof(self._job.secret, f"rank {rank} {challenge}", hello["proof"]):
             return
-        proof = _hmac_proof(self._job.nonce, f"guard {rank} {hello['challenge']} {self.coordinator}")
+        proof = _hmac_proof(self._job.secret, f"guard {rank} {hello['challenge']} {self.coordinator}")
         _send(connection, {"proof": proof, "coordinator": self.coordinator}, deadline)
         self._joined.add(rank)
         if len(self._joined) >= self._job.world_size - 1:
@@ -117,7 +117,7 @@ class RendezvousServer:
 
 
 def find_coordinator(job: JobIdentity, address: str, rank: int, *, timeout_s: float) -> str:
-    """Return the coordinator's `address:port` from the guard on rank 0 that proves this job's nonce.
+    """Return the coordinator's `address:port` from the guard on rank 0 that proves this job's secret.
 
     For every rank but 0. Each round tries more candidate ports, after a longer pause. Raises Unreachable on time-out.
     """
@@ -164,22 +164,22 @@ def _query_server(job: JobIdentity, address: str, port: int, rank: int, deadline
         with socket.create_connection((address, port), timeout=_seconds_left(deadline)) as connection:
             greeting = _receive(connection, deadline)
             challenge = secrets.token_hex(16)
-            proof = _hmac_proof(job.nonce, f"rank {rank} {greeting['challenge']}")
+            proof = _hmac_proof(job.secret, f"rank {rank} {greeting['challenge']}")
             _send(connection, {"rank": rank, "challenge": challenge, "proof": proof}, deadline)
             answer = _receive(connection, deadline)
             coordinator = str(answer["coordinator"])
-            is_same_job = _is_proof(job.nonce, f"guard {rank} {challenge} {coordinator}", answer["proof"])
+            is_same_job = _is_proof(job.secret, f"guard {rank} {challenge} {coordinator}", answer["proof"])
             return coordinator if is_same_job else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _hmac_proof(nonce: str, text: str) -> str:
-    return hmac.new(bytes.fromhex(nonce), text.encode(), hashlib.sha256).hexdigest()
+def _hmac_proof(secret: str, text: str) -> str:
+    return hmac.new(bytes.fromhex(secret), text.encode(), hashlib.sha256).hexdigest()
 
 
-def _is_proof(nonce: str, text: str, proof: object) -> bool:
-    return isinstance(proof, str) and hmac.compare_digest(_hmac_proof(nonce, text).encode(), proof.encode())
+def _is_proof(secret: str, text: str, proof: object) -> bool:
+    return isinstance(proof, str) and hmac.compare_digest(_hmac_proof(secret, text).encode(), proof.encode())
 
 
 def _seconds_left(deadline: float) -> float:

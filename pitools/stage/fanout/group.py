@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, ConfigError, UsageError
 
 _MAX_PORTS = 16  # candidate ports of a node: up to 15 of them may be in use by other programs
 _MIN_SECRET_BYTES = 16
-_NONCE_COMMAND = "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE"
+_EXPORT_COMMAND = "PIT_JOB_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_JOB_SECRET"
 _STEP_HINT = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanout"
 
 
@@ -178,11 +178,11 @@ def _read_secret(environ: Mapping[str, str]) -> bytes:
     if path := environ.get("PIT_FANOUT_SECRET_FILE"):
         secret = _read_private_file(Path(path))
     else:
-        secret = environ.get("PIT_NONCE", "").encode()
+        secret = environ.get("PIT_JOB_SECRET", "").encode()
     if not secret:
-        raise UsageError("--fanout: the job has no secret", hint=f"in the job's script, before srun: {_NONCE_COMMAND}")
+        raise UsageError("--fanout: the job has no secret", hint=f"in the job's script, before srun: {_EXPORT_COMMAND}")
     if len(secret) < _MIN_SECRET_BYTES:
-        raise UsageError(f"--fanout: a secret of {len(secret)} characters is too short", hint=_NONCE_COMMAND)
+        raise UsageError(f"--fanout: a secret of {len(secret)} characters is too short", hint=_EXPORT_COMMAND)
     return secret
 
 

@@ -57,7 +57,7 @@ def start(server: Callable[[str], forked_ranks.Server], tmp_path: Path) -> Itera
             port = str(probe.getsockname()[1])
         env = forked_ranks.environment() | {
             "PIT_WORLD_SIZE": str(world_size),
-            "PIT_NONCE": "aa",
+            "PIT_JOB_SECRET": "aa",
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,

@@ -26,7 +26,7 @@ QUOTED = "it's $HOME"
 # What is of the rank's process, its step or its interpreter, and not of its program.
 OWN = {
     "PATH",
-    "PIT_NONCE",
+    "PIT_JOB_SECRET",
     "PIT_HEAD_ADDRESS",
     "PIT_HEAD_NODE",
     "PIT_PORTS",

@@ -54,7 +54,7 @@ def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[
             "SLURM_LOCALID": "0",
             "SLURMD_NODENAME": "here",
             "PIT_ATTEMPT_DIR": str(tmp_path / "attempts" / "0"),
-            "PIT_NONCE": "00" * 16,
+            "PIT_JOB_SECRET": "00" * 16,
             "PIT_HEAD_ADDRESS": "127.0.0.1",
             "PIT_HEAD_NODE": "here",
             "PIT_PORTS": "22000-22127",

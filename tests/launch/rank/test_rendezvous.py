@@ -55,11 +55,11 @@ def test_jobs_that_want_the_same_port_stay_apart(round_: int) -> None:
     def rank(mine: JobIdentity, number: int) -> None:
         if number == 0:
             guard = RendezvousServer(mine, HERE)
-            guards[mine.nonce] = guard.coordinator
+            guards[mine.secret] = guard.coordinator
             guard.wait_for_ranks(20)
             opened.append(guard)
         else:
-            answers.append((mine.nonce, find_coordinator(mine, HERE, number, timeout_s=20)))
+            answers.append((mine.secret, find_coordinator(mine, HERE, number, timeout_s=20)))
 
     opened: list[RendezvousServer] = []
     with ThreadPoolExecutor(18) as pool:
@@ -70,22 +70,22 @@ def test_jobs_that_want_the_same_port_stay_apart(round_: int) -> None:
         guard.close()
     assert len(set(guards.values())) == 6
     assert len(answers) == 12
-    assert all(guards[nonce] == coordinator for nonce, coordinator in answers)
+    assert all(guards[secret] == coordinator for secret, coordinator in answers)
 
 
-def test_a_rank_without_the_nonce_gets_nothing() -> None:
-    """A stranger with the right ports but another nonce is not answered, and does not count as a rank."""
+def test_a_rank_without_the_secret_gets_nothing() -> None:
+    """A stranger with the right ports but another secret is not answered, and does not count as a rank."""
     own_part = job(world_size=2)
     guard = RendezvousServer(own_part, HERE)
     with closing(guard):
         with pytest.raises(Unreachable, match="rank 1 "):
-            find_coordinator(own_part._replace(nonce=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
+            find_coordinator(own_part._replace(secret=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
         with pytest.raises(Unreachable, match=r"\[1\]"):
             guard.wait_for_ranks(0.1)
 
 
 def test_an_impostor_cannot_pose_as_rank_0() -> None:
-    """A listener that does not know the nonce is passed by, though it stands on the first port and talks our talk."""
+    """A listener that does not know the secret is passed by, though it stands on the first port and talks our talk."""
     own_part, listener = occupy(0, world_size=2)
 
     def impostor(listener: socket.socket) -> None:

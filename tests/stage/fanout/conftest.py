@@ -80,7 +80,7 @@ class Nodes:
         self.timeouts = dict(TIMEOUTS)
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PIT_", "SLURM_"))},
-            "PIT_NONCE": secrets.token_hex(16),
+            "PIT_JOB_SECRET": secrets.token_hex(16),
             "PIT_FANOUT_JOB": secrets.token_hex(4),
             "PIT_FANOUT_NODES": ",".join(f"{name}=127.0.0.1" for name in self.names),
         }

@@ -37,7 +37,7 @@ class Commands:
 
     def start(self, source: Path, *names: str, group: tuple[str, ...] = NAMES, options: tuple[str, ...] = ()) -> None:
         env = {name: text for name, text in os.environ.items() if not name.startswith(("PIT_", "SLURM_"))}
-        env |= {"PIT_NONCE": SECRET, "PIT_FANOUT_JOB": self.tmp_path.name}
+        env |= {"PIT_JOB_SECRET": SECRET, "PIT_FANOUT_JOB": self.tmp_path.name}
         env["PIT_FANOUT_NODES"] = ",".join(f"{name}=127.0.0.1" for name in group)
         for name in names:
             argv = [*self.program, "run", str(source), "--to", str(self.root(name)), "--fanout", "--format", "jsonl"]

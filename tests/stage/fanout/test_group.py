@@ -9,7 +9,7 @@ import pytest
 from pitools.core.errors import ClusterError, ConfigError, UsageError
 from pitools.stage.fanout.group import Group, find_group
 
-NONCE = "00112233445566778899aabbccddeeff"
+SECRET = "00112233445566778899aabbccddeeff"
 STEP = {
     "SLURM_JOB_ID": "71",
     "SLURM_STEP_ID": "2",
@@ -17,7 +17,7 @@ STEP = {
     "SLURM_STEP_NUM_NODES": "3",
     "SLURM_STEP_NUM_TASKS": "3",
     "SLURMD_NODENAME": "n02",
-    "PIT_NONCE": NONCE,
+    "PIT_JOB_SECRET": SECRET,
 }
 PAIRS = {"PIT_FANOUT_NODES": "a=127.0.0.1, b=127.0.0.1", "PIT_FANOUT_NODE": "b", "PIT_FANOUT_JOB": "x"}
 
@@ -71,8 +71,8 @@ def test_a_loopback_address_of_its_own_name_is_not_what_others_use(names):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"PIT_NONCE": ""}, "no secret"),
-        ({"PIT_NONCE": "short"}, "too short"),
+        ({"PIT_JOB_SECRET": ""}, "no secret"),
+        ({"PIT_JOB_SECRET": "short"}, "too short"),
         ({"SLURM_STEP_NODELIST": ""}, "job step"),
         ({"SLURM_STEP_NUM_TASKS": "6"}, "6 tasks on 3 nodes"),
         ({"SLURMD_NODENAME": "n09"}, "n09"),
@@ -87,29 +87,29 @@ def test_what_cannot_be_a_group_is_refused(names, change: dict[str, str], word: 
         find_group({**STEP, **change})
     assert word in str(error.value)
     assert error.value.hint
-    assert NONCE not in str(error.value) + error.value.hint
+    assert SECRET not in str(error.value) + error.value.hint
 
 
 def test_the_hint_for_a_secret_is_a_line_of_shell():
     """What is to be typed works: it makes a secret that is accepted."""
     with pytest.raises(UsageError) as error:
         find_group(PAIRS)
-    assert "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE" in error.value.hint
+    assert "PIT_JOB_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_JOB_SECRET" in error.value.hint
 
 
 def test_a_group_is_made_without_slurm():
     """Names and addresses of all nodes, and which of them this is."""
-    group = find_group({**PAIRS, "PIT_NONCE": NONCE, "PIT_PORTS": "30000-30099"})
+    group = find_group({**PAIRS, "PIT_JOB_SECRET": SECRET, "PIT_PORTS": "30000-30099"})
     assert (group.names, group.rank, group.ports) == (("a", "b"), 1, (30000, 30099))
 
 
 def test_a_secret_may_be_in_a_private_file(tmp_path: Path):
     """One that others can read, a link, or none, is refused with the command that helps."""
     path = tmp_path / "secret"
-    path.write_text(NONCE + "\n")
+    path.write_text(SECRET + "\n")
     path.chmod(0o600)
     env = {**PAIRS, "PIT_FANOUT_SECRET_FILE": str(path)}
-    assert find_group(env).proof_key("v") == find_group({**PAIRS, "PIT_NONCE": NONCE}).proof_key("v")
+    assert find_group(env).proof_key("v") == find_group({**PAIRS, "PIT_JOB_SECRET": SECRET}).proof_key("v")
     path.chmod(0o640)
     with pytest.raises(ConfigError) as error:
         find_group(env)

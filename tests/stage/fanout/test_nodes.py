@@ -122,7 +122,7 @@ def test_a_node_with_another_secret_gets_nothing(nodes):
     step = nodes(files, count=3)
     step.timeouts |= {"startup_s": 1.0, "linger_s": 3.0}
     step.start("n0", "n1")
-    step.start("n2", env={"PIT_NONCE": "0" * 32})
+    step.start("n2", env={"PIT_JOB_SECRET": "0" * 32})
     outcome = step.finish()
     assert outcome["n2"]["peer_bytes"] == 0
     assert step.origin.served == 2 * 6 * 200_000
