@@ -189,6 +189,31 @@ def try_version_lock(root: Path, version: str) -> Iterator[bool]:
 
 
 @contextmanager
+def root_lock(root: Path, name: str, *, activity: str, timeout_s: float) -> Iterator[int]:
+    """Hold the lock file `name` in a root's `.locks`, created if missing; yield its descriptor.
+
+    activity: of its owner, for the error. Raises TryLater on time-out, ClusterError.
+    """
+    path = root / LOCKS / name
+    try:
+        descriptor = open_readable_lock_file(path)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s):
+            owner = read_lock_owner(descriptor)
+            who = f"the owner is {describe_owner(owner)}" if owner.pid else "find the owner with lslocks"
+            message = f"another process {activity} (waited {format_duration(timeout_s)})"
+            raise TryLater(message, where=str(path), hint=f"{who}: run this again later")
+        try:
+            yield descriptor
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked processes have the descriptor too
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def _lock_file(root: Path, version: str) -> Iterator[int]:
     path = root / LOCKS / version
     try:

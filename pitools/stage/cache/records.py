@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import timestamps
-from pitools.core.errors import TryLater
 from pitools.core.fs import from_os_error, write_atomic
-from pitools.core.locks import is_world_readable, lock_within, open_readable_lock_file
+from pitools.core.locks import is_world_readable
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.layout import LOCKS, RECORDS, staged_path
+from pitools.stage.cache.layout import LOCKS, RECORDS, root_lock, staged_path
 from pitools.stage.cache.lease import leased_set
 
 _TIMEOUT_S = 10.0
@@ -98,20 +95,14 @@ def _update_record(root: Path, version: str, update: Callable[[StageRecord], Sta
 @contextmanager
 def _lock_records(root: Path) -> Iterator[None]:
     """Lock all records of a root for a short update: stagers and `pin` change the same files."""
-    path = root / LOCKS / RECORDS  # not the folder itself, which other users of a shared root may open and lock
     try:
-        for folder in (root / RECORDS, path.parent):  # an older root has none
+        for folder in (root / RECORDS, root / LOCKS):  # an older root has none
             folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = open_readable_lock_file(path)
     except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_TIMEOUT_S):
-            message, hint = "the records are locked by another process", "find it with lslocks; run this again later"
-            raise TryLater(message, where=str(path), hint=hint)
+        raise from_os_error(error, root) from error
+    # Not the folder itself, which other users of a shared root may open and lock.
+    with root_lock(root, RECORDS, activity="changes the records", timeout_s=_TIMEOUT_S):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _record_path(root: Path, version: str) -> Path:

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from pitools.core.errors import ClusterError, NoSpace, TryLater
+from pitools.core.errors import ClusterError, NoSpace
 from pitools.core.fs import from_os_error
-from pitools.core.locks import describe_owner, lock_within, open_readable_lock_file, publish_owner, read_lock_owner
+from pitools.core.locks import lock_within, publish_owner
 from pitools.core.record import decode_json
-from pitools.core.units import format_duration, format_size
+from pitools.core.units import format_size
 from pitools.stage.cache.evict import (
     GRACE_S,
     KEPT_TEXT,
@@ -35,7 +35,7 @@ from pitools.stage.cache.evict import (
     refresh_last_use,
 )
 from pitools.stage.cache.inventory import DiskUsage, disk_usage, total_bytes
-from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_path, purge_trash
+from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_path, purge_trash, root_lock
 from pitools.stage.cache.reservation import DiskReservation
 from pitools.store.publish import BUILD_DIR
 
@@ -118,8 +118,16 @@ def reserve(
 
     Raises NoSpace, TryLater, ClusterError.
     """
-    with _reservation_file(root, version) as descriptor, ExitStack() as stack:
-        with _quota_lock(root, timeout_s):
+    reservation_file = root_lock(
+        root, f"{version}.reservation", activity="has reserved room for this version", timeout_s=_KILLED_STAGER_S
+    )
+    with reservation_file as descriptor, ExitStack() as stack:
+        os.ftruncate(descriptor, 0)
+        # One stager at a time measures, evicts and reserves.
+        with (
+            root_lock(root, ".space", activity="makes room at this root", timeout_s=timeout_s) as quota_descriptor,
+            publish_owner(quota_descriptor),
+        ):
             _require_space(root, version, needed, limits, grace_s, on_evicted)
             reservation = DiskReservation(root, needed, in_flight)
             stack.callback(reservation.release)
@@ -295,48 +303,8 @@ def read_reservations(root: Path, *, except_version: str = "") -> dict[str, Rese
     return reservations
 
 
-@contextmanager
-def _reservation_file(root: Path, version: str) -> Iterator[int]:
-    """Yield the descriptor of this version's reservation file, locked and empty."""
-    path = root / LOCKS / f"{version}.reservation"
-    try:
-        descriptor = open_readable_lock_file(path)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_KILLED_STAGER_S):
-            message, hint = "another process has reserved room for this version", "run this again in a moment"
-            raise TryLater(message, where=str(path), hint=hint)
-        os.ftruncate(descriptor, 0)
-        try:
-            yield descriptor
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked processes have the descriptor too
-    finally:
-        os.close(descriptor)
-
-
 def _write_reservation(descriptor: int, reservation: ReservedSpace, root: Path) -> None:
     try:
         os.pwrite(descriptor, msgspec.json.encode(reservation), 0)
     except OSError as error:
         raise from_os_error(error, root) from error
-
-
-@contextmanager
-def _quota_lock(root: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the root's lock: one stager at a time measures, evicts and reserves."""
-    path = root / LOCKS / ".space"
-    try:
-        descriptor = open_readable_lock_file(path)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s):
-            message = f"another process has been making room for {format_duration(timeout_s)}"
-            hint = f"the owner is {describe_owner(read_lock_owner(descriptor))}: run this again later"
-            raise TryLater(message, where=str(root), hint=hint)
-        with publish_owner(descriptor):
-            yield
-    finally:
-        os.close(descriptor)

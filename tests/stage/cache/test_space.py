@@ -14,10 +14,11 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, NoSpace, TryLater
+from pitools.core.locks import publish_owner
 from pitools.stage.cache import records, space
 from pitools.stage.cache.evict import KEPT_TEXT, KeptReason
 from pitools.stage.cache.inventory import disk_usage, total_bytes
-from pitools.stage.cache.layout import create_root, free_bytes, journal_path, partial_path, version_lock
+from pitools.stage.cache.layout import create_root, free_bytes, journal_path, partial_path, root_lock, version_lock
 from pitools.stage.cache.lease import leased_set
 from pitools.stage.cache.space import RootLimits, Shortfall, make_room, reserve
 from pitools.stage.sources.find import load_version
@@ -418,11 +419,16 @@ def test_a_look_at_what_is_reserved_is_not_taken_for_a_stager(root: Path):
 def test_a_stager_that_makes_room_for_ever_is_named(root: Path):
     """Others of the root wait for it, and then say who it is."""
     create_root(root)
-    pid = child(lambda: enter(space._quota_lock(root, 0)))
+
+    def make_room_for_ever() -> object:
+        lock = root_lock(root, ".space", activity="makes room", timeout_s=0)
+        return lock, enter(publish_owner(lock.__enter__()))
+
+    pid = child(make_room_for_ever)
     try:
         with pytest.raises(TryLater) as error, reserve(root, "v", MIB, RootLimits(), timeout_s=0.1):
             pass
         assert f"pid {pid} of" in error.value.hint
-        assert error.value.where == str(root)
+        assert error.value.where == str(root / ".locks/.space")
     finally:
         kill(pid)
