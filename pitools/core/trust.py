@@ -7,14 +7,50 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pitools.core.errors import ConfigError
 
 _MAX_LINKS = 40  # as the kernel follows
 _OVERFLOW_UID = 65534  # the uid of all unmapped users in a container
+
+
+class Untrusted(NamedTuple):
+    """A file, link or folder on a path that others can change. writer: who may write to it, "" if it is another
+    user's.
+    """
+
+    path: Path
+    status: os.stat_result
+    writer: str
+
+
+def find_untrusted(
+    path: Path, users: Set[int], *, group_above: bool = False, owners_above: bool = False, inside: bool = False
+) -> Untrusted | None:
+    """Return the first file, link or folder on a path that others than these users could change or replace.
+
+    group_above, inside: as in `require_trusted`. owners_above: parent folders may belong to any user, except inside one
+    that everybody may write to, such as /tmp. Raises OSError.
+    """
+    components = list(_path_components(path.absolute()))
+    open_above, target = False, None if inside else components[-1][0]
+    for step, status in components:
+        may_be_group_s = group_above and step != target and stat.S_ISDIR(status.st_mode)
+        of_group = may_be_group_s and not open_above and status.st_gid in _groups()
+        of_any_owner = owners_above and step != target and not open_above
+        if status.st_uid not in users and not of_group and not of_any_owner:
+            return Untrusted(step, status, "")
+        if stat.S_ISLNK(status.st_mode):
+            continue
+        open_above = bool(status.st_mode & stat.S_IWOTH)
+        keeps_entries = step != target and status.st_mode & stat.S_ISVTX
+        if not keeps_entries and (writer := other_writers(status, allow_group=may_be_group_s)):
+            return Untrusted(step, status, writer)
+    return None
 
 
 def require_trusted(
@@ -34,30 +70,23 @@ def require_trusted(
     parent folder that a group can write. Raises ConfigError with the first file, link or folder on the path that others
     can change.
     """
-    users = _trusted(trusted_user)
     try:
-        components = list(_path_components(path.absolute()))
+        untrusted = find_untrusted(path, trusted_users(trusted_user), group_above=group_above, inside=inside)
     except OSError as error:
         hint = "it is a dangling link" if path.is_symlink() and error.errno == errno.ENOENT else ""
         raise ConfigError(f"{description}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
-    open_above, target = False, None if inside else components[-1][0]
-    for step, status in components:
-        may_be_group_s = group_above and step != target and stat.S_ISDIR(status.st_mode)
-        of_group = may_be_group_s and not open_above and status.st_gid in _groups()
-        hint = f"; {alternative}" if alternative and not group_above and status.st_gid in _groups() else ""
-        if status.st_uid not in users and not of_group:
-            user = user_name(status.st_uid)
-            hint = f"chown it, or use a copy of your own where you trust {user}: cp -r {path} COPY{hint}"
-            raise _untrusted_error(path, description, step, f"belongs to user {user} (expected you or root)", hint)
-        if stat.S_ISLNK(status.st_mode):
-            continue
-        open_above = bool(status.st_mode & stat.S_IWOTH)
-        keeps_entries = step != target and status.st_mode & stat.S_ISVTX
-        if not keeps_entries and (writer := other_writers(status, allow_group=may_be_group_s)):
-            problem = f"can be written by {writer} (expected only you and root)"
-            raise _untrusted_error(
-                path, description, step, problem, f"chmod {'o-w' if open_above else 'g-w'} {step}{hint}"
-            )
+    if not untrusted:
+        return
+    step, status, writer = untrusted
+    hint = f"; {alternative}" if alternative and not group_above and status.st_gid in _groups() else ""
+    if writer:
+        problem = f"can be written by {writer} (expected only you and root)"
+        hint = f"chmod {'o-w' if status.st_mode & stat.S_IWOTH else 'g-w'} {step}{hint}"
+    else:
+        user = user_name(status.st_uid)
+        problem = f"belongs to user {user} (expected you or root)"
+        hint = f"chown it, or use a copy of your own where you trust {user}: cp -r {path} COPY{hint}"
+    raise _untrusted_error(path, description, step, problem, hint)
 
 
 def _untrusted_error(path: Path, description: str, component: Path, problem: str, hint: str) -> ConfigError:
@@ -112,7 +141,8 @@ def _is_private_group(gid: int, uid: int) -> bool:
     return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _trusted(account_name: str) -> set[int]:
+def trusted_users(account_name: str = "") -> set[int]:
+    """Return the uids of this user and of root, also as a container shows it, and of a system account."""
     users = {os.geteuid(), 0}
     if account_name and (account := _account(account_name)) is not None:
         users.add(account)

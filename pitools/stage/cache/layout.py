@@ -37,7 +37,7 @@ from pitools.core.locks import (
 )
 from pitools.core.locks import LockOwner as LockOwner
 from pitools.core.locks import ReportProgress as ReportProgress
-from pitools.core.trust import other_writers
+from pitools.core.trust import find_untrusted, other_writers, trusted_users, user_name
 from pitools.core.units import format_duration
 from pitools.stage.sources.local import OBJECTS as OBJECTS
 from pitools.store.manifest import FileEntry
@@ -85,7 +85,8 @@ def journal_path(root: Path, version: str) -> Path:
 def require_safe(root: Path, *, reading: bool = False) -> None:
     """Refuse a root that another user owns or can write to, or whose folders are such. Raises ClusterError.
 
-    Folders above the root are not checked: whoever can write to one without a sticky bit can replace the root.
+    Also one that another user could replace: where everybody, or a group that is not this user's, may write to a folder
+    above it. With a sticky bit, as /tmp has, everybody may. Folders above may be another user's, but not in /tmp.
 
     reading: nothing will be written, so the owner of a shared root is trusted too.
     """
@@ -105,8 +106,26 @@ def require_safe(root: Path, *, reading: bool = False) -> None:
                 if not is_sticky and (writer := other_writers(status, allow_group=False)):
                     message = f"the folder can be written by {writer} (expected its owner alone)"
                     raise ClusterError(message, where=str(folder), hint=f"chmod go-w {folder}, or {_ELSEWHERE_HINT}")
+        _require_safe_above(root.absolute(), trusted)
     except OSError as error:
         raise from_os_error(error, root) from error
+
+
+def _require_safe_above(root: Path, trusted: set[int]) -> None:
+    for path in (root, *root.parents):
+        with contextlib.suppress(FileNotFoundError):  # the nearest that exists
+            untrusted = find_untrusted(
+                path, trusted | trusted_users(), group_above=True, owners_above=True, inside=True
+            )
+            break
+    if not untrusted:
+        return
+    above, status, writer = untrusted
+    reason = (
+        f"can be written by {writer}, who could replace" if writer else f"user {user_name(status.st_uid)} could replace"
+    )
+    fix = f"chmod {'+t' if status.st_mode & stat.S_IWOTH else 'g-w'} {above}, or " if writer else ""
+    raise ClusterError(f"{reason} the root {root}", where=str(above), hint=f"{fix}choose another --to")
 
 
 def _unsafe_reason(status: os.stat_result, trusted: set[int]) -> str:

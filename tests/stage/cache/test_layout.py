@@ -161,6 +161,47 @@ def test_a_root_of_another_user_is_refused(small: Path, tmp_path: Path, kind: st
     assert os.listdir(tmp_path / "theirs") == []
 
 
+@pytest.mark.parametrize("kind", ["writable", "group", "of another user in a sticky folder"])
+@pytest.mark.usefixtures("as_root")
+def test_a_root_that_others_could_replace_is_refused(small: Path, tmp_path: Path, kind: str):
+    """Whoever may write to a folder above ROOT could put another root in its place between two jobs."""
+    above = tmp_path / "nvme"
+    above.mkdir()
+    if kind == "writable":
+        above.chmod(0o777)
+    elif kind == "group":
+        os.chown(above, -1, 54321)
+        above.chmod(0o770)
+    else:
+        above.chmod(0o1777)
+        above = above / "theirs"
+        above.mkdir()
+        os.chown(above, 54321, -1)
+    with pytest.raises(ClusterError) as error:
+        stage_version(load_version(small), above / "more" / "pit")
+    assert error.value.where == str(above)
+    assert os.listdir(above) == []
+
+
+@pytest.mark.parametrize("kind", ["sticky", "of another user", "of a group of mine", "a link"])
+@pytest.mark.usefixtures("as_root")
+def test_a_root_in_folders_as_sites_have_them_is_taken(small: Path, tmp_path: Path, kind: str):
+    """In /tmp; in a project's folder, or a user's that a container's root sees; behind a link."""
+    above = tmp_path / "nvme"
+    above.mkdir()
+    if kind == "sticky":
+        above.chmod(0o1777)
+    elif kind == "of another user":
+        os.chown(above, 54321, 54321)
+    elif kind == "of a group of mine":
+        os.chown(above, 54321, os.getegid())
+        above.chmod(0o2770)
+    else:
+        (tmp_path / "mount").symlink_to(above)
+        above = tmp_path / "mount"
+    assert stage_version(load_version(small), above / "user" / "pit").state == "staged"
+
+
 def test_a_sticky_root_and_a_link_of_ones_own_are_taken(small: Path, tmp_path: Path):
     """In /tmp others cannot take our folders away, and /nvme may well be a link."""
     (tmp_path / "tmp").mkdir()
