@@ -1,8 +1,8 @@
 """Fill a version's partial folder in the cache file by file on request, and publish it when it is complete.
 
 Verified files are recorded in the stager's journal, so `pit-stage run` and this process each keep the other's finished
-files; here a large file of which only some ranges are written begins again. The version's lock is held throughout:
-there is one writer.
+files, and of a large file the ranges that `pit-stage run` wrote; those written here are not recorded. The version's
+lock is held throughout: there is one writer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,12 +24,12 @@ from pitools.stage.copy import journal
 from pitools.stage.copy.copy import syncs_each_file
 from pitools.stage.copy.hardlink import link_shared
 from pitools.stage.copy.journal import CopyJournal, WrittenFiles, journal_line
-from pitools.stage.copy.resume import write_manifest_last
+from pitools.stage.copy.resume import remove_stale, require_inodes, write_manifest_last, written_range_bytes
 from pitools.stage.copy.worker import CREATE_FLAGS, FILE_MODE, digest_error
 from pitools.stage.copy.write import write_all
 from pitools.stage.sources.base import DatasetVersion, SourceFile, all_folders
 from pitools.stage.stage import publish_new
-from pitools.store.digest import hasher_for
+from pitools.store.digest import RANGE_BYTES, hasher_for
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
 # A shard is fetched in parts: its first reader does not depend on the speed of a single connection.
@@ -67,7 +67,8 @@ class VersionFetch:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = journal_path(self._root, version)
         done = journal.read_journal(path, folder, version, files)
-        if not done.files:  # without a journal, the files present are unverified
+        is_new = not done.files and not done.ranges
+        if is_new:  # without a journal, the files present are unverified
             remove_tree(folder)
             folder.mkdir(mode=0o700)
         linked = link_shared(self._dataset, self._root, folder, set(done.files))
@@ -75,16 +76,18 @@ class VersionFetch:
         for subfolder in sorted(all_folders(files)):
             (folder / subfolder).mkdir(exist_ok=True)
             (folder / subfolder).chmod(0o755)  # independent of the umask; the root's mode controls access
+        if not is_new:
+            remove_stale(folder, files, done, linked)
+        self._ranges = done.ranges
         missing = [entry for index, entry in enumerate(files) if index not in self._present]
-        for entry in missing:
-            (folder / entry.path).unlink(missing_ok=True)
+        require_inodes(self._root, len(missing))
         self._bytes = self._dataset.manifest.total_bytes - sum(entry.bytes for entry in missing)
         in_flight = _FILE_THREADS * max((entry.bytes for entry in missing), default=0)
-        needed = needed_bytes(missing)
+        needed = needed_bytes(missing) - written_range_bytes(files, done.ranges)
         self._report_used = self._stack.enter_context(
             reserve(self._root, version, needed, limits, in_flight=min(needed, in_flight))
         )
-        self._journal = CopyJournal(path, version, durable=self._syncs_each_file, append=bool(done.files))
+        self._journal = CopyJournal(path, version, durable=self._syncs_each_file, append=not is_new)
         self._stack.callback(self._journal.close)
         self._folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._on_disk = fs_type(folder) != "tmpfs"  # on tmpfs, to allocate is to write
@@ -129,7 +132,7 @@ class VersionFetch:
     def _fetch_file(self, index: int) -> None:
         path = self._folder / self._files[index].path
         try:
-            self._fetch(self._files[index], path)
+            self._fetch(index, path)
         except BaseException as error:
             self._drop_future(index)
             if isinstance(error, OSError):
@@ -154,7 +157,7 @@ class VersionFetch:
                 self._journal.flush()
                 self._present.add(index)
                 del self._futures[index]
-                self._report_used(entry.bytes)
+                self._report_used(entry.bytes - self._resumed_bytes(index))
                 self._bytes += entry.bytes
                 self._report_progress(self._bytes, self._dataset.manifest.total_bytes)
                 if len(self._present) == len(self._files):
@@ -163,33 +166,46 @@ class VersionFetch:
             if index not in self._present:
                 self._drop_future(index)  # the next request retries the file; the next process retries publishing
 
+    def _resumed_bytes(self, index: int) -> int:
+        return written_range_bytes(self._files, {index: self._ranges.get(index, ())})
+
     def _drop_future(self, index: int) -> None:
         with self._lock:
-            (self._folder / self._files[index].path).unlink(missing_ok=True)
+            if index not in self._ranges:
+                (self._folder / self._files[index].path).unlink(missing_ok=True)
             self._futures.pop(index, None)  # so that the next request tries again
 
-    def _fetch(self, entry: FileEntry, path: Path) -> None:
-        """Download one file, and verify the file on disk. Raises PitError, OSError."""
-        descriptor = os.open(path, CREATE_FLAGS, FILE_MODE)
+    def _fetch(self, index: int, path: Path) -> None:
+        """Download one file, except ranges already written, and verify the file on disk. Raises PitError, OSError."""
+        entry, source = self._files[index], self._dataset.source
+        descriptor = os.open(path, CREATE_FLAGS & ~os.O_EXCL if index in self._ranges else CREATE_FLAGS, FILE_MODE)
         try:
             if self._on_disk:
                 allocate(descriptor, 0, entry.bytes)
-            source = self._dataset.source
             file = source.connect().open(entry.path)
-            parts = [
-                self._request_threads.submit(
-                    self._fetch_range, file, descriptor, offset, min(source.block, entry.bytes - offset)
-                )
-                for offset in range(0, entry.bytes, source.block)
-            ]
-            wait(parts)  # also after an error: all of them write to the descriptor
-            for part in parts:
-                part.result()
+            self._fetch_parts(file, descriptor, entry, self._ranges.get(index, ()))
             digest = self._digest(descriptor, entry)
+            if digest != entry.digest and index in self._ranges:
+                del self._ranges[index]
+                self._fetch_parts(file, descriptor, entry, ())
+                digest = self._digest(descriptor, entry)
             if digest != entry.digest:
                 raise digest_error(entry, digest, f"{source.label}/{entry.path}")
+            os.fchmod(descriptor, FILE_MODE)
         finally:
             os.close(descriptor)
+
+    def _fetch_parts(self, file: SourceFile, descriptor: int, entry: FileEntry, written: Collection[int]) -> None:
+        """Download a file in parts. written: numbers of the ranges to leave out."""
+        block = self._dataset.source.block
+        parts = [
+            self._request_threads.submit(self._fetch_range, file, descriptor, offset, min(block, entry.bytes - offset))
+            for offset in range(0, entry.bytes, block)
+            if not {offset // RANGE_BYTES, (min(offset + block, entry.bytes) - 1) // RANGE_BYTES} <= set(written)
+        ]
+        wait(parts)  # also after an error: all of them write to the descriptor
+        for part in parts:
+            part.result()
 
     def _fetch_range(self, file: SourceFile, descriptor: int, offset: int, length: int) -> None:
         view, filled = self._buffer()[:length], 0

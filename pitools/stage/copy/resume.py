@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ def find_missing(dataset: DatasetVersion, root: Path) -> MissingFiles:
     for index in present & finished.ranges.keys():
         del finished.ranges[index]
     missing = [entry for index, entry in enumerate(files) if index not in present]
-    return MissingFiles(missing, _written_range_bytes(files, finished))
+    return MissingFiles(missing, written_range_bytes(files, finished.ranges))
 
 
 def fill_partial(
@@ -94,16 +94,14 @@ def fill_partial(
         finished.ranges.clear()
     linked = link_shared(dataset, root, folder, set(finished.files)) if link else set()
     if not is_new:
-        _remove_stale(folder, files, finished, linked)
+        remove_stale(folder, files, finished, linked)
     for index in (*finished.files, *linked):
         options.on_file(index)
     missing = MissingFiles(
         [entry for index, entry in enumerate(files) if index not in finished.files and index not in linked],
-        _written_range_bytes(files, finished),
+        written_range_bytes(files, finished.ranges),
     )
-    if len(missing.files) > (inodes := free_inodes(root)):
-        message = f"{len(missing.files)} files to be written, more than the {inodes} free inodes"
-        raise NoSpace(message, where=str(root), hint=f"evict sets of many files: pit-stage list {root}")
+    require_inodes(root, len(missing.files))
     linked_bytes = sum(files[index].bytes for index in linked)
     resumed_bytes = sum(files[index].bytes for index in finished.files)
     in_flight = _LATE_WRITE_BYTES + options.readers * _largest_buffered(missing.files)
@@ -132,12 +130,19 @@ def fill_partial(
     return CopyTotals(missing.copy_bytes, linked_bytes, resumed_bytes + missing.range_bytes, digests)
 
 
-def _written_range_bytes(files: Sequence[FileEntry], finished: FinishedFiles) -> int:
-    """Sum the bytes of ranges already written."""
+def require_inodes(root: Path, n_files: int) -> None:
+    """Refuse more files than this user may create. Raises NoSpace."""
+    if n_files > (inodes := free_inodes(root)):
+        message = f"{n_files} files to be written, more than the {inodes} free inodes"
+        raise NoSpace(message, where=str(root), hint=f"evict sets of many files: pit-stage list {root}")
+
+
+def written_range_bytes(files: Sequence[FileEntry], finished_ranges: Mapping[int, Collection[int]]) -> int:
+    """Sum the bytes of ranges already written, by file and number."""
     return sum(
         min(RANGE_BYTES, files[index].bytes - number * RANGE_BYTES)
-        for index, ranges in finished.ranges.items()
-        for number in ranges
+        for index, numbers in finished_ranges.items()
+        for number in numbers
     )
 
 
@@ -155,8 +160,8 @@ def _write_inline_files(dataset: DatasetVersion, folder: Path, *, skip: Set[int]
     return written
 
 
-def _remove_stale(folder: Path, files: Sequence[FileEntry], finished: FinishedFiles, linked: set[int]) -> None:
-    """Remove unfinished files of an earlier call; make those to be resumed writable."""
+def remove_stale(folder: Path, files: Sequence[FileEntry], finished: FinishedFiles, linked: set[int]) -> None:
+    """Remove unfinished files of an earlier call; make those to be resumed writable, and drop the ranges of others."""
     for index, entry in enumerate(files):
         if index in finished.files:
             continue
