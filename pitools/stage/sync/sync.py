@@ -4,6 +4,8 @@ New versions are staged before old ones are evicted: if a source fails, the old 
 nothing is evicted. Kept sets are leased until the run ends: under a quota the rules would otherwise evict each other's
 sets, different ones in each run. A run evicts, also to make room, only sets that runs of the same policy staged, and
 never one that is leased, pinned, selected by another policy, or staged by a rule that now applies to other nodes.
+A policy whose file is gone selects nothing; what its runs staged belongs to the policy with a rule of the same name and
+source, as after the file was renamed.
     <root>/.locks/.sync.<policy>            flock of the active run
     <root>/.records/.sync.<policy>.json     the versions its runs staged, and those it selects
 """
@@ -137,7 +139,8 @@ class SyncRun:
         if not self._dry_run:
             create_root(root, shared=rules[0].shared)
         previous = _read_state(_state_path(root, self.policy))
-        owned, wanted, errors_before = dict(previous.versions), set[str](), len(self.errors)
+        inherited, old_states = _inherit(root, self.policy, rules)
+        owned, wanted, errors_before = inherited | previous.versions, set[str](), len(self.errors)
         for rule in rules:
             with self._catch_errors(rule.name, root):
                 for version in self._select_versions(rule):
@@ -149,6 +152,9 @@ class SyncRun:
             self._evict(root, owned, wanted)
         if not self._dry_run and (owned, sorted(wanted)) != (previous.versions, previous.wanted_versions):
             self._write_state(root, owned, wanted)
+        if not self._dry_run:
+            for path in old_states:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def _catch_errors(self, rule: str, where: Path) -> Iterator[None]:
@@ -335,13 +341,37 @@ def _read_state(path: Path) -> SyncState:
 
 
 def _wanted_by_others(root: Path, policy: SyncPolicy) -> set[str]:
+    states = _states_of_others(root, policy).values()
+    return {version for state in states if not _is_gone(state) for version in state.wanted_versions}
+
+
+def _inherit(root: Path, policy: SyncPolicy, rules: list[Rule]) -> tuple[dict[str, str], list[Path]]:
+    """Return the versions, with their rules, that a policy takes over from policies whose file is gone, and the states
+    of these.
+    """
+    sources = {rule.name: f"{rule.source}/" for rule in rules}
+    versions, paths = dict[str, str](), []
+    for path, state in _states_of_others(root, policy).items():
+        own = {
+            version: rule
+            for version, rule in (state.versions if _is_gone(state) else {}).items()
+            if rule in sources and records.read_stage_record(root, version).source.startswith(sources[rule])
+        }
+        if own:
+            versions |= own
+            paths.append(path)
+    return versions, paths
+
+
+def _is_gone(state: SyncState) -> bool:
+    """Whether the file of a policy is gone; not where its folder is too, as on a file system that is not mounted."""
+    file = Path(state.policy)
+    return bool(state.policy) and not os.path.lexists(file) and file.parent.is_dir()
+
+
+def _states_of_others(root: Path, policy: SyncPolicy) -> dict[Path, SyncState]:
     own_path = _state_path(root, policy)
-    return {
-        version
-        for path in own_path.parent.glob(".sync.*.json")
-        if path != own_path
-        for version in _read_state(path).wanted_versions
-    }
+    return {path: _read_state(path) for path in sorted(own_path.parent.glob(".sync.*.json")) if path != own_path}
 
 
 def _dataset_name(path: Path) -> str:

@@ -258,6 +258,45 @@ def test_a_policy_whose_source_is_away_still_wants_its_sets(site: Site, tmp_path
     assert site.staged() == {first, second}
 
 
+def test_a_renamed_policy_takes_over_its_sets(site: Site):
+    """They are evicted as if nothing had happened; another rule's are not, nor while the folder of the file is away."""
+    first = site.put("pick")
+    assert site.changes() == [("staged", first)]
+    second = site.put("pick")
+    site.age()
+    old = site.file.parent / "old"
+    old.mkdir()
+    site.file = site.file.rename(old / "b.toml")
+    assert site.changes() == [("staged", second), ("evicted", first)]
+    assert len(list((site.root / ".records").glob(".sync.*"))) == 1
+
+    site.file = site.file.rename(old.parent / "c.toml")
+    third = site.put("pick")
+    site.age()
+    old.rename(old.parent / "away")
+    assert site.changes() == [("staged", third)]
+    (old.parent / "away").rename(old)
+    text = site.file.read_text()
+    site.file.write_text(text.replace('"r0"', '"another"'))
+    assert site.changes() == []
+    site.file.write_text(text)
+    assert site.changes("--dry-run") == [("evict", second)]
+    assert site.changes() == [("evicted", second)]
+
+
+def test_a_policy_that_was_removed_keeps_no_set(site: Site, tmp_path: Path):
+    """What it selected is evicted by the policy that staged it."""
+    version = site.put("pick")
+    site.changes()
+    first, site.file = site.file, tmp_path / "b.toml"
+    site.file.write_text(first.read_text())
+    assert site.changes() == []
+    site.file.unlink()
+    site.file, newer = first, site.put("pick")
+    site.age()
+    assert site.changes() == [("staged", newer), ("evicted", version)]
+
+
 def test_what_was_evicted_and_came_back_by_hand_stays(site: Site):
     """What a run brought once is its own until it is gone, and not for ever."""
     first = site.put("pick")
