@@ -20,21 +20,21 @@ from pitools.commands.stage_options import (
     SOURCE_TYPE,
     duration_callback,
     limit_options,
+    print_note,
     readers_option,
+    report_eviction,
     selection_options,
     size_callback,
     stop_on_signals,
     to_option,
 )
 from pitools.commands.stage_sync import sync
-from pitools.core import units
 from pitools.core.errors import ClusterError, NoSpace, TryLater, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.core.locks import LockOwner
     from pitools.core.progress import Advance
-    from pitools.stage.cache.evict import Eviction
     from pitools.stage.cache.space import RootLimits
     from pitools.stage.fanout.group import Group
     from pitools.stage.request import StageRequest
@@ -195,7 +195,7 @@ def run(
                     "advance": advance,
                     "on_file": finished,
                     "on_wait": waiting,
-                    "on_evicted": _report_eviction,
+                    "on_evicted": report_eviction,
                 }
                 record = (
                     _stage_store(source, request_root, group, settings)
@@ -232,7 +232,7 @@ def _report_interrupt() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        _print_note("stopped; finished files are kept, and the same command resumes the copy")
+        print_note("stopped; finished files are kept, and the same command resumes the copy")
         raise
 
 
@@ -272,15 +272,7 @@ def _stage_store(store: PlainStore, root: Path, group: Group | None, settings: d
     if group:
         message = "a store without a manifest cannot be passed on between nodes: its bytes cannot be verified"
         raise UsageError(message, where="--fanout", hint="stage it once to shared storage, then from there")
-    return stage_store(store, root, warn=_print_note, **settings)
-
-
-def _report_eviction(eviction: Eviction) -> None:
-    _print_note(f"{eviction.path}: evicted to make room ({units.format_size(eviction.bytes)} freed)")
-
-
-def _print_note(text: str) -> None:
-    click.echo(f"pit-stage: note: {text}", err=True)
+    return stage_store(store, root, warn=print_note, **settings)
 
 
 def _stage_requests(
@@ -307,7 +299,7 @@ def _stage_requests(
             hint = f"name the staging folder on this node{example}"
             raise UsageError("staging folder: missing", where="--to", hint=hint)
         selection = parse_selection(arrays, steps, episodes)
-        return [resolve_request(location, root, selection, limits, _print_note) for location in sources]
+        return [resolve_request(location, root, selection, limits, print_note) for location in sources]
     if len(sources) > 1 or root or arrays or steps or episodes:
         message = "- must be the only source, and for `run`: its plans name the targets"
         raise UsageError(message, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
@@ -317,7 +309,7 @@ def _stage_requests(
             message = f"{record.dataset}: the plan does not fit (bytes to copy: {record.copy_bytes})"
             raise NoSpace(message, where=record.root, hint="make room, then plan again: pit-stage evict")
     return [
-        resolve_request(record.source, Path(record.root), record.selection, record.limits.stricter(limits), _print_note)
+        resolve_request(record.source, Path(record.root), record.selection, record.limits.stricter(limits), print_note)
         for record in plans
     ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import format_option
-from pitools.commands.stage_options import ROOT_TYPE, limit_options, readers_option, to_option
+from pitools.commands.stage_options import ROOT_TYPE, limit_options, readers_option, report_eviction, to_option
 from pitools.core import units
 from pitools.core.errors import NoSpace, UsageError
 from pitools.core.output import Output
@@ -171,7 +171,13 @@ def _repair(
     with Output(form) as out:
         for version, findings in damaged.items():
             record = repair.repair_set(
-                root, version, findings, identity=identities[version], readers=readers, limits=limits
+                root,
+                version,
+                findings,
+                identity=identities[version],
+                readers=readers,
+                limits=limits,
+                on_evicted=report_eviction,
             )
             out(record)
             all_repaired = all_repaired and record.state == "repaired"

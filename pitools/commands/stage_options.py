@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pitools.core import units
 from pitools.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pitools.stage.cache.evict import Eviction
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,15 +139,11 @@ def limit_options(function: F) -> F:
 
 def size_callback(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """Parse a size such as 200MiB, as an option's callback. Raises UsageError."""
-    from pitools.core import units
-
     return None if text is None else _parse_option(units.parse_size, text, ctx, param)
 
 
 def duration_callback(ctx: click.Context, param: click.Parameter, text: str) -> int:
     """Parse a duration such as 30m, as an option's callback. Raises UsageError."""
-    from pitools.core import units
-
     return _parse_option(units.parse_duration, text, ctx, param)
 
 
@@ -176,3 +176,13 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers if not stopped else ():
             signal.signal(number, handler)
+
+
+def report_eviction(eviction: Eviction) -> None:
+    """Print a note of what was evicted for room."""
+    print_note(f"{eviction.path}: evicted to make room ({units.format_size(eviction.bytes)} freed)")
+
+
+def print_note(text: str) -> None:
+    """Print a note to stderr."""
+    click.echo(f"pit-stage: note: {text}", err=True)

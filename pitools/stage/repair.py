@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from msgspec import structs
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import quarantine_set
+from pitools.stage.cache.evict import Eviction, quarantine_set
 from pitools.stage.cache.layout import OBJECTS, staged_path
 from pitools.stage.cache.space import RootLimits
 from pitools.stage.resolve import PlainStore, resolve_source
@@ -52,10 +52,11 @@ def repair_set(
     identity: tuple[int, int] | None = None,
     readers: int = 0,
     limits: RootLimits | None = None,
+    on_evicted: Callable[[Eviction], None] = lambda _: None,
 ) -> RepairResult:
     """Stage a damaged set again; quarantine one of unknown source. Never raises PitError.
 
-    identity: of the set when the findings were made.
+    identity: of the set when the findings were made. on_evicted: called with each eviction for room.
     """
     path, record = staged_path(root, version), records.read_stage_record(root, version)
     source = record.source
@@ -66,7 +67,13 @@ def repair_set(
         name = findings[0].dataset
         return RepairResult(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
 
-    options: Any = {"verify": True, "known_damaged": identity, "readers": readers, "limits": limits}
+    options: Any = {
+        "verify": True,
+        "known_damaged": identity,
+        "readers": readers,
+        "limits": limits,
+        "on_evicted": on_evicted,
+    }
     if not os.path.lexists(path):
         return make_result("failed", "evicted during the check")
     if all(finding.problem == "extra" for finding in findings):

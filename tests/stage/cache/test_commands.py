@@ -18,8 +18,8 @@ from pitools.commands import stage_cache
 from pitools.stage import repair, verify
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import EvictionCandidate, evict_item
-from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import journal_path, partial_path, version_lock
+from pitools.stage.cache.inventory import disk_usage, matches_sizes, total_bytes
+from pitools.stage.cache.layout import journal_path, needed_bytes, partial_path, version_lock
 from pitools.stage.cache.lease import leased_set
 from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
@@ -227,6 +227,17 @@ def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, re
     assert (code, [r["state"] for r in rows if r["schema"] == "pit.stage-repair/1"]) == (1, ["failed"])
     assert cache("check", finals[0], "--repair")[0] == 0
     assert cache("check", finals[0])[0] == 0
+
+
+def test_what_a_repair_evicts_is_told(finals: list[Path], root: Path, cache):
+    """As what `run` evicts for room: a note on stderr names the set."""
+    flip(finals[2] / "a")
+    used_bytes = total_bytes(disk_usage(final) for final in finals)
+    quota = used_bytes + needed_bytes(load_version(finals[2]).manifest.files) - 1
+    code, rows, err = cache("check", finals[2], "--repair", "--quota", f"{quota}B")
+    assert (code, rows[1]["state"]) == (0, "repaired")
+    assert [line for line in err.splitlines() if str(finals[0]) in line]
+    assert [final.exists() for final in finals] == [False, True, True]
 
 
 def test_a_set_is_read_once_to_be_repaired(finals: list[Path], root: Path, cache, monkeypatch: pytest.MonkeyPatch):
