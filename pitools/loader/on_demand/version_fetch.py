@@ -67,7 +67,7 @@ class VersionFetch:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = journal_path(self._root, version)
         done = journal.read_journal(path, folder, version, files)
-        is_new = not done.files and not done.ranges
+        is_new, listed = not done.files and not done.ranges, set(done.ranges)
         if is_new:  # without a journal, the files present are unverified
             remove_tree(folder)
             folder.mkdir(mode=0o700)
@@ -89,6 +89,9 @@ class VersionFetch:
         )
         self._journal = CopyJournal(path, version, durable=self._syncs_each_file, append=not is_new)
         self._stack.callback(self._journal.close)
+        for index in listed - done.ranges.keys():
+            self._journal.drop_ranges(index)
+        self._journal.flush()
         self._folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._on_disk = fs_type(folder) != "tmpfs"  # on tmpfs, to allocate is to write
         self._file_threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="file")
@@ -186,7 +189,10 @@ class VersionFetch:
             self._fetch_parts(file, descriptor, entry, self._ranges.get(index, ()))
             digest = self._digest(descriptor, entry)
             if digest != entry.digest and index in self._ranges:
-                del self._ranges[index]
+                with self._lock:
+                    del self._ranges[index]
+                    self._journal.drop_ranges(index)
+                    self._journal.flush()
                 self._fetch_parts(file, descriptor, entry, ())
                 digest = self._digest(descriptor, entry)
             if digest != entry.digest:

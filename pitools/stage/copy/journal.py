@@ -4,6 +4,7 @@
     pit.stage-journal/1 <version> <boot> <durable|volatile>
     f <index> <inode> <ctime> <digest>        a finished file; index: in the manifest; digest: if the manifest has none
     r <index> <range> <hex>                   a range of a large file, and its digest
+    d <index>                                 the file was removed: ranges of it that are listed above are not written
 
 A file is trusted while its inode, size and change time are those recorded. A written range is read again and compared.
 After a crash of the machine volatile entries, whose bytes may not be on the disk, are ignored.
@@ -68,6 +69,8 @@ def read_journal(path: Path, folder: Path, version: str, files: tuple[FileEntry,
                 digest = bytes.fromhex(fields[2])
                 if 0 <= number < range_count(files[index]) and index >= 0 and len(digest) == 16:
                     finished.ranges.setdefault(index, {})[number] = digest
+            elif kind == "d":
+                finished.ranges.pop(int(fields[0]), None)
         except (ValueError, IndexError):
             continue
     for index in finished.ranges.keys() & finished.files.keys():
@@ -129,6 +132,10 @@ class CopyJournal:
     def add_range(self, file: int, number: int, digest: bytes) -> None:
         """Add a written range of a large file."""
         self._lines += f"r {file} {number} {digest.hex()}\n".encode()
+
+    def drop_ranges(self, file: int) -> None:
+        """Take back the ranges of a large file, which is begun again."""
+        self._lines += f"d {file}\n".encode()
 
     def flush(self) -> None:
         """Write the lines to the file, where they survive this process. Raises NoSpace, ClusterError."""

@@ -86,7 +86,7 @@ def fill_partial(
     folder, path = partial_path(root, version), journal_path(root, version)
     folder.mkdir(mode=0o700, exist_ok=True)  # `objects` then decides on access
     finished = journals.read_journal(path, folder, version, files)
-    is_new = not finished.files and not finished.ranges
+    is_new, listed = not finished.files and not finished.ranges, set(finished.ranges)
     if is_new:  # files without a journal are not verified
         remove_tree(folder)
         folder.mkdir(mode=0o700)
@@ -122,6 +122,9 @@ def fill_partial(
             path, version, durable=syncs_each_file(files), append=bool(finished.files or finished.ranges)
         )
         try:
+            for index in listed - finished.ranges.keys():
+                journal.drop_ranges(index)
+            journal.flush()
             digests = copy_files(
                 dataset, folder, finished, journal, options, linked=linked | inline_files, advance=count_bytes
             )

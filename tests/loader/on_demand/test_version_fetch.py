@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import NoSpace
+from pitools.core.errors import DataError, NoSpace
 from pitools.loader.on_demand.version_fetch import VersionFetch
 from pitools.stage.cache.layout import create_root, journal_path, partial_path, staged_path, version_lock
 from pitools.stage.cache.space import RootLimits
 from pitools.stage.copy import resume
 from pitools.stage.copy.journal import CopyJournal
+from pitools.stage.copy.resume import find_missing
 from pitools.stage.sources.base import DatasetVersion
 from pitools.stage.sources.find import load_version
 from pitools.store import digest, manifest
@@ -100,6 +101,20 @@ def test_a_wrong_range_is_fetched_again(
         assert read_file(fetch) == source.read_bytes()
         assert sum(parts) == RANGE_BYTES + 2 * LAST_BYTES
         fetch.finish()
+
+
+def test_ranges_of_a_file_that_fails_its_digest_are_forgotten(
+    dataset: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is removed; begun again and killed, it would count as written up to there."""
+    source, root = Path(dataset.source.label) / "L", tmp_path / "nvme"
+    write_first_range(dataset, root, source.read_bytes()[:RANGE_BYTES])
+    source.write_bytes(bytes(source.stat().st_size))
+    with fetching(dataset, root, monkeypatch) as (fetch, _), pytest.raises(DataError, match="digest"):
+        read_file(fetch)
+    assert find_missing(dataset, root).range_bytes == 0
+    (partial_path(root, dataset.version) / "L").touch()
+    assert find_missing(dataset, root).range_bytes == 0
 
 
 def test_too_few_inodes_are_told_before_the_first_byte(

@@ -12,9 +12,10 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError, NoSpace
-from pitools.stage.cache.layout import journal_path, partial_path
+from pitools.stage.cache.layout import create_root, journal_path, partial_path
 from pitools.stage.cache.space import reserve
 from pitools.stage.copy import resume
+from pitools.stage.copy.journal import CopyJournal, WrittenFiles, journal_line
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES
 from pitools.stage.plan import plan_requests
 from pitools.stage.request import StageRequest
@@ -108,6 +109,31 @@ def as_user(work: Callable[[], object], user: int) -> None:
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_ranges_of_a_file_that_was_begun_again_do_not_count(build, tmp_path: Path, once):
+    """After a kill in the middle of its second copy, what its first one wrote is to be copied."""
+    dataset, root = load_version(build(tmp_path / "data", {"L": RANGE_BYTES + 5, "a": b"1"})), tmp_path / "pit"
+    create_root(root)
+    folder = partial_path(root, dataset.version)
+    folder.mkdir()
+    journal = CopyJournal(journal_path(root, dataset.version), dataset.version, durable=True, append=False)
+    journal.add_range(0, 0, bytes(16))
+    (folder / "a").write_bytes(b"1")
+    journal.add_files(WrittenFiles((1,), journal_line(1, (folder / "a").stat()).encode(), {}, {}))
+    journal.close()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    stop_once = once(stop)
+    with pytest.raises(KeyboardInterrupt):
+        # Not at the byte that is resumed, before the copy.
+        stage_version(
+            dataset, root, readers=1, bytes_per_s=1 << 30, advance=lambda count: count != 1 and stop_once(count)
+        )
+    assert (folder / "L").exists()
+    assert resume.find_missing(dataset, root).copy_bytes == RANGE_BYTES + 5
 
 
 @pytest.mark.usefixtures("as_root")
