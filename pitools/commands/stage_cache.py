@@ -97,7 +97,7 @@ def evict(
                 out(record)
             return 0
         kept_reasons: set[evicting.KeptReason] = set()
-        for version in inventory.find_versions(root, versions):
+        for version in inventory.find_versions(root, versions, partial=True):
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
                 kept_reasons |= {record.reason} if record.reason else set()
@@ -189,7 +189,7 @@ def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> N
 
     _prepare_root(root)
     with Output(form, _LIST_COLUMNS) as out:
-        for version in inventory.find_versions(root, versions):
+        for version in inventory.find_versions(root, versions, partial=False):
             records.set_pinned(root, version, pinned=pinned)
             out(inventory.describe_set(root, version))
 

@@ -176,15 +176,15 @@ def _make_staged_set(
     )
 
 
-def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
-    """Return the versions that identifiers name, each once.
+def find_versions(root: Path, identifiers: Iterable[str], *, partial: bool) -> list[str]:
+    """Return the versions that identifiers name, each once. partial: also those of which there is only a partial copy.
 
     identifiers: versions, unique prefixes of at least six digits, or names of datasets with one version.
 
     Raises UsageError for an identifier of none or several.
     """
     root = root.absolute()
-    names = {folder.name.partition(".")[0]: "" for folder in partial_copies(root)}
+    names = {folder.name.partition(".")[0]: "" for folder in (partial_copies(root) if partial else ())}
     names |= {folder.name: "" for folder in _subfolders(root / OBJECTS)}
     versions: dict[str, None] = {}
     for identifier in identifiers:
@@ -203,7 +203,9 @@ def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
             raise UsageError(message, where=str(root), hint="name one of them")
         if not matches:
             raise UsageError(
-                f'no version "{identifier}"', where=str(root), hint=suggest(identifier, {*names.values()} - {""})
+                f'no {"" if partial else "staged "}version "{identifier}"',
+                where=str(root),
+                hint=suggest(identifier, {*names.values()} - {""}),
             )
         versions[matches[0]] = None
     return list(versions)

@@ -229,6 +229,14 @@ def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, re
     assert cache("check", finals[0])[0] == 0
 
 
+@pytest.mark.parametrize("command", ["pin", "unpin"])
+def test_a_partial_copy_is_not_pinned(finals: list[Path], root: Path, cache, command: str):
+    """There is no set yet: a wrong argument, as a version is that is not there at all."""
+    partial_path(root, "f" * 32).mkdir()
+    assert cache(command, "f" * 32, "--to", root)[0] == 2
+    assert cache("evict", "f" * 32, "--to", root)[0] == 0
+
+
 def test_what_a_repair_evicts_is_told(finals: list[Path], root: Path, cache):
     """As what `run` evicts for room: a note on stderr names the set."""
     flip(finals[2] / "a")
