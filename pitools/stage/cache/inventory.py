@@ -189,7 +189,7 @@ def find_versions(root: Path, identifiers: Iterable[str], *, partial: bool) -> l
     versions: dict[str, None] = {}
     for identifier in identifiers:
         if identifier not in names:  # not before: reading every manifest is slow
-            names = {name: dataset or _dataset_name(root / OBJECTS / name) for name, dataset in names.items()}
+            names = {name: dataset or dataset_name(root / OBJECTS / name) for name, dataset in names.items()}
         matches = [
             name
             for name, dataset in names.items()
@@ -269,10 +269,11 @@ def _subfolders(parent: Path) -> list[Path]:
             return []  # only the owner of a shared root may list its partial copies
 
 
-def _dataset_name(folder: Path) -> str:
+def dataset_name(folder: Path) -> str:
+    """Return the name of a set's dataset; "" when its manifest cannot be read."""
     try:
         return load_version(folder).manifest.name
-    except PitError:
+    except (PitError, OSError):
         return ""
 
 

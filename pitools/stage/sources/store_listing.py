@@ -97,7 +97,7 @@ def make_listing(name: str, files: Iterable[ListedFile], where: str) -> StoreLis
     if not is_plain_store(entry.path for entry in entries):
         hint = "give the folder that holds its zarr.json, .zgroup or .zarray"
         raise DataError("not a Zarr store", where=where, hint=hint)
-    return StoreListing(_dataset_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)
+    return StoreListing(_to_dataset_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)
 
 
 def _walk_files(root: str) -> list[ListedFile]:
@@ -186,7 +186,7 @@ def _is_utf8(path: str) -> bool:
     return True
 
 
-def _dataset_name(folder: str) -> str:
+def _to_dataset_name(folder: str) -> str:
     """Return a dataset's name for a folder's name: without `.zarr`, and with valid characters only."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.removesuffix(".zarr")).lstrip("._-")
     return name[:100] or "store"

@@ -32,7 +32,7 @@ from pitools.core.progress import progress_bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import Eviction, EvictionCandidate, KeptReason, evict_item
-from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.inventory import dataset_name, matches_sizes
 from pitools.stage.cache.layout import LOCKS, RECORDS, create_root, free_bytes, staged_path
 from pitools.stage.cache.lease import leased_set
 from pitools.stage.sources.find import load_version
@@ -236,7 +236,7 @@ class SyncRun:
         other_node_rules = {rule.name for rule in self.policy.rules if not rule.applies}
         keep = wanted | _wanted_by_others(root, self.policy)
         return {
-            version: (_dataset_name(staged_path(root, version)), records.read_stage_record(root, version))
+            version: (dataset_name(staged_path(root, version)), records.read_stage_record(root, version))
             for version, rule in sorted(owned.items())
             if version not in keep and rule not in other_node_rules
         }
@@ -372,13 +372,6 @@ def _is_gone(state: SyncState) -> bool:
 def _states_of_others(root: Path, policy: SyncPolicy) -> dict[Path, SyncState]:
     own_path = _state_path(root, policy)
     return {path: _read_state(path) for path in sorted(own_path.parent.glob(".sync.*.json")) if path != own_path}
-
-
-def _dataset_name(path: Path) -> str:
-    try:
-        return load_version(path).manifest.name
-    except (PitError, OSError):
-        return ""
 
 
 def _no_bar(_: int) -> None:
