@@ -12,7 +12,7 @@ from pitools.store.manifest import Manifest, Statistics
 from pitools.store.version_list import is_name, published_at
 
 
-class VersionInfo(Record, frozen=True, kw_only=True, tag="pit.dataset/1"):
+class VersionInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-version/1"):
     """One version of a dataset. source_bytes: size of its recordings. published: time of publication, which is not part
     of the content. new: whether this command published it.
     """

@@ -11,7 +11,7 @@ from pitools.dataset.reader import open_dataset
 from pitools.store import version_state
 
 
-class EpisodeInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-episode-row/1"):
+class EpisodeInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-episode/1"):
     """One episode: number, name in the recording `source`, and its steps [start, start + steps) of the arrays.
 
     quarantined: reasons why it must not be trained on; empty where it may be.

@@ -35,7 +35,7 @@ _SERIAL_BELOW = 16  # so few recordings are scanned in this process: starting a 
 _MAX_REPORTED = 20
 
 
-class EpisodeRecord(Record, frozen=True, kw_only=True, tag="pit.dataset-episode/1"):
+class EpisodeRecord(Record, frozen=True, kw_only=True, tag="pit.dataset-scanned-episode/1"):
     """One scanned episode. episode: "" where the whole recording is rejected, for `reason`."""
 
     file: str

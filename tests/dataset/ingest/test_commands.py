@@ -26,7 +26,7 @@ def test_ingest_twice_list_show(pit, robomimic, tmp_path) -> None:
     source = str(robomimic(3, 4))
     (first,) = records(pit("dataset", "ingest", source, "--to", "root", "--name", "x"))
     (again,) = records(pit("dataset", "ingest", source, "--to", "root", "--name", "x"))
-    assert (first["schema"], first["new"], again["new"]) == ("pit.dataset/1", True, False)
+    assert (first["schema"], first["new"], again["new"]) == ("pit.dataset-version/1", True, False)
     assert (again["version"], again["path"]) == (first["version"], first["path"])
     (listed,) = records(pit("dataset", "list", "root"))
     assert (again | {"schema": "pit.dataset-listing/1"}).items() <= listed.items()
@@ -63,9 +63,9 @@ def test_refused_and_report(pit, robomimic, tmp_path) -> None:
     assert "--skip-rejected" in done.stderr
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert [(line["schema"], line["accepted"]) for line in lines] == [
-        ("pit.dataset-episode/1", True),
-        ("pit.dataset-episode/1", False),
-        ("pit.dataset-episode/1", False),
+        ("pit.dataset-scanned-episode/1", True),
+        ("pit.dataset-scanned-episode/1", False),
+        ("pit.dataset-scanned-episode/1", False),
     ]
     (version,) = records(pit(*words, "--skip-rejected"))
     assert version["episodes"] == 1

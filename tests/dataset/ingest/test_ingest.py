@@ -216,7 +216,7 @@ def test_linked_name(robomimic, tmp_path) -> None:
 
 
 def test_record_keys() -> None:
-    """The keys of pit.dataset/1 and pit.dataset-episode/1 only ever grow."""
+    """The keys of pit.dataset-version/1 and pit.dataset-scanned-episode/1 only ever grow."""
     assert VersionInfo.__struct_fields__ == (
         "name",
         "version",
@@ -402,7 +402,7 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "accepted",
         "reason",
     ]
-    assert EpisodeRecord.__struct_config__.tag == "pit.dataset-episode/1"
+    assert EpisodeRecord.__struct_config__.tag == "pit.dataset-scanned-episode/1"
     record = json.loads((Path(version.path) / "manifest.json").read_text())
     assert set(record) == {
         "schema",
