@@ -92,8 +92,8 @@ def manifest(arrays: dict[str, Sums], parent: Manifest | None = None) -> Manifes
             )
             for name, told in reference.items()
         },
-        source=({"file": "a"}, {"file": "b"})[: 1 + bool(parent)],
-        appended_to=manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
+        recordings=({"file": "a"}, {"file": "b"})[: 1 + bool(parent)],
+        parent=manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     )
 
 

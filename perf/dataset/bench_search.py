@@ -42,10 +42,10 @@ def publish(root: Path, name: str, number: int) -> None:
         name=name,
         episodes=100 + number % 100,
         steps=10_000,
-        appended_to=f"{number:032x}",
+        parent=f"{number:032x}",
         arrays={array: ArraySchema(shape=(10_000, 7), dtype="float32") for array in ARRAYS},
         files=tuple(FileEntry(path=path, bytes=1 << 20, digest=digest) for path in files),
-        source=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
+        recordings=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
         tasks={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
     )
     data = manifests.encode_manifest(manifest)

@@ -70,9 +70,7 @@ def _write(folder: Path, name: str, content: bytes) -> FileEntry:
 
 def _finish(folder: Path, entries: list[FileEntry], parent: str = "") -> FileSet:
     files = tuple(sorted(entries, key=lambda entry: entry.path))
-    data = manifest.encode_manifest(
-        Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files, appended_to=parent)
-    )
+    data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files, parent=parent))
     (folder / manifest.MANIFEST_FILE).write_bytes(data)
     version = manifest.version_of(data)
     return FileSet(folder=folder.rename(folder.parent / version), version=version, files=files)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LIST_COLUMNS = ("name", "version", "tags", "state", "quarantined_episodes", "episodes", "steps", "bytes", "published")
 SHOW_COLUMNS = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "non_finite")
-EPISODE_COLUMNS = ("episode", "name", "steps", "language", "source", "quarantined")
+EPISODE_COLUMNS = ("episode", "name", "steps", "language", "recording", "quarantined")
 DIFF_COLUMNS = ("kind", "subject", "change", "before", "after", "count", "bytes", "shift")
 ROOT_TYPE = LocalPath(exists=True, file_okay=False)
 
@@ -38,7 +38,7 @@ def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, f
 
     \b
     A condition is KEY, an operator and a value:
-      name version tag state array task appended_to     =GLOB  !=GLOB  ~TEXT (contains, in either case)
+      name version tag state array task parent     =GLOB  !=GLOB  ~TEXT (contains, in either case)
       episodes steps files size date                    =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
 
     \b
@@ -94,7 +94,7 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
     with Output(form, SHOW_COLUMNS) as out:
         for array in list_arrays(manifest):
             out(array)
-    _print_version_notes(path, version, manifest.appended_to)
+    _print_version_notes(path, version, manifest.parent)
 
 
 @click.command()
@@ -123,7 +123,7 @@ def _episodes(path: Path, number: int | None) -> Iterator[EpisodeInfo]:
     return list_episodes(path, number)
 
 
-def _print_version_notes(path: Path, version: object, appended_to: str) -> None:
+def _print_version_notes(path: Path, version: object, parent: str) -> None:
     """Print tags, parent, retirement and quarantine of a version on stderr."""
     from pitools.dataset.versions import VersionInfo
     from pitools.store import retirement, tags, version_state
@@ -135,7 +135,7 @@ def _print_version_notes(path: Path, version: object, appended_to: str) -> None:
     quarantine = version_state.read_quarantine(path)
     parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
     parts += [f"tag {tag}" for tag in named]
-    parts += [f"appended to {appended_to}"] if appended_to else []
+    parts += [f"parent {parent}"] if parent else []
     parts += ["retired"] if retirement.retirement_of(root, name, resolved.name, resolved) else []
     if quarantine:
         parts.append(

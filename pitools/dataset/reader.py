@@ -23,7 +23,7 @@ class DatasetReader:
     """One version, open for reading. `name` is an array's, such as `action` or `obs/agentview_image`.
 
     version: its record. arrays: schema by name, without `episode_*`. In a subset, steps keep the numbers of the whole
-    version, and missing ones are refused: `manifest.runs(name)` lists those present.
+    version, and missing ones are refused: `manifest.present_ranges(name)` lists those present.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class DatasetReader:
 
     @cached_property
     def episodes(self) -> list[dict[str, Any]]:
-        """Return the recorded name, source, steps, language and attributes of each episode. Raises DataError."""
+        """Return the recorded name, recording, steps, language and attributes of each episode. Raises DataError."""
         return self._store.episode_records()
 
     @property

@@ -54,7 +54,7 @@ def rebuild_version(
     manifest, data = manifests.load_manifest(resolved)
     version = manifests.version_of(data)
     if manifest.subset:
-        hint = f"rebuild version {manifest.subset.parent}, and stage this part of it again"
+        hint = f"rebuild version {manifest.subset.whole}, and stage this part of it again"
         raise UsageError("version: a subset, which no ingest made", where=str(path), hint=hint)
     parent, records = _parent_and_records(root, name, manifest, str(path))
     files = find_recordings(records, folders, root)
@@ -137,13 +137,13 @@ def _parent_and_records(
     root: Path, name: str, manifest: Manifest, where: str
 ) -> tuple[Path | None, list[dict[str, Any]]]:
     """Return the parent's folder and the records of the appended recordings. Raises UsageError."""
-    records = list(manifest.source)
-    parent = root / name / manifest.appended_to if manifest.appended_to else None
+    records = list(manifest.recordings)
+    parent = root / name / manifest.parent if manifest.parent else None
     if parent:
         if not (parent / manifests.MANIFEST_FILE).is_file():
             hint = "rebuild or stage that version first"
-            raise UsageError(f"parent {manifest.appended_to}: missing", where=where, hint=hint)
-        records = records[len(manifests.load_manifest(parent)[0].source) :]
+            raise UsageError(f"parent {manifest.parent}: missing", where=where, hint=hint)
+        records = records[len(manifests.load_manifest(parent)[0].recordings) :]
     if not records:
         raise UsageError("manifest: names no recordings", where=where)
     return parent, records

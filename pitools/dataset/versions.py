@@ -13,8 +13,8 @@ from pitools.store.version_list import is_name, published_at
 
 
 class VersionInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-version/1"):
-    """One version of a dataset. source_bytes: size of its recordings. published: time of publication, which is not part
-    of the content. new: whether this command published it.
+    """One version of a dataset. recording_bytes: size of its recordings. published: time of publication, which is not
+    part of the content. new: whether this command published it.
     """
 
     name: str
@@ -24,7 +24,7 @@ class VersionInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-version/1"
     steps: int
     bytes: int
     files: int
-    source_bytes: int
+    recording_bytes: int
     published: str
     new: bool = False
 
@@ -68,15 +68,15 @@ def describe_version(path: Path, *, new: bool = False) -> tuple[VersionInfo, Man
         steps=manifest.steps,
         bytes=manifest.total_bytes,
         files=len(manifest.files),
-        source_bytes=source_bytes(manifest),
+        recording_bytes=recording_bytes(manifest),
         published=published_at((path / manifests.MANIFEST_FILE).stat().st_mtime_ns),
         new=new,
     ), manifest
 
 
-def source_bytes(manifest: Manifest) -> int:
+def recording_bytes(manifest: Manifest) -> int:
     """Return the bytes of the recordings that a manifest names."""
-    return sum(size for source in manifest.source if isinstance(size := source.get("bytes"), int))
+    return sum(size for record in manifest.recordings if isinstance(size := record.get("bytes"), int))
 
 
 def list_arrays(manifest: Manifest) -> Iterator[ArrayInfo]:

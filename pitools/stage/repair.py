@@ -99,7 +99,7 @@ def _source_version(path: Path, version: str, source: str) -> DatasetVersion:
     of a part of a version, or of a plain store. Raises DataError when the source now holds another version.
     """
     own_dataset, source_dataset = _own_version(path, version), _load_or_none(source)
-    expected = own_dataset.manifest.subset.parent if own_dataset and own_dataset.manifest.subset else version
+    expected = own_dataset.manifest.subset.whole if own_dataset and own_dataset.manifest.subset else version
     if source_dataset and source_dataset.version != expected:
         if own_dataset:
             raise DataError(f"the source now holds version {source_dataset.version}")

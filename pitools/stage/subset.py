@@ -63,7 +63,7 @@ def make_subset(
     subset_manifest = structs.replace(
         manifest,
         arrays={name: manifest.arrays[name] for name in names},
-        subset=Subset(parent=version, arrays=names, steps=runs, metadata=rewritten or UNSET),
+        subset=Subset(whole=version, arrays=names, steps=runs, metadata=rewritten or UNSET),
     )
     files = tuple(
         _file_entry(entry, rewritten) for entry in _needed_files(subset_manifest, arrays_by_path, selected, nodes)
@@ -209,7 +209,7 @@ def _needed_files(
 def _make_row_filter(subset_manifest: Manifest, array: ArrayMetadata) -> Callable[[str], bool]:
     """Return a function that tells whether a path is a chunk of the array with a selected row."""
     parse_key = chunk_keys.make_key_parser(array)
-    rows = chunk_keys.chunk_ranges(array, subset_manifest.runs(array.name)) if array.shape else []
+    rows = chunk_keys.chunk_ranges(array, subset_manifest.present_ranges(array.name)) if array.shape else []
     starts = [row_range.start for row_range in rows]
 
     def is_wanted(path: str) -> bool:

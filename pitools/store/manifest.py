@@ -71,19 +71,19 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 class Subset(msgspec.Struct, frozen=True, kw_only=True):
     """A part of another version: some of its files, unchanged except for `metadata`.
 
-    parent: that version; "" for a store without a version. arrays: names of the arrays present. steps: present ranges
+    whole: that version; "" for a store without a version. arrays: names of the arrays present. steps: present ranges
     [start, stop) of the arrays along steps, ascending, not adjacent. metadata: path → text of files that differ from
-    the parent's: consolidated metadata of groups, without absent arrays.
+    the whole's: consolidated metadata of groups, without absent arrays.
     """
 
-    parent: str
+    whole: str
     arrays: tuple[str, ...]
     steps: tuple[tuple[int, int], ...]
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def inline_files(self) -> dict[str, bytes]:
-        """Return path → content of the files that differ from the parent's."""
+        """Return path → content of the files that differ from the whole's."""
         return {path: text.encode() for path, text in (self.metadata or {}).items()}
 
 
@@ -93,11 +93,11 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     It contains no time and no host: the same input, options and release of pitools give the same bytes, hence the
     same version.
 
-    episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
-    (file, bytes, digest, layout, options) per recording, a file or a folder. appended_to: version that this one begins
-    with, or "". subset: set where this is a part of another version; episodes, steps and shapes are then still those of
-    the whole, and so are statistics (by array name) and tasks (instruction → episodes that have it), which include
-    episodes in quarantine.
+    episodes, steps: counts. arrays: schema by array name. files: sorted by path. recordings: one provenance record
+    (file, bytes, digest, layout, options) per recording, a file or a folder. parent: version that this one begins
+    with (an append), or "". subset: set where this is a part of another version; episodes, steps and shapes are then
+    still those of the whole, and so are statistics (by array name) and tasks (instruction → episodes that have it),
+    which include episodes in quarantine.
     """
 
     name: str
@@ -105,8 +105,8 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     steps: int
     arrays: dict[str, ArraySchema]
     files: tuple[FileEntry, ...]
-    source: tuple[dict[str, Any], ...] = ()
-    appended_to: str = ""
+    recordings: tuple[dict[str, Any], ...] = ()
+    parent: str = ""
     # Unset fields are not encoded, so versions without them keep their names.
     subset: Subset | msgspec.UnsetType = msgspec.UNSET
     statistics: dict[str, Statistics] | msgspec.UnsetType = msgspec.UNSET
@@ -118,11 +118,11 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
         return sum(entry.bytes for entry in self.files)
 
     def along_steps(self, name: str) -> bool:
-        """Whether this array's first axis is the dataset's steps, so that a run of steps is a run of its rows."""
+        """Whether this array's first axis is the dataset's steps, so that a range of steps is a range of its rows."""
         shape = self.arrays[name].shape
         return shape[:1] == (self.steps,) and not name.rpartition("/")[2].startswith(EPISODE_PREFIX)
 
-    def runs(self, name: str) -> tuple[tuple[int, int], ...]:
+    def present_ranges(self, name: str) -> tuple[tuple[int, int], ...]:
         """Return the present ranges [start, stop) of this array's first axis: a single one, except in a subset."""
         if self.subset and self.along_steps(name):
             return self.subset.steps or ((0, 0),)
@@ -208,7 +208,7 @@ def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -
 
 def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
     # Ranges are not adjacent, so their concatenated bounds strictly ascend.
-    bounds = [bound for run in subset.steps for bound in run]
+    bounds = [bound for present in subset.steps for bound in present]
     ascending = all(low < high for low, high in pairwise(bounds))
     inside = (bounds[0] >= 0 and bounds[-1] <= manifest.steps) if bounds else manifest.steps == 0
     if not ascending or not inside:

@@ -127,7 +127,7 @@ def compute_moments(
     reader: VersionReader, name: str, ranges: Ranges = ()
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute mean and deviation over these steps, or all that are local, in two passes."""
-    runs = ranges or reader.manifest.runs(name)
+    runs = ranges or reader.manifest.present_ranges(name)
     blocks = [(low, min(low + BLOCK_ROWS, stop)) for start, stop in runs for low in range(start, stop, BLOCK_ROWS)]
     steps, columns = sum(stop - start for start, stop in runs), reader.metadata_of(name).shape[1]
     mean, square = np.zeros(columns), np.zeros(columns)

@@ -159,11 +159,11 @@ def write(
         episodes=episodes,
         steps=episodes * 10,
         files=tuple(entries),
-        appended_to=parent,
+        parent=parent,
         arrays={array: ArraySchema(shape=(episodes * 10, 7), dtype="float32") for array in arrays},
-        source=({"file": recording or f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
+        recordings=({"file": recording or f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
         **({"tasks": tasks} if tasks else {}),
-        **({"subset": Subset(parent=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
+        **({"subset": Subset(whole=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
     )
     data = manifests.encode_manifest(manifest)
     write_atomic(temporary / manifests.MANIFEST_FILE, data, durable=False)

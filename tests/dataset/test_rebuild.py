@@ -83,7 +83,7 @@ def test_changed_recording(robomimic, tmp_path) -> None:
     robomimic(3, 4, seed=1)
     record, differences = rebuild_version(Path(version.path), [tmp_path])
     assert record.state == "differs"
-    assert {("source", "changed"), ("files", "changed")} <= {(each.kind, each.change) for each in differences}
+    assert {("recording", "changed"), ("files", "changed")} <= {(each.kind, each.change) for each in differences}
     assert not (tmp_path / "root/x" / record.rebuilt).exists()
     published, _ = rebuild_version(Path(version.path), [tmp_path], to_publish=True)
     assert open_dataset(Path(published.path)).version.version == record.rebuilt
@@ -218,7 +218,7 @@ def test_same_files_of_another_recording(robomimic, tmp_path) -> None:
     assert size == data
     done = rebuild_version(Path(version.path), [tmp_path])
     assert done[0].state == "differs"
-    assert [(each.kind, each.change) for each in done[1]] == [("source", "changed"), ("files", "shared")]
+    assert [(each.kind, each.change) for each in done[1]] == [("recording", "changed"), ("files", "shared")]
 
 
 def test_every_field_is_compared(publish, tmp_path) -> None:
@@ -229,13 +229,13 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
         ("name", "y"),
         ("episodes", 2),
         ("steps", 11),
-        ("appended_to", "1" * 32),
+        ("parent", "1" * 32),
         ("tasks", {"pick": 1}),
         ("arrays", {}),
         ("files", ()),
-        ("source", ()),
+        ("recordings", ()),
         ("statistics", {"action": numbers}),
-        ("subset", Subset(parent="1" * 32, arrays=(), steps=())),
+        ("subset", Subset(whole="1" * 32, arrays=(), steps=())),
     ):
         two = msgspec.structs.replace(manifest, **{field: value})
         for pair in ((manifest, two), (two, manifest)):

@@ -163,12 +163,12 @@ def test_a_part_says_what_it_is(whole: Path) -> None:
     assert part.subset
     assert part.subset.inline_files.keys() == {"zarr.json"}
     assert structs.replace(part.subset, metadata=UNSET) == Subset(
-        parent=manifest.version_of(data), arrays=names, steps=((10, 50),)
+        whole=manifest.version_of(data), arrays=names, steps=((10, 50),)
     )
-    assert (part.steps, part.episodes, part.source, part.name) == (
+    assert (part.steps, part.episodes, part.recordings, part.name) == (
         reference.steps,
         reference.episodes,
-        reference.source,
+        reference.recordings,
         reference.name,
     )
     assert manifest.decode_manifest(manifest.encode_manifest(part), "x") == part
@@ -336,7 +336,7 @@ def test_a_part_of_a_part(whole: Path, take: Take) -> None:
     direct = select(whole, arrays=["action"], episodes="1")
     assert again.files == direct.files
     assert again.subset
-    assert (again.subset.parent, again.subset.steps) == (part.name, ((30, 180),))
+    assert (again.subset.whole, again.subset.steps) == (part.name, ((30, 180),))
     smaller = select(part, arrays=["action"])
     assert smaller.subset
     assert smaller.subset.steps == ((30, 200),)
@@ -449,7 +449,7 @@ def test_a_plain_store_in_part(tmp_path: Path) -> None:
     group.create_array("meta/episode_ends", data=np.array([4, 4, 9]), chunks=(2,))
     (folder / "README").touch()
     part = select_plain(folder, arrays=["data/img"], episodes="2")
-    assert part.subset == Subset(parent="", arrays=("data/img", "meta/episode_ends"), steps=((4, 9),))
+    assert part.subset == Subset(whole="", arrays=("data/img", "meta/episode_ends"), steps=((4, 9),))
     assert {entry.path for entry in part.files} == {
         ".zgroup",
         ".zattrs",

@@ -23,7 +23,7 @@ def one(**changes) -> Manifest:
         "steps": 3,
         "arrays": {"action": ArraySchema(shape=(3, 7), dtype="float32")},
         "files": (FileEntry(path="action/c/0/0", bytes=9, digest="xxh3_128:00"),),
-        "source": ({"file": "a.hdf5", "bytes": 1},),
+        "recordings": ({"file": "a.hdf5", "bytes": 1},),
     }
     return Manifest(**(fields | changes))
 
@@ -44,14 +44,14 @@ def test_frozen_keys() -> None:
         "steps",
         "arrays",
         "files",
-        "source",
-        "appended_to",
+        "recordings",
+        "parent",
     }
 
 
-def test_source_key_order_is_no_content() -> None:
+def test_key_order_of_a_recording_is_no_content() -> None:
     """Two manifests that say the same have the same bytes, whatever order their provenance was put together in."""
-    turned = one(source=({"bytes": 1, "file": "a.hdf5"},))
+    turned = one(recordings=({"bytes": 1, "file": "a.hdf5"},))
     assert manifests.encode_manifest(turned) == manifests.encode_manifest(one())
 
 
@@ -143,20 +143,20 @@ def test_100_000_entries_are_checked_in_no_time() -> None:
 
 
 BYTES_BEFORE_SUBSETS = (
-    b'{\n "appended_to": "",\n "arrays": {},\n "episodes": 1,\n "files": [],\n "name": "reach",\n'
-    b' "schema": "pit.manifest/1",\n "source": [],\n "steps": 3\n}\n'
+    b'{\n "arrays": {},\n "episodes": 1,\n "files": [],\n "name": "reach",\n "parent": "",\n "recordings": [],\n'
+    b' "schema": "pit.manifest/1",\n "steps": 3\n}\n'
 )
 
 
 def test_bytes_without_a_subset_are_as_ever() -> None:
     """A manifest that is no subset has the bytes it had before there were subsets, hence the same version."""
-    manifest = one(arrays={}, files=(), source=())
+    manifest = one(arrays={}, files=(), recordings=())
     assert manifests.encode_manifest(manifest) == BYTES_BEFORE_SUBSETS
     assert manifests.decode_manifest(BYTES_BEFORE_SUBSETS, "x") == manifest
 
 
 def subset(*steps: tuple[int, int], arrays: tuple[str, ...] = ("action",)) -> Manifest:
-    return one(subset=Subset(parent="ab", arrays=arrays, steps=steps))
+    return one(subset=Subset(whole="ab", arrays=arrays, steps=steps))
 
 
 def test_a_subset_reads_back_and_has_its_own_version() -> None:
@@ -195,7 +195,7 @@ def test_a_subset_has_the_text_of_groups_metadata_alone() -> None:
 
     def part(*own: str) -> bytes:
         metadata = dict.fromkeys(own, "x")
-        used = Subset(parent="", arrays=("action",), steps=((0, 3),), metadata=metadata)
+        used = Subset(whole="", arrays=("action",), steps=((0, 3),), metadata=metadata)
         return manifests.encode_manifest(one(files=files, subset=used))
 
     manifests.decode_manifest(part("zarr.json", "g/.zmetadata"), "x")
@@ -215,9 +215,9 @@ def test_which_rows_are_here() -> None:
         "x": (),
     }
     arrays = {name: ArraySchema(shape=shape, dtype="int8") for name, shape in shapes.items()}
-    part = one(arrays=arrays, subset=Subset(parent="", arrays=tuple(arrays), steps=((0, 1), (2, 3))))
+    part = one(arrays=arrays, subset=Subset(whole="", arrays=tuple(arrays), steps=((0, 1), (2, 3))))
     assert {name for name in arrays if part.along_steps(name)} == {"action", "obs/a"}
-    assert {name: part.runs(name) for name in arrays} == {
+    assert {name: part.present_ranges(name) for name in arrays} == {
         "action": ((0, 1), (2, 3)),
         "obs/a": ((0, 1), (2, 3)),
         "episode_offsets": ((0, 3),),
@@ -225,7 +225,7 @@ def test_which_rows_are_here() -> None:
         "mean": ((0, 7),),
         "x": ((0, 1),),
     }
-    assert one().runs("action") == ((0, 3),)
+    assert one().present_ranges("action") == ((0, 3),)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"schema":"pit.other/1"}', b"\xff"])

@@ -24,7 +24,7 @@ _FIELDS = ("name", "episodes", "steps", "subset")
 
 
 class VersionDifference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
-    """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `source`, `option`, `appended_to`,
+    """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `recording`, `option`, `parent`,
     `manifest` (another field of it), `files`.
 
     change: `added`, `removed`, `changed`; of files also `shared`, which is no difference. count, bytes: of files.
@@ -56,8 +56,8 @@ def compare_versions(left: Path, right: Path) -> Iterator[VersionDifference]:
 def compare_manifests(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
     """Yield the differences that two manifests show, without reading any array."""
     yield from _compare_by_name(
-        "appended_to",
-        *({"": manifest.appended_to} if manifest.appended_to else {} for manifest in (left, right)),
+        "parent",
+        *({"": manifest.parent} if manifest.parent else {} for manifest in (left, right)),
     )
     yield from _compare_by_name(
         "manifest",
@@ -82,22 +82,22 @@ def compare_manifests(left: Manifest, right: Manifest) -> Iterator[VersionDiffer
         *({task: f"{count} episodes" for task, count in (manifest.tasks or {}).items()} for manifest in (left, right)),
     )
     yield from _statistics(left.statistics or {}, right.statistics or {})
-    yield from _sources(left, right)
+    yield from _recordings(left, right)
     yield from _files(left.files, right.files)
 
 
-def _sources(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
+def _recordings(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
     """Yield the differences between two versions' recordings and ingest options."""
     contents, options = [], []
     for manifest in (left, right):
-        records = _numbered([(str(record.get("file")), record) for record in manifest.source])
+        records = _numbered([(str(record.get("file")), record) for record in manifest.recordings])
         contents.append({name: f"{entry.get('digest')}, {entry.get('bytes')} bytes" for name, entry in records.items()})
         option_values: dict[str, set[str]] = {}
-        for record in manifest.source:
+        for record in manifest.recordings:
             for key in record.keys() - set(_FILE_FIELDS):
                 option_values.setdefault(key, set()).add(_text(record[key]))
         options.append({key: ", ".join(sorted(values)) for key, values in option_values.items()})
-    yield from _compare_by_name("source", *contents)
+    yield from _compare_by_name("recording", *contents)
     yield from _compare_by_name("option", *options)
 
 
@@ -110,16 +110,16 @@ def _compare_by_name(kind: str, left: Mapping[str, str], right: Mapping[str, str
 
 
 def _episodes(path: Path, manifest: Manifest) -> dict[str, str]:
-    """Return steps, source digest and instruction of each episode, by its recording and its name there."""
+    """Return steps, recording's digest and instruction of each episode, by its recording and its name there."""
     if EPISODE_JSON not in manifest.arrays:
         return {}
     pairs = []
     for episode in open_dataset(path).episodes:
-        number = episode.get("source", -1)
-        source: Mapping[str, Any] = manifest.source[number] if 0 <= number < len(manifest.source) else {}
-        text = f"{episode.get('steps')} steps of {str(source.get('digest', 'unknown')).rpartition(':')[2][:_DIGITS]}"
+        number = episode.get("recording", -1)
+        recording: Mapping[str, Any] = manifest.recordings[number] if 0 <= number < len(manifest.recordings) else {}
+        text = f"{episode.get('steps')} steps of {str(recording.get('digest', 'unknown')).rpartition(':')[2][:_DIGITS]}"
         language = episode.get("language") or ""
-        name = f"{source.get('file', '?')}: {episode.get('name')}"
+        name = f"{recording.get('file', '?')}: {episode.get('name')}"
         pairs.append((name, f"{text}, {language}" if language else text))
     return _numbered(pairs)
 

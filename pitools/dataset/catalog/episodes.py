@@ -12,7 +12,7 @@ from pitools.store import version_state
 
 
 class EpisodeInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-episode/1"):
-    """One episode: number, name in the recording `source`, and its steps [start, start + steps) of the arrays.
+    """One episode: number, name in `recording`, a file name, and its steps [start, start + steps) of the arrays.
 
     quarantined: reasons why it must not be trained on; empty where it may be.
     """
@@ -22,7 +22,7 @@ class EpisodeInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-episode/1"
     start: int
     steps: int
     language: str
-    source: str
+    recording: str
     quarantined: tuple[str, ...] = ()
 
 
@@ -36,15 +36,15 @@ def list_episodes(path: Path, number: int | None = None) -> Iterator[EpisodeInfo
         raise UsageError(f"episode: expected 0 to {len(offsets) - 2}, got {number}", where=str(path))
     for i, record in enumerate(opened.episodes):
         if number is None or i == number:
-            source = record.get("source", -1)
-            sources = opened.manifest.source
+            index = record.get("recording", -1)
+            recordings = opened.manifest.recordings
             yield EpisodeInfo(
                 episode=i,
                 name=str(record.get("name", "")),
                 start=offsets[i],
                 steps=offsets[i + 1] - offsets[i],
                 language=str(record.get("language") or ""),
-                source=str(sources[source].get("file", "")) if 0 <= source < len(sources) else "",
+                recording=str(recordings[index].get("file", "")) if 0 <= index < len(recordings) else "",
                 quarantined=(
                     quarantine.episodes.get(i)
                     or (quarantine.reasons or ("all of it",) if quarantine.whole_version else ())

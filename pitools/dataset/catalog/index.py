@@ -21,12 +21,12 @@ from pitools.core import user_dirs
 from pitools.core.errors import ClusterError, PitError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.progress import progress_bar
-from pitools.dataset.versions import source_bytes
+from pitools.dataset.versions import recording_bytes
 from pitools.store import manifest as manifests
 from pitools.store import retirement, tags, version_state
 from pitools.store.version_list import is_name, is_version, lost_manifest_of
 
-FORMAT = 3  # of the file
+FORMAT = 4  # of the file
 _CHECKSUM_BYTES = 4
 # Two changes within one tick of the file system's clock cannot be told apart: a folder this young is read again.
 _TICK_NS = 2_000_000_000
@@ -43,8 +43,8 @@ class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     steps: int
     bytes: int
     files: int
-    source_bytes: int
-    appended_to: str
+    recording_bytes: int
+    parent: str
     arrays: int
     tasks: int
 
@@ -243,8 +243,8 @@ def _version_row(path: Path, mtime_ns: int, arrays: _TextTable, tasks: _TextTabl
         manifest.steps,
         manifest.total_bytes,
         len(manifest.files),
-        source_bytes(manifest),
-        manifest.appended_to,
+        recording_bytes(manifest),
+        manifest.parent,
         arrays(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
         tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
     )

@@ -33,13 +33,13 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 class VersionListing(VersionInfo, frozen=True, kw_only=True, tag="pit.dataset-listing/1"):
     """One version as `pit dataset list` prints it. state: `live`, `retired`, `quarantined` (the whole version).
 
-    quarantined_episodes: all where the whole version is in quarantine. appended_to: version that it begins with, or "".
+    quarantined_episodes: all where the whole version is in quarantine. parent: version that it begins with, or "".
     """
 
     tags: tuple[str, ...] = ()
     state: str = "live"
     quarantined_episodes: int = 0
-    appended_to: str = ""
+    parent: str = ""
 
 
 class _DatasetView:
@@ -71,7 +71,7 @@ _SHARED_KEYS: dict[str, Callable[[_DatasetView], Sequence[str]]] = {
 }
 _VERSION_KEYS: dict[str, Callable[[_DatasetView, VersionRow], str]] = {
     "version": lambda _, row: row.version or row.folder,
-    "appended_to": lambda _, row: row.appended_to,
+    "parent": lambda _, row: row.parent,
     "state": lambda place, row: place.state(row),
     "tag": lambda place, row: place.named(row),
 }
@@ -135,7 +135,7 @@ def _text_predicate(key: str, sign: str, value: str) -> Predicate:
     if sign == "~":
         wanted = value.casefold()
         return lambda lines: wanted in lines.casefold()
-    if key in ("version", "appended_to") and re.fullmatch(r"[0-9a-f]{6,}", value):
+    if key in ("version", "parent") and re.fullmatch(r"[0-9a-f]{6,}", value):
         value += "*"  # as everywhere, its first digits will do
     if sign in ("=", "!="):
         # A version without a tag or parent has one empty line, which only an empty value matches.
@@ -199,10 +199,10 @@ def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> Versio
         steps=row.steps,
         bytes=row.bytes,
         files=row.files,
-        source_bytes=row.source_bytes,
+        recording_bytes=row.recording_bytes,
         published=published_at(row.mtime_ns),
         tags=tuple(sorted(place.tags.get(row.folder, ()))),
         state=place.state(row),
         quarantined_episodes=row.episodes if quarantined < 0 else quarantined,
-        appended_to=row.appended_to,
+        parent=row.parent,
     )

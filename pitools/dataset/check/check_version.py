@@ -259,8 +259,8 @@ def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]
 
     A damaged parent does not change the findings about this version.
     """
-    parent = path.resolve().parent / manifest.appended_to
-    if not is_version(manifest.appended_to) or not os.path.lexists(parent):
+    parent = path.resolve().parent / manifest.parent
+    if not is_version(manifest.parent) or not os.path.lexists(parent):
         return None, []
     try:
         _, data = manifests.load_manifest(parent)
@@ -268,7 +268,7 @@ def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]
         problem, got = error.message, ""
     else:
         problem, got = "the manifest does not match its folder's name", manifests.version_of(data)
-        if got == manifest.appended_to:
+        if got == manifest.parent:
             return parent, []
     message = f"values are not compared with the parent: {problem}"
     return None, [
@@ -278,6 +278,6 @@ def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]
             file=f"{parent}/{manifests.MANIFEST_FILE}",
             problem=message,
             got=got,
-            expected=manifest.appended_to,
+            expected=manifest.parent,
         )
     ]

@@ -81,9 +81,9 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
     statistics, tasks = new.statistics or {}, new.tasks or {}
     version = manifests.version_of(manifests.encode_manifest(parent))
     appended = (
-        new.appended_to == version
+        new.parent == version
         and new.episodes > parent.episodes
-        and new.source[: len(parent.source)] == parent.source
+        and new.recordings[: len(parent.recordings)] == parent.recordings
     )
     if not appended:
         return ComparedPart(

@@ -157,11 +157,14 @@ def _format_type(dtype: str, shape: tuple[int, ...]) -> str:
 def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) -> Iterator[Finding]:
     """Yield the chunks that the manifest does not name: Zarr would read zeros there."""
     named = {entry.path for entry in manifest.files}
-    runs = manifest.runs(name)
+    ranges = manifest.present_ranges(name)
     rest = prod(array.grid[1:])
-    count = sum(len(chunk_keys.chunk_numbers(array, *run)) for run in runs) * rest if array.shape else 1
+    count = sum(len(chunk_keys.chunk_numbers(array, *present)) for present in ranges) * rest if array.shape else 1
     missing = (
-        key for run in runs for key in chunk_keys.chunk_keys(array, run if array.shape else None) if key not in named
+        key
+        for present in ranges
+        for key in chunk_keys.chunk_keys(array, present if array.shape else None)
+        if key not in named
     )
     # Metadata may claim 2^60 chunks, so at most as many are checked as can be reported.
     for key in islice(missing, min(_MAX_NAMED, count)):

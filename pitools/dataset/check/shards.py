@@ -94,7 +94,7 @@ class ShardChecker:
         dtype = self._store.dtype(array.name)
         room = self._thread_buffer(min(together, stop - start) * math.prod(array.shape[1:]) * dtype.itemsize)
         block = room.view(dtype).reshape(-1, *array.shape[1:])
-        for first, last in self._store.manifest.runs(array.name):
+        for first, last in self._store.manifest.present_ranges(array.name):
             for low in range(max(start, first), min(stop, last), together):
                 rows = block[: min(together, stop - low, last - low)]
                 self._store.read_into(array.name, rows, low, low + len(rows))
@@ -103,7 +103,9 @@ class ShardChecker:
     def _is_fully_present(self, shard: ShardFile) -> bool:
         """Return whether the version has all of the shard's steps: a subset may have only a few of them."""
         start, stop = _steps(shard)
-        return any(first <= start and stop <= last for first, last in self._store.manifest.runs(shard.array.name))
+        return any(
+            first <= start and stop <= last for first, last in self._store.manifest.present_ranges(shard.array.name)
+        )
 
     def _thread_buffer(self, size: int) -> NDArray[np.uint8]:
         """Return reused memory of this thread: new pages cost more than reading does."""

@@ -29,7 +29,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
     manifest = store.manifest
     if manifest.subset:
         raise DataError(
-            "the folder is a subset of a version", where=str(path), hint=f"give version {manifest.subset.parent}"
+            "the folder is a subset of a version", where=str(path), hint=f"give version {manifest.subset.whole}"
         )
     records: list[dict[str, Any]] = (
         store.episode_records()
@@ -66,7 +66,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
         episodes=episodes,
         splits=splits,
         files=(path / manifests.MANIFEST_FILE,),
-        attributes={"version": store.version, "sources": store.attributes.get("sources", [])},
+        attributes={"version": store.version, "recordings": store.attributes.get("recordings", [])},
         notes=tuple(_notes(path)),
     )
 
@@ -84,9 +84,9 @@ def _episode_names(records: Sequence[dict[str, Any]], attributes: dict[str, Any]
     names = [str(line.get("name", "")) for line in records]
     counts = Counter(names)
     if max(counts.values(), default=0) > 1:
-        stems = [Path(str(source.get("file", ""))).stem for source in attributes.get("sources") or []]
-        sources = [int(line.get("source", 0)) for line in records]
-        names = [f"{stems[i] if i < len(stems) else i}/{name}" for i, name in zip(sources, names, strict=True)]
+        stems = [Path(str(record.get("file", ""))).stem for record in attributes.get("recordings") or []]
+        indices = [int(line.get("recording", 0)) for line in records]
+        names = [f"{stems[i] if i < len(stems) else i}/{name}" for i, name in zip(indices, names, strict=True)]
     if len(set(names)) < len(names):
         names = [f"{number}/{name}" for number, name in enumerate(names)]
     return names

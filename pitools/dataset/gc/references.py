@@ -26,7 +26,7 @@ class VersionKey(NamedTuple):
 
 
 class _Subset(msgspec.Struct):
-    parent: str = ""
+    whole: str = ""
 
 
 class _Recording(msgspec.Struct):
@@ -34,11 +34,11 @@ class _Recording(msgspec.Struct):
 
 
 class _Ancestors(msgspec.Struct):
-    """The fields of a manifest that name the versions it came from. source: a re-encoded version is a recording."""
+    """The fields of a manifest that name the versions it came from. recordings: a re-encoded version is a recording."""
 
-    appended_to: str = ""
+    parent: str = ""
     subset: _Subset | None = None
-    source: tuple[_Recording, ...] = ()
+    recordings: tuple[_Recording, ...] = ()
 
 
 class _Staged(msgspec.Struct):
@@ -141,8 +141,8 @@ class References:
             self._broken[key] = f"references unknown: {path} cannot be read: {error}"
             self._parents[key] = ()
             return
-        sources = {recording.file for recording in ancestors.source if is_version(str(recording.file))}
-        parents = {ancestors.appended_to, ancestors.subset.parent if ancestors.subset else "", *sources}
+        recordings = {recording.file for recording in ancestors.recordings if is_version(str(recording.file))}
+        parents = {ancestors.parent, ancestors.subset.whole if ancestors.subset else "", *recordings}
         self._parents[key] = tuple(sorted(parents - {""}))
 
     def _read_run(self, path: Path, fresh: bool) -> None:

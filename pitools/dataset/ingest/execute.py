@@ -42,7 +42,7 @@ def run_plan(
     todo = plan.jobs[len(plan.jobs) * part[0] // part[1] : len(plan.jobs) * (part[0] + 1) // part[1]]
     queue = _JobQueue({plan.job_key(job): job for job in todo}, work_dir, session, finished or {})
     total = sum(plan.raw_bytes(job) for job in todo)
-    hashed = sum(min(RANGE_BYTES, source.bytes) for source in plan.sources)
+    hashed = sum(min(RANGE_BYTES, file.bytes) for file in plan.files)
     workers = 1 if max(total, hashed) <= _SERIAL_BYTES else min(workers, len(todo))
     entries = dict(queue.trusted)
     with progress_bar("ingest", total) as advance:

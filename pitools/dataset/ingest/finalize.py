@@ -36,7 +36,7 @@ def write_metadata(
     work_dir: IngestWorkDir,
     entries: Mapping[str, FinishedJob],
     recordings: Sequence[Recording],
-    source: tuple[dict[str, Any], ...],
+    provenance: tuple[dict[str, Any], ...],
     parent: ParentVersion | None,
     codec: str,
     array_attributes: Mapping[str, dict[str, Any]],
@@ -45,7 +45,7 @@ def write_metadata(
 
     array_attributes: attributes that the recordings give each array, by name.
     """
-    lines = (parent.episode_json if parent else b"") + episode_lines(recordings, _sources_before(parent))
+    lines = (parent.episode_json if parent else b"") + episode_lines(recordings, _recordings_before(parent))
     offsets = [*(parent.offsets[:-1] if parent else ()), *plan.offsets]
     blocks: dict[str, NDArray[Any]] = {
         EPISODE_OFFSETS: np.array(offsets, np.int64),
@@ -69,8 +69,8 @@ def write_metadata(
         steps=offsets[-1],
         arrays={key: ArraySchema(shape=spec.shape, dtype=spec.dtype) for key, spec in specs.items()},
         files=tuple(sorted(files, key=lambda file: file.path)),
-        source=(*parent.manifest.source, *source) if parent else source,
-        appended_to=parent.version if parent else "",
+        recordings=(*parent.manifest.recordings, *provenance) if parent else provenance,
+        parent=parent.version if parent else "",
         statistics={key: statistics.to_statistics(merged) for key, (_, merged) in folds.items()},
         tasks=count_tasks(lines),
     )
@@ -81,21 +81,21 @@ def write_metadata(
 
 def provenance_records(
     recordings: Sequence[Recording],
-    source_indices: Sequence[Sequence[int]],
-    sources: Sequence[RecordingFile],
+    file_indices: Sequence[Sequence[int]],
+    files: Sequence[RecordingFile],
     ranges: Mapping[str, FinishedJob],
     options: Mapping[str, Any],
     rejected: Sequence[RejectedEpisode],
 ) -> tuple[dict[str, Any], ...]:
     """Return one record per recording, without its folder and time: equal recordings give equal records.
 
-    ranges: digests of all ranges of the sources. options: of the ingest. rejected: episodes left out.
+    ranges: digests of all ranges of the files. options: of the ingest. rejected: episodes left out.
     """
     records = []
-    for recording, numbers in zip(recordings, source_indices, strict=True):
-        size = sum(sources[number].bytes for number in numbers)
+    for recording, numbers in zip(recordings, file_indices, strict=True):
+        size = sum(files[number].bytes for number in numbers)
         text = _digest(
-            recording, [(sources[number], _digest_of_file(number, sources[number], ranges)) for number in numbers]
+            recording, [(files[number], _digest_of_file(number, files[number], ranges)) for number in numbers]
         )
         record = {"file": recording.path.name, "bytes": size, "digest": text, "layout": recording.layout, **options}
         if left_out := sorted(item.name for item in rejected if item.path == recording.path):
@@ -104,16 +104,16 @@ def provenance_records(
     return tuple(records)
 
 
-def _digest_of_file(number: int, source: RecordingFile, ranges: Mapping[str, FinishedJob]) -> str:
-    hashes = [ranges[range_key(number, i)].digest for i in range(source.ranges)]
+def _digest_of_file(number: int, file: RecordingFile, ranges: Mapping[str, FinishedJob]) -> str:
+    hashes = [ranges[range_key(number, i)].digest for i in range(file.ranges)]
     return f"{digest.ALGORITHM}:{hashes[0]}" if len(hashes) == 1 else digest.digest_ranges(map(bytes.fromhex, hashes))
 
 
 def _digest(recording: Recording, files: Sequence[tuple[RecordingFile, str]]) -> str:
     """Return a recording's digest: the file's, or for a folder that of its file list in the format of `sha256sum`."""
-    if [source.path for source, _ in files] == [recording.path]:
+    if [file.path for file, _ in files] == [recording.path]:
         return files[0][1]
-    lines = (f"{text}  {source.path.relative_to(recording.path)}\n" for source, text in files)
+    lines = (f"{text}  {file.path.relative_to(recording.path)}\n" for file, text in files)
     return digest.digest_bytes("".join(sorted(lines)).encode())
 
 
@@ -127,25 +127,25 @@ def group_attributes(recordings: Sequence[Recording], parent: ParentVersion | No
         for split, names in recording.splits.items():
             splits.setdefault(split, []).extend(numbers[name] for name in names if name in numbers)
         first += len(numbers)
-    sources = [{"file": recording.path.name, "attributes": recording.attributes} for recording in recordings]
-    sources = [*inherited.get("sources", []), *sources]
-    return {"schema": SCHEMA, "episodes": first, "splits": splits, "sources": sources}
+    described = [{"file": recording.path.name, "attributes": recording.attributes} for recording in recordings]
+    described = [*inherited.get("recordings", []), *described]
+    return {"schema": SCHEMA, "episodes": first, "splits": splits, "recordings": described}
 
 
-def episode_lines(recordings: Sequence[Recording], sources_before: int = 0) -> bytes:
-    """Return the episodes as JSON Lines, in order. sources_before: number of the parent's recordings."""
+def episode_lines(recordings: Sequence[Recording], recordings_before: int = 0) -> bytes:
+    """Return the episodes as JSON Lines, in order. recordings_before: number of the parent's recordings."""
     return b"".join(
         msgspec.json.encode(
             {
                 "name": episode.name,
-                "source": i,
+                "recording": i,
                 "steps": episode.steps,
                 "language": episode.language,
                 "attributes": episode.attributes,
             }
         )
         + b"\n"
-        for i, recording in enumerate(recordings, sources_before)
+        for i, recording in enumerate(recordings, recordings_before)
         for episode in recording.episodes
     )
 
@@ -156,8 +156,8 @@ def count_tasks(lines: bytes) -> dict[str, int]:
     return dict(sorted(Counter(language for language in languages if language).items()))
 
 
-def _sources_before(parent: ParentVersion | None) -> int:
-    return len(parent.attributes.get("sources", ())) if parent else 0
+def _recordings_before(parent: ParentVersion | None) -> int:
+    return len(parent.attributes.get("recordings", ())) if parent else 0
 
 
 def _fold_statistics(

@@ -33,7 +33,7 @@ from pitools.dataset.ingest.journal import FinishedJob, JournalReader
 from pitools.dataset.ingest.parent import ParentVersion
 from pitools.dataset.ingest.plan import HashJob, IngestPlan, RecordingFile, range_key
 from pitools.dataset.ingest.scan import ScanResult
-from pitools.dataset.ingest.shard_worker import hash_source_range
+from pitools.dataset.ingest.shard_worker import hash_file_range
 from pitools.dataset.ingest.work_dir import IngestWorkDir, open_work_dir
 from pitools.dataset.versions import VersionInfo, check_complete, check_name, describe_version
 from pitools.store import manifest as manifests
@@ -142,7 +142,7 @@ def _without_unreadable(request: IngestRequest, scanned: ScanResult, report: Pat
 
     Raises DataError if no episode remains, TryLater if all can be read now.
     """
-    scan.check_unchanged(scanned.sources)
+    scan.check_unchanged(scanned.files)
     episodes = [episode for recording in scanned.recordings for episode in recording.episodes]
     refused = unreadable_episodes.find_unreadable(episodes, request.workers)
     if not refused:
@@ -161,29 +161,29 @@ def _find_published(request: IngestRequest, scanned: ScanResult) -> tuple[Versio
     Raises DataError for a damaged one, UsageError for a recording that the parent has.
     """
     parent = request.parent
-    parent_source = parent.manifest.source if parent else ()
-    sizes = [sum(scanned.sources[number].bytes for number in numbers) for numbers in scanned.source_indices]
+    parent_recordings = parent.manifest.recordings if parent else ()
+    sizes = [sum(scanned.files[number].bytes for number in numbers) for numbers in scanned.file_indices]
     candidates = []
     for path in version_dirs(request.root, request.name):
         try:
             version, manifest = describe_version(path)
         except DataError:
             continue  # damage of another version does not concern this ingest
-        own_source = manifest.source[len(parent_source) :]
-        same_parent = manifest.appended_to == (parent.version if parent else "") and version.version == path.name
-        names = [(str(record.get("file")), record.get("bytes")) for record in own_source]
+        own_recordings = manifest.recordings[len(parent_recordings) :]
+        same_parent = manifest.parent == (parent.version if parent else "") and version.version == path.name
+        names = [(str(record.get("file")), record.get("bytes")) for record in own_recordings]
         if same_parent and names == [
             (recording.path.name, size) for recording, size in zip(scanned.recordings, sizes, strict=True)
         ]:
             candidates.append((path, version, manifest))
     if not candidates and not (parent and parent.may_contain(sizes)):
         return None, {}
-    hashes = _hash_sources(scanned.sources, request.workers)
-    source = _provenance(request, scanned, hashes)
+    hashes = _hash_files(scanned.files, request.workers)
+    provenance = _provenance(request, scanned, hashes)
     if parent:
-        parent.require_new(source)
+        parent.require_new(provenance)
     for path, version, manifest in candidates:
-        if manifest.source == (*parent_source, *source):
+        if manifest.recordings == (*parent_recordings, *provenance):
             check_complete(path, manifest)
             return version, hashes
     return None, hashes
@@ -198,16 +198,16 @@ def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str,
         raise from_os_error(error, Path(error.filename or request.root)) from error
     try:
         entries = _write_shards(request, ingest_plan, work_dir, hashes)
-        source = _provenance(request, scanned, entries)
-        scan.check_unchanged(scanned.sources)
-        scan.warn_duplicates(source)
+        provenance = _provenance(request, scanned, entries)
+        scan.check_unchanged(scanned.files)
+        scan.warn_duplicates(provenance)
         data = finalize.write_metadata(
             request.name,
             ingest_plan,
             work_dir,
             entries,
             scanned.recordings,
-            source,
+            provenance,
             request.parent,
             request.codec,
             scanned.array_attributes,
@@ -259,21 +259,21 @@ def _make_plan(request: IngestRequest, scanned: ScanResult) -> IngestPlan:
         specs=specs,
         episodes=episodes,
         offsets=offsets,
-        sources=scanned.sources,
+        files=scanned.files,
         reusable_shards=reusable,
-        jobs=plan.jobs_in_order(specs, scanned.recordings, scanned.source_indices, scanned.sources, first_step),
+        jobs=plan.jobs_in_order(specs, scanned.recordings, scanned.file_indices, scanned.files, first_step),
         parent=parent.path.absolute() if parent else None,
         base_statistics=parent.base_statistics(reusable) if parent else {},
     )
 
 
 def _ingest_key(request: IngestRequest, scanned: ScanResult, ingest_plan: IngestPlan) -> str:
-    """Return a digest of the request and the sources' fingerprints, which names the working folder."""
+    """Return a digest of the request and the files' fingerprints, which names the working folder."""
     parts = {
         **request.options,
         "parent": request.parent.version if request.parent else "",
         "specs": ingest_plan.specs,
-        "sources": [(source.path.name, source.fingerprint) for source in scanned.sources],
+        "files": [(file.path.name, file.fingerprint) for file in scanned.files],
         "episodes": [[episode.name for episode in recording.episodes] for recording in scanned.recordings],
         "layouts": [recording.layout for recording in scanned.recordings],
         "libraries": list(map(_library_version, _LIBRARIES)),
@@ -309,18 +309,18 @@ def _provenance(
     request: IngestRequest, scanned: ScanResult, ranges: Mapping[str, FinishedJob]
 ) -> tuple[dict[str, Any], ...]:
     return finalize.provenance_records(
-        scanned.recordings, scanned.source_indices, scanned.sources, ranges, request.options, scanned.rejected
+        scanned.recordings, scanned.file_indices, scanned.files, ranges, request.options, scanned.rejected
     )
 
 
-def _hash_sources(sources: Sequence[RecordingFile], workers: int) -> dict[str, FinishedJob]:
-    """Hash all ranges of the sources. Raises DataError."""
-    jobs = [HashJob(file, number) for file, source in enumerate(sources) for number in range(source.ranges)]
-    total = sum(source.bytes for source in sources)
+def _hash_files(files: Sequence[RecordingFile], workers: int) -> dict[str, FinishedJob]:
+    """Hash all ranges of the files. Raises DataError."""
+    jobs = [HashJob(number, i) for number, file in enumerate(files) for i in range(file.ranges)]
+    total = sum(file.bytes for file in files)
     workers = 1 if total <= RANGE_BYTES else min(workers, len(jobs))
     entries = {}
     with progress_bar("digest", total) as advance:
-        for entry in worker_pool.run_tasks(jobs, partial(_Hasher, sources), workers=workers):
+        for entry in worker_pool.run_tasks(jobs, partial(_Hasher, files), workers=workers):
             entries[entry.key] = entry
             advance(entry.bytes)
     return entries
@@ -329,16 +329,16 @@ def _hash_sources(sources: Sequence[RecordingFile], workers: int) -> dict[str, F
 class _Hasher:
     """Hash ranges of files."""
 
-    def __init__(self, sources: Sequence[RecordingFile]) -> None:
-        self._sources = sources
+    def __init__(self, files: Sequence[RecordingFile]) -> None:
+        self._files = files
 
     def close(self) -> None:
         """Nothing is open."""
 
     def __call__(self, job: HashJob) -> FinishedJob:
-        source = self._sources[job.file]
-        size = min(RANGE_BYTES, source.bytes - job.range_index * RANGE_BYTES)
-        return hash_source_range(range_key(*job), source.path, job.range_index, size)
+        file = self._files[job.file]
+        size = min(RANGE_BYTES, file.bytes - job.range_index * RANGE_BYTES)
+        return hash_file_range(range_key(*job), file.path, job.range_index, size)
 
 
 def _report_leftovers(work_dir: IngestWorkDir, ingest_plan: IngestPlan) -> None:

@@ -4,7 +4,7 @@
 
 A session is one call of the ingest, on any number of nodes. A line is written after its shard is on disk under its
 final path. Another session verifies the shard's digest before using it, so a lost line costs work and a wrong line
-costs nothing. A range's line is trusted: the folder's key includes the fingerprints of the source files.
+costs nothing. A range's line is trusted: the folder's key includes the fingerprints of the recordings' files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pitools.dataset.ingest.statistics import PartialStats
 
 
 class FinishedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A finished job. key: a shard's path, or `#FILE/RANGE` for a range of a source file, by their numbers.
+    """A finished job. key: a shard's path, or `#FILE/RANGE` for a range of a file, by their numbers.
 
     digest: of a shard, as in manifests; of a range, the hex digits alone. statistics: those of the shard's steps.
     """

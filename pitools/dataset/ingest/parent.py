@@ -119,17 +119,17 @@ class ParentVersion:
             return RejectedEpisode(name=episode.name, path=episode.path, reason=reason, hint=hint, where=where)
         return None
 
-    def require_new(self, source: Sequence[Mapping[str, Any]]) -> None:
+    def require_new(self, provenance: Sequence[Mapping[str, Any]]) -> None:
         """Raise UsageError for a recording that the parent contains."""
-        files = {own["digest"]: own["file"] for own in self.manifest.source if "digest" in own}
-        for record in source:
+        files = {own["digest"]: own["file"] for own in self.manifest.recordings if "digest" in own}
+        for record in provenance:
             if record["digest"] in files:
                 problem = f"{record['file']}: the parent contains it, as {files[record['digest']]}"
                 raise UsageError(problem, where=str(self.path), hint="leave it out; append new recordings only")
 
     def may_contain(self, sizes: Sequence[int]) -> bool:
         """Return whether the parent has a recording of one of these sizes, in bytes."""
-        return bool({own.get("bytes") for own in self.manifest.source} & set(sizes))
+        return bool({own.get("bytes") for own in self.manifest.recordings} & set(sizes))
 
 
 def statistics_attribute(shards: int, partial: PartialStats) -> dict[str, Any]:

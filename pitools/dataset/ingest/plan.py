@@ -1,4 +1,4 @@
-"""Plan the jobs of an ingest: shards to write and ranges of source files to hash, ordered by step.
+"""Plan the jobs of an ingest: shards to write and ranges of files to hash, ordered by step.
 
 steps:   0 ──── parent ────┤── recording 0 ──┤── recording 1 ──┤
 shards:  │ linked │ linked │rewrite │  new   │  new   │ new    │     each written by one worker
@@ -30,7 +30,7 @@ class ShardJob(NamedTuple):
 
 
 class HashJob(NamedTuple):
-    """A range of RANGE_BYTES of a source file, by its number; the last range may be shorter."""
+    """A range of RANGE_BYTES of a file, by its number; the last range may be shorter."""
 
     file: int
     range_index: int
@@ -40,7 +40,7 @@ Job = ShardJob | HashJob
 
 
 class RecordingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A source file. fingerprint: (inode, bytes, mtime in ns) before the scan."""
+    """A file of a recording. fingerprint: (inode, bytes, mtime in ns) before the scan."""
 
     path: Path
     fingerprint: tuple[int, int, int]
@@ -60,14 +60,14 @@ class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The input of every worker, on all nodes.
 
     specs: layouts of the arrays along steps, by name. offsets: (episodes + 1,) first steps of the new episodes, which
-    follow the parent's steps. sources: their files. parent: version to append to, whose first `reusable_shards` shards
-    of each array are linked. base_statistics: stored statistics of those shards, by array.
+    follow the parent's steps. files: of their recordings. parent: version to append to, whose first `reusable_shards`
+    shards of each array are linked. base_statistics: stored statistics of those shards, by array.
     """
 
     specs: dict[str, ArraySpec]
     episodes: tuple[Episode, ...]
     offsets: tuple[int, ...]
-    sources: tuple[RecordingFile, ...]
+    files: tuple[RecordingFile, ...]
     jobs: tuple[Job, ...]
     parent: Path | None = None
     reusable_shards: dict[str, int] = {}
@@ -93,27 +93,27 @@ class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def range_key(file: int, number: int) -> str:
-    """Return the journal key of a range of a source file."""
+    """Return the journal key of a range of a file."""
     return f"#{file}/{number}"
 
 
 def jobs_in_order(
     specs: Mapping[str, ArraySpec],
     recordings: Sequence[Recording],
-    source_indices: Sequence[Sequence[int]],
-    sources: Sequence[RecordingFile],
+    file_indices: Sequence[Sequence[int]],
+    files: Sequence[RecordingFile],
     first_step: int,
 ) -> tuple[Job, ...]:
     """Return all jobs ordered by their first step, so that neighbouring data are read close in time.
 
-    source_indices: indices into `sources` of each recording's files. first_step: that of the first recording.
+    file_indices: indices into `files` of each recording's files. first_step: that of the first recording.
     """
     placed: list[tuple[float, int, int, Job]] = []
     for number, (name, spec) in enumerate(specs.items()):
         placed += ((index * spec.shard, 1, number, ShardJob(name, index)) for index in range(spec.shards))
-    for recording, numbers in zip(recordings, source_indices, strict=True):
+    for recording, numbers in zip(recordings, file_indices, strict=True):
         steps = sum(episode.steps for episode in recording.episodes)
-        ranges = [HashJob(file, number) for file in numbers for number in range(sources[file].ranges)]
+        ranges = [HashJob(file, number) for file in numbers for number in range(files[file].ranges)]
         placed += ((first_step + steps * i / len(ranges), 0, i, job) for i, job in enumerate(ranges))
         first_step += steps
     return tuple(job for *_, job in sorted(placed, key=lambda item: item[:3]))

@@ -47,14 +47,14 @@ class EpisodeRecord(Record, frozen=True, kw_only=True, tag="pit.dataset-scanned-
 
 
 class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a scan. recordings: in natural order, with accepted episodes only; empty ones left out. sources: all
-    files to be read; `source_indices`: the indices of each recording's. notes: path and remark. array_attributes: those
-    common to all episodes, by array."""
+    """Result of a scan. recordings: in natural order, with accepted episodes only; empty ones left out. files: all
+    that are to be read; `file_indices`: the indices of each recording's. notes: path and remark. array_attributes:
+    those common to all episodes, by array."""
 
     recordings: tuple[Recording, ...]
     rejected: tuple[RejectedEpisode, ...]
-    sources: tuple[RecordingFile, ...]
-    source_indices: tuple[tuple[int, ...], ...]
+    files: tuple[RecordingFile, ...]
+    file_indices: tuple[tuple[int, ...], ...]
     notes: tuple[tuple[Path, str], ...] = ()
     array_attributes: dict[str, dict[str, Any]] = {}
 
@@ -76,7 +76,7 @@ def scan_recordings(
     refused += [item for recording in recordings for item in recording.rejected]
     recordings, more = _partition_by_schema(recordings, parent)
     kept = [recording for recording in recordings if recording.episodes]
-    sources, places = _sources(kept)
+    files, places = _recording_files(kept)
     about, differing = attributes.common_attributes(kept, parent.array_attributes if parent else None)
     notes = [(recording.path, note) for recording in kept for note in recording.notes]
     if parent and parent.splits:
@@ -85,8 +85,8 @@ def scan_recordings(
     return ScanResult(
         recordings=tuple(kept),
         rejected=(*refused, *more),
-        sources=sources,
-        source_indices=places,
+        files=files,
+        file_indices=places,
         notes=(*notes, *differing),
         array_attributes=about,
     )
@@ -164,9 +164,9 @@ def without_episodes(scan: ScanResult, rejected: Sequence[RejectedEpisode]) -> S
     recordings = [recording for recording in _without(scan.recordings, odd) if recording.episodes]
     for item in rejected[:_MAX_REPORTED]:
         print(f"pit: refused: {item.where or item.path}: {item.reason}", file=sys.stderr)
-    sources, places = _sources(recordings)
+    files, places = _recording_files(recordings)
     return msgspec.structs.replace(
-        scan, recordings=tuple(recordings), rejected=(*scan.rejected, *rejected), sources=sources, source_indices=places
+        scan, recordings=tuple(recordings), rejected=(*scan.rejected, *rejected), files=files, file_indices=places
     )
 
 
@@ -194,21 +194,21 @@ def _fingerprints(path: Path) -> dict[Path, tuple[int, int, int]]:
     return found
 
 
-def warn_duplicates(source: Iterable[Mapping[str, Any]]) -> None:
+def warn_duplicates(provenance: Iterable[Mapping[str, Any]]) -> None:
     """Warn about byte-identical recordings; they are ingested all the same."""
     first_files: dict[str, str] = {}
-    for record in source:
+    for record in provenance:
         if first := first_files.get(record["digest"]):
             print(f"pit: note: {record['file']} has the same bytes as {first}", file=sys.stderr)
         else:
             first_files[record["digest"]] = record["file"]
 
 
-def check_unchanged(sources: Iterable[RecordingFile]) -> None:
+def check_unchanged(files: Iterable[RecordingFile]) -> None:
     """Raise DataError for a file that changed since it was scanned."""
-    for source in sources:
-        if fingerprint(source.path) != source.fingerprint:
-            raise changed_during_read(str(source.path))
+    for file in files:
+        if fingerprint(file.path) != file.fingerprint:
+            raise changed_during_read(str(file.path))
 
 
 def _natural_order(paths: Sequence[Path]) -> list[Path]:
@@ -280,11 +280,11 @@ def _without(recordings: Sequence[Recording], odd: set[tuple[Path, str]]) -> lis
     ]
 
 
-def _sources(recordings: Sequence[Recording]) -> tuple[tuple[RecordingFile, ...], tuple[tuple[int, ...], ...]]:
-    sources: list[RecordingFile] = []
+def _recording_files(recordings: Sequence[Recording]) -> tuple[tuple[RecordingFile, ...], tuple[tuple[int, ...], ...]]:
+    files: list[RecordingFile] = []
     places = []
     for recording in recordings:
-        files = zip(recording.files, recording.fingerprints, strict=True)
-        places.append(tuple(range(len(sources), len(sources) + len(recording.files))))
-        sources += (RecordingFile(path=path, fingerprint=seen) for path, seen in files)
-    return tuple(sources), tuple(places)
+        fingerprints = zip(recording.files, recording.fingerprints, strict=True)
+        places.append(tuple(range(len(files), len(files) + len(recording.files))))
+        files += (RecordingFile(path=path, fingerprint=seen) for path, seen in fingerprints)
+    return tuple(files), tuple(places)

@@ -1,4 +1,4 @@
-"""Do one job of an ingest: write or link a shard, or hash a range of a source file."""
+"""Do one job of an ingest: write or link a shard, or hash a range of a file."""
 
 from __future__ import annotations
 
@@ -165,12 +165,12 @@ class ShardWorker:
         self._work_dir.put_file(key, write_verified)
 
     def _hash(self, key: str, job: HashJob) -> FinishedJob:
-        source = self._plan.sources[job.file]
-        return hash_source_range(
+        file = self._plan.files[job.file]
+        return hash_file_range(
             key,
-            source.path,
+            file.path,
             job.range_index,
-            min(digest.RANGE_BYTES, source.bytes - job.range_index * digest.RANGE_BYTES),
+            min(digest.RANGE_BYTES, file.bytes - job.range_index * digest.RANGE_BYTES),
         )
 
 
@@ -201,7 +201,7 @@ def episode_spans(
         start, index = end, index + 1
 
 
-def hash_source_range(key: str, path: Path, number: int, size: int) -> FinishedJob:
+def hash_file_range(key: str, path: Path, number: int, size: int) -> FinishedJob:
     """Return the digest of range `number` of a file, `size` bytes. Raises DataError for a truncated or unreadable file,
     Unreachable for a transient failure of the file system: the ingest can then be resumed."""
     state, offset, end = xxhash.xxh3_128(), number * digest.RANGE_BYTES, number * digest.RANGE_BYTES + size

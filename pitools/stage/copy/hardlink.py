@@ -67,9 +67,7 @@ def _older_versions(dataset: DatasetVersion, root: Path) -> list[Path]:
                 name = decode_json(file.read(), _ManifestName).name
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
-        if folder.name != dataset.version and (
-            name == dataset.manifest.name or folder.name == dataset.manifest.appended_to
-        ):
+        if folder.name != dataset.version and (name == dataset.manifest.name or folder.name == dataset.manifest.parent):
             versions.append((staged_ns, folder))
     return [folder for _, folder in sorted(versions, reverse=True)[:_MAX_OLDER]]
 

@@ -199,7 +199,7 @@ def _chunk_files(
 
 def _file_count(manifest: Manifest, array: ArrayMetadata) -> int:
     """Return the number of files of an array if all are stored; of a subset, for its steps."""
-    rows = chunk_keys.chunk_ranges(array, manifest.runs(array.name)) if array.shape else [range(1)]
+    rows = chunk_keys.chunk_ranges(array, manifest.present_ranges(array.name)) if array.shape else [range(1)]
     return sum(map(len, rows)) * prod(array.grid[1:])
 
 

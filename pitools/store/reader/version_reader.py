@@ -211,15 +211,15 @@ class VersionReader:
         return self._resident[name]
 
     def _load_resident(self, name: str) -> ResidentArray | None:
-        shape, runs = self.metadata_of(name).shape, self.manifest.runs(name)
-        steps = sum(stop - start for start, stop in runs)
+        shape, ranges = self.metadata_of(name).shape, self.manifest.present_ranges(name)
+        steps = sum(stop - start for start, stop in ranges)
         if steps * int(np.prod(shape[1:])) * self.dtype(name).itemsize > self._resident_bytes:
             return None
         rows, filled = np.empty((steps, *shape[1:]), self.dtype(name)), 0
-        for start, stop in runs:
+        for start, stop in ranges:
             self.read_into(name, rows[filled : filled + stop - start], start, stop)
             filled += stop - start
-        return ResidentArray(name, rows, runs, is_complete=runs == ((0, shape[0]),))
+        return ResidentArray(name, rows, ranges, is_complete=ranges == ((0, shape[0]),))
 
     def _reader(self, name: str) -> ArrayReader | None:
         if name not in self._readers:
@@ -231,10 +231,10 @@ class VersionReader:
 
     def _require_present(self, name: str, start: int, stop: int) -> None:
         """Raise IndexError for steps that a subset does not have: Zarr would read them as fill values."""
-        runs = self.manifest.runs(name)
-        index = bisect_right(runs, start, key=lambda run: run[0]) - 1
-        if start < stop and (index < 0 or stop > runs[index][1]):
-            raise missing_steps_error(name, start, stop, runs)
+        ranges = self.manifest.present_ranges(name)
+        index = bisect_right(ranges, start, key=lambda present: present[0]) - 1
+        if start < stop and (index < 0 or stop > ranges[index][1]):
+            raise missing_steps_error(name, start, stop, ranges)
 
     def _open(self, path: str) -> int:
         try:

@@ -45,11 +45,11 @@ def chunk_numbers(array: ArrayMetadata, start: int, stop: int) -> range:
     return range(start // size, -(-stop // size)) if start < stop else range(0)
 
 
-def chunk_ranges(array: ArrayMetadata, runs: Iterable[tuple[int, int]]) -> list[range]:
+def chunk_ranges(array: ArrayMetadata, row_ranges: Iterable[tuple[int, int]]) -> list[range]:
     """Return the chunk numbers of several ascending ranges of rows, as disjoint ranges with gaps between them."""
     ranges: list[range] = []
-    for run in runs:
-        more = chunk_numbers(array, *run)
+    for rows in row_ranges:
+        more = chunk_numbers(array, *rows)
         if ranges and more and more.start <= ranges[-1].stop:
             more = range(ranges.pop().start, more.stop)
         ranges += [more] if more else []

@@ -137,7 +137,7 @@ def test_show(pit, lines, robomimic, tmp_path) -> None:
         assert shown["action"]["shape"] == [7, 7]
         assert "tag prod, 1 episodes in quarantine" in done.stderr
     first, second = lines(pit("dataset", "show", "root/x", "--episodes"))
-    assert (first["name"], first["start"], first["steps"], first["source"]) == ("demo_0", 0, 3, "reach.hdf5")
+    assert (first["name"], first["start"], first["steps"], first["recording"]) == ("demo_0", 0, 3, "reach.hdf5")
     assert (second["language"], second["start"], second["quarantined"]) == ("reach 1", 3, ["black frames"])
     assert lines(pit("dataset", "show", "root/x", "--episode", "1")) == [second]
     assert pit("dataset", "show", "root/x", "--episode", "2").returncode == 2
@@ -171,7 +171,7 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     assert reported["array", "reward"]["change"] == "removed"
     assert reported["episode", "more.hdf5: demo_0"]["change"] == "added"
     assert ("episode", "reach.hdf5: demo_0") not in reported
-    assert reported["source", "more.hdf5"]["change"] == "added"
+    assert reported["recording", "more.hdf5"]["change"] == "added"
     assert (reported["option", "skip"]["before"], reported["option", "skip"]["after"]) == ("[]", '["reward"]')
     assert reported["statistics", "action"]["shift"] > 0
     assert sum(line["bytes"] for line in actual if line["kind"] == "files" and line["change"] != "removed") == two.bytes

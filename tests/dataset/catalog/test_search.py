@@ -311,7 +311,7 @@ def test_strange_provenance(publish, tmp_path) -> None:
         path.write_bytes(data.replace(b'"bytes": 1000', b'"bytes": ' + text))
         assert path.read_bytes() != data
         (matches,) = search.search(tmp_path / "root", index.load_index(tmp_path / "root", rebuild=True)[0], [])
-        assert matches.source_bytes == describe_version(path.parent)[0].source_bytes == 0
+        assert matches.recording_bytes == describe_version(path.parent)[0].recording_bytes == 0
 
 
 def test_lost_manifest(pit, robomimic, tmp_path) -> None:

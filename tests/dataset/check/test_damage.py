@@ -202,9 +202,7 @@ def test_manifest_is_the_root_of_trust(version) -> None:
     path = shards(version)[0]
     path.write_bytes(path.read_bytes()[::-1])
     data = (version / manifests.MANIFEST_FILE).read_bytes()
-    (version / manifests.MANIFEST_FILE).write_bytes(
-        data.replace(b'"appended_to": ""', b'"appended_to": "' + b"0" * 32 + b'"')
-    )
+    (version / manifests.MANIFEST_FILE).write_bytes(data.replace(b'"parent": ""', b'"parent": "' + b"0" * 32 + b'"'))
     *findings, _ = check.check_version(version, quiet=True)
     assert {finding.file for finding in findings} >= {manifests.MANIFEST_FILE, path.relative_to(version).as_posix()}
 

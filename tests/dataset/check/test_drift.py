@@ -47,14 +47,14 @@ def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, *
         "episodes": steps // STEPS,
         "steps": steps,
         "files": (),
-        "source": ({"file": "a"},),
+        "recordings": ({"file": "a"},),
         "arrays": {
             "action": ArraySchema(shape=values["action"].shape, dtype="float64"),
             IMAGE: ArraySchema(shape=(steps, 6, 6, 3), dtype="uint8"),
         },
         "statistics": {name: statistics(rows) for name, rows in values.items()},
         "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
-        "appended_to": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
+        "parent": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     } | changes
     return Manifest(**reference)
 
@@ -63,7 +63,7 @@ def appended(parent: dict[str, np.ndarray], more: dict[str, np.ndarray], **chang
     """The manifests of a version with more episodes, and of its parent."""
     before = manifest(parent)
     both = {name: np.concatenate([rows, more[name]]) for name, rows in parent.items()}
-    after = manifest(both, parent=before, **{"source": (*before.source, {"file": "b"}), **changes})
+    after = manifest(both, parent=before, **{"recordings": (*before.recordings, {"file": "b"}), **changes})
     return after, before
 
 
@@ -212,7 +212,7 @@ def test_time_goes_on(make) -> None:
 
 def test_made_anew() -> None:
     """More episodes of other recordings are no append, though the parent is named: all of them are judged."""
-    after, before = appended(data(100), data(20, seed=1), source=({"file": "c"}, {"file": "b"}))
+    after, before = appended(data(100), data(20, seed=1), recordings=({"file": "c"}, {"file": "b"}))
     assert not new_part(after, before).appended
     assert new_part(*appended(data(100), data(20, seed=1))).appended
 
@@ -269,7 +269,7 @@ def with_statistics(path: Path, resign, parent: str = "") -> Path:
 
     store = VersionReader(path)
     reported = statistics(store.read("action", 0, store.manifest.steps))
-    return resign(path, statistics={"action": reported}, appended_to=parent)
+    return resign(path, statistics={"action": reported}, parent=parent)
 
 
 def test_against_the_parent(make, found, resign) -> None:
@@ -297,7 +297,7 @@ def test_a_damaged_parent(make, found, resign, text) -> None:
     """A parent whose manifest is damaged is worth a warning, and hides nothing that is wrong with the child."""
     parent = with_statistics(make(), resign)
     change = lambda demos: demos[3]["actions"].__setitem__(5, np.nan)  # noqa: E731
-    child = resign(make(change, seed=1), appended_to=parent.name)
+    child = resign(make(change, seed=1), parent=parent.name)
     file = parent / manifests.MANIFEST_FILE
     file.write_bytes(file.read_bytes().replace(b'"name": "x"', b'"name": "y"') if text is None else text)
     output = [(finding.level, finding.check, finding.file) for finding in found(child)]

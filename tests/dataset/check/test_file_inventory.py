@@ -57,7 +57,7 @@ def test_manifest_lacks_a_file(copy, found, manifest_of) -> None:
 
 def test_edited_manifest(copy, found, manifest_of) -> None:
     """A manifest that is not the one that the version is named after is damage."""
-    data = manifests.encode_manifest(msgspec.structs.replace(manifest_of(copy), appended_to="0" * 32))
+    data = manifests.encode_manifest(msgspec.structs.replace(manifest_of(copy), parent="0" * 32))
     (copy / "manifest.json").write_bytes(data)
     assert only(found(copy)) == ("damage", "manifest", "manifest.json")
 

@@ -89,7 +89,7 @@ def test_a_damaged_parent(make, resign) -> None:
     from pitools.commands.dataset_check import check
 
     parent = make()
-    child = resign(make(lambda demos: demos[3]["actions"].__setitem__(5, np.nan), seed=1), appended_to=parent.name)
+    child = resign(make(lambda demos: demos[3]["actions"].__setitem__(5, np.nan), seed=1), parent=parent.name)
     (parent / "manifest.json").write_text("{")
     assert CliRunner().invoke(check, [str(child), "--quarantine"], standalone_mode=False).return_value == 1
     assert list(version_state.read_quarantine(child).episodes) == [3]

@@ -59,7 +59,7 @@ def test_attributes_of_zarr_that_json_cannot_hold(tmp_path, store) -> None:
     root.create_array("meta/episode_ends", data=np.array([2, 4]))
     (tmp_path / "z/.zattrs").write_text('{"a": NaN, "b": "\\ud800", "c": 123456789012345678901234567890}')
     _, group = store(tmp_path / "z")
-    assert group.attrs["sources"][0]["attributes"] == {
+    assert group.attrs["recordings"][0]["attributes"] == {
         "a": "NaN",
         "b": "\\ud800",
         "c": "123456789012345678901234567890",

@@ -310,7 +310,7 @@ def test_part_of_a_version(robomimic, tmp_path, change) -> None:
     """A subset of a version, and a version whose records contradict its episodes, are refused."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
     manifest, _ = manifests.load_manifest(version)
-    part = Subset(parent=version.name, arrays=tuple(sorted(manifest.arrays)), steps=((0, 30),))
+    part = Subset(whole=version.name, arrays=tuple(sorted(manifest.arrays)), steps=((0, 30),))
     changed = msgspec.structs.replace(manifest, **({"subset": part} if change == "subset" else {"episodes": 3}))
     data = manifests.encode_manifest(changed)
     (version / manifests.MANIFEST_FILE).chmod(0o644)

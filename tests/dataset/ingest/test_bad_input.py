@@ -115,7 +115,7 @@ def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> N
         ("reach.hdf5", "demo_0"),
         ("reach.hdf5", "demo_2"),
     ]
-    assert [source["file"] for source in opened.manifest.source] == ["reach.hdf5", "whole.hdf5"]
+    assert [record["file"] for record in opened.manifest.recordings] == ["reach.hdf5", "whole.hdf5"]
     assert not ingest(paths, **options).new
     assert not (tmp_path / "root/.tmp").exists()
     with pytest.raises(DataError):

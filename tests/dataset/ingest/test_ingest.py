@@ -47,7 +47,7 @@ def test_real_recording(bridge, oracle, tmp_path, codec) -> None:
         for split in ("train", "valid"):
             names = {name.decode() for name in file[f"mask/{split}"][:]}
             assert {lines[i]["name"] for i in group.attrs["splits"][split]} == names
-        assert group.attrs["sources"][0]["attributes"] == {"env_args": file["data"].attrs["env_args"]}
+        assert group.attrs["recordings"][0]["attributes"] == {"env_args": file["data"].attrs["env_args"]}
     assert (version.episodes, version.steps, version.new) == (25, 250, True)
 
 
@@ -89,8 +89,8 @@ def test_counted_order(robomimic, tmp_path) -> None:
     version = ingest(paths[::-1], root=tmp_path / "root", name="x")
     opened = open_dataset(Path(version.path))
     assert [episode["name"] for episode in opened.episodes] == [f"demo_{i}" for i in range(12)] * 2
-    assert [episode["source"] for episode in opened.episodes] == [0] * 12 + [1] * 12
-    assert [source["file"] for source in opened.manifest.source] == ["take_2.hdf5", "take_10.hdf5"]
+    assert [episode["recording"] for episode in opened.episodes] == [0] * 12 + [1] * 12
+    assert [record["file"] for record in opened.manifest.recordings] == ["take_2.hdf5", "take_10.hdf5"]
     assert opened.splits == {"train": [*range(1, 12), *range(13, 24)], "valid": [0, 12]}
 
 
@@ -161,7 +161,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     assert {entry.path for entry in retained.files} == actual - {"manifest.json"}
     assert all(digest.digest_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in retained.files)
     size, text = digest.digest_file(source)
-    (provenance,) = retained.source
+    (provenance,) = retained.recordings
     assert provenance.pop("pitools")
     assert provenance == {
         "file": "reach.hdf5",
@@ -172,7 +172,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
         "skip": ["done"],
     }
     assert manifest.version_of(data) == folder.name == version.version
-    assert (version.bytes, version.files, version.source_bytes) == (retained.total_bytes, len(actual) - 1, size)
+    assert (version.bytes, version.files, version.recording_bytes) == (retained.total_bytes, len(actual) - 1, size)
 
 
 def test_damage_is_not_taken_for_done(robomimic, tmp_path) -> None:
@@ -212,7 +212,7 @@ def test_linked_name(robomimic, tmp_path) -> None:
     """A recording a link leads goes by the link's name."""
     (tmp_path / "take.hdf5").symlink_to(robomimic(3))
     version = ingest([tmp_path / "take.hdf5"], root=tmp_path / "root", name="x")
-    assert open_dataset(Path(version.path)).manifest.source[0]["file"] == "take.hdf5"
+    assert open_dataset(Path(version.path)).manifest.recordings[0]["file"] == "take.hdf5"
 
 
 def test_record_keys() -> None:
@@ -225,7 +225,7 @@ def test_record_keys() -> None:
         "steps",
         "bytes",
         "files",
-        "source_bytes",
+        "recording_bytes",
         "published",
         "new",
     )
@@ -315,8 +315,8 @@ def test_skip_rejected(odd, robomimic, tmp_path) -> None:
     opened = open_dataset(Path(version.path))
     assert [episode["name"] for episode in opened.episodes] == ["demo_0", "demo_3"]
     assert opened.splits == {"train": [1], "valid": [0]}
-    (source,) = opened.manifest.source
-    assert source["rejected"] == ["demo_1", "demo_2"]
+    (provenance,) = opened.manifest.recordings
+    assert provenance["rejected"] == ["demo_1", "demo_2"]
     assert not ingest(paths, root=tmp_path / "root", name="x", skip_rejected=True).new
     assert '"file":"' + str(broken) in (tmp_path / "report.jsonl").read_text()
     with pytest.raises(DataError, match="no episode is left"):
@@ -327,7 +327,7 @@ def test_many_recordings(robomimic, tmp_path) -> None:
     """More recordings than one process looks at keep their natural order."""
     paths = [robomimic(2, name=f"r{i}.hdf5", seed=i) for i in range(20)]
     version = ingest(paths[::-1], root=tmp_path / "root", name="x", workers=2)
-    assert [source["file"] for source in open_dataset(Path(version.path)).manifest.source] == [
+    assert [record["file"] for record in open_dataset(Path(version.path)).manifest.recordings] == [
         f"r{i}.hdf5" for i in range(20)
     ]
 
@@ -339,21 +339,21 @@ def test_schema(robomimic, tmp_path) -> None:
     version = ingest([path], root=tmp_path / "root", name="x", transform=transform)
     opened = open_dataset(Path(version.path))
     assert set(opened.arrays) == {"action", "reward", "obs/front_image"}
-    assert opened.manifest.source[0]["transform"]["text"] == transform.read_text()
+    assert opened.manifest.recordings[0]["transform"]["text"] == transform.read_text()
     assert not ingest([path], root=tmp_path / "root", name="x", transform=transform).new
     assert ingest([path], root=tmp_path / "root", name="x").new
 
 
 def test_folders(robomimic, tmp_path) -> None:
-    """A recording that is a folder, here a version of ours, is one source: its digest is that of all its files."""
+    """A recording that is a folder, here a version of ours, is one record: its digest is that of all its files."""
     first = ingest([robomimic(5, 6)], root=tmp_path / "root", name="x")
     version = ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr")
     one, two = open_dataset(Path(first.path)), open_dataset(Path(version.path))
     for name in one.arrays:
         np.testing.assert_array_equal(one.read(name, 0, 11), two.read(name, 0, 11))
-    (source,) = two.manifest.source
-    assert (source["file"], source["layout"]) == (first.version, "zarr")
-    assert source["digest"].startswith("xxh3_128:")
+    (provenance,) = two.manifest.recordings
+    assert (provenance["file"], provenance["layout"]) == (first.version, "zarr")
+    assert provenance["digest"].startswith("xxh3_128:")
     assert not ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr").new
 
 
@@ -389,7 +389,7 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "steps",
         "bytes",
         "files",
-        "source_bytes",
+        "recording_bytes",
         "published",
         "new",
     ]
@@ -411,12 +411,12 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "steps",
         "arrays",
         "files",
-        "source",
-        "appended_to",
+        "recordings",
+        "parent",
         "statistics",
         "tasks",
     }
-    assert set(record["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
+    assert set(record["recordings"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
     assert set(record["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "non_finite"}
     lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
-    assert list(json.loads(lines[0])) == ["name", "source", "steps", "language", "attributes"]
+    assert list(json.loads(lines[0])) == ["name", "recording", "steps", "language", "attributes"]

@@ -64,14 +64,14 @@ def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
         last = ingest(paths[:1], root=folder / "root", name="x", codec=codec)
         for path in paths[1:]:
             parent, last = last, ingest([path], root=folder / "root", name="x", append=Path(last.path))
-            assert open_dataset(Path(last.path)).manifest.appended_to == parent.version
+            assert open_dataset(Path(last.path)).manifest.parent == parent.version
         full = ingest(paths, root=folder / "whole", name="x", codec=codec)
         assert content(last) == content(full)
         manifest, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (last, full))
-        assert (manifest.statistics, manifest.tasks, manifest.source, manifest.files) == (
+        assert (manifest.statistics, manifest.tasks, manifest.recordings, manifest.files) == (
             theirs.statistics,
             theirs.tasks,
-            theirs.source,
+            theirs.recordings,
             theirs.files,
         )
 
@@ -148,8 +148,8 @@ def test_again_changes_nothing(tmp_path) -> None:
     assert (version.version, version.new) == (appended.version, False)
     assert ingest([two], root=tmp_path / "root", name="x").new
     opened = open_dataset(Path(appended.path))
-    assert [source["file"] for source in opened.manifest.source] == ["a.hdf5", "b.hdf5"]
-    assert [episode["source"] for episode in opened.episodes] == [0, 1]
+    assert [record["file"] for record in opened.manifest.recordings] == ["a.hdf5", "b.hdf5"]
+    assert [episode["recording"] for episode in opened.episodes] == [0, 1]
 
 
 def test_a_recording_of_the_parent_is_refused(tmp_path) -> None:

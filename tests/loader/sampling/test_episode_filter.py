@@ -167,7 +167,7 @@ def staged(version: Path, to: Path, steps: tuple[tuple[int, int], ...]) -> Path:
     """A part of a version as staging leaves it, but that its files hold more: a manifest says which steps are here."""
     shutil.copytree(version, to)
     reference, data = manifest.load_manifest(version)
-    part = manifest.Subset(parent=manifest.version_of(data), arrays=tuple(reference.arrays), steps=steps)
+    part = manifest.Subset(whole=manifest.version_of(data), arrays=tuple(reference.arrays), steps=steps)
     (to / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(msgspec.structs.replace(reference, subset=part)))
     return to
 

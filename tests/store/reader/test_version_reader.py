@@ -65,7 +65,7 @@ def build(
         steps=STEPS,
         files=tuple(files),
         arrays={name: ArraySchema(shape=data.shape, dtype=data.dtype.name) for name, data in content.items()},
-        **({} if runs is None else {"subset": Subset(parent="", arrays=tuple(content), steps=runs)}),
+        **({} if runs is None else {"subset": Subset(whole="", arrays=tuple(content), steps=runs)}),
     )
     (folder / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(reference))
     return folder, content
