@@ -24,7 +24,7 @@ from pitools.store.manifest import ArraySchema, FileEntry, Manifest
 
 PIT = Path(sys.executable).parent / "pit"
 LIMIT_S = 0.1
-WHERE = ("task~drawer 7", "episodes>=150", "array=obs/*_image", "published>=2020-01-01")
+WHERE = ("instruction~drawer 7", "episodes>=150", "array=obs/*_image", "published>=2020-01-01")
 ARRAYS = (
     "action",
     "reward",
@@ -46,7 +46,7 @@ def publish(root: Path, name: str, number: int) -> None:
         arrays={array: ArraySchema(shape=(10_000, 7), dtype="float32") for array in ARRAYS},
         files=tuple(FileEntry(path=path, bytes=1 << 20, digest=digest) for path in files),
         recordings=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
-        tasks={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
+        instructions={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
     )
     data = manifests.encode_manifest(manifest)
     folder = root / name / manifests.version_of(data)
@@ -70,8 +70,10 @@ def by_reading(root: Path) -> int:
     actual = 0
     for path in root.glob("*/*/manifest.json"):
         manifest = manifests.decode_manifest(path.read_bytes(), str(path))
-        has_task = any("drawer 7" in task for task in manifest.tasks or ())
-        actual += manifest.episodes >= 150 and has_task and any(name.endswith("_image") for name in manifest.arrays)
+        has_instruction = any("drawer 7" in text for text in manifest.instructions or ())
+        actual += (
+            manifest.episodes >= 150 and has_instruction and any(name.endswith("_image") for name in manifest.arrays)
+        )
     return actual
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LIST_COLUMNS = ("name", "version", "tags", "state", "quarantined_episodes", "episodes", "steps", "bytes", "published")
 SHOW_COLUMNS = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "non_finite")
-EPISODE_COLUMNS = ("episode", "name", "steps", "language", "recording", "quarantined")
+EPISODE_COLUMNS = ("episode", "name", "steps", "instruction", "recording", "quarantined")
 DIFF_COLUMNS = ("kind", "subject", "change", "before", "after", "count", "bytes", "shift")
 ROOT_TYPE = LocalPath(exists=True, file_okay=False)
 
@@ -29,7 +29,7 @@ ROOT_TYPE = LocalPath(exists=True, file_okay=False)
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Such as 'episodes>=100', 'task~pick', 'array=obs/*_image'; repeatable, all must match.",
+    help="Such as 'episodes>=100', 'instruction~pick', 'array=obs/*_image'; repeatable, all must match.",
 )
 @click.option("--rebuild-index", is_flag=True, help="Read all manifests again, not only changed ones.")
 @format_option
@@ -38,11 +38,11 @@ def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, f
 
     \b
     A condition is KEY, an operator and a value:
-      name version tag state array task parent     =GLOB  !=GLOB  ~TEXT (contains, in either case)
-      episodes steps files size date                    =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
+      name version tag state array instruction parent  =GLOB  !=GLOB  ~TEXT (contains, in either case)
+      episodes steps files size date                        =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
 
     \b
-      pit dataset list datasets --where 'task~drawer' --where 'episodes>=50' --where 'date>=2026-11-01'
+      pit dataset list datasets --where 'instruction~drawer' --where 'episodes>=50' --where 'date>=2026-11-01'
       pit dataset list datasets --where 'tag=prod'
     """
     from pitools.dataset.catalog import index, search
@@ -104,7 +104,8 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
 def diff(first: str, second: str, form: str) -> int:
     """Compare two versions; exit 0 when they are equal, 1 when they differ.
 
-    Arrays, episodes (by the recording they came from), tasks, statistics, provenance, and how many files they share.
+    Arrays, episodes (by the recording they came from), instructions, statistics, provenance, and how
+    many files they share.
     """
     from pitools.dataset.catalog import compare
     from pitools.store.resolve import resolve_version

@@ -118,7 +118,7 @@ def _print_quarantine(record: Quarantine | None, path: Path, summary: CheckSumma
         click.echo("in quarantine: the whole version", err=True)
     else:
         click.echo(f"in quarantine: {_format_episodes(record)}", err=True)
-        click.echo("the manifest's statistics and task counts still include them", err=True)
+        click.echo("the manifest's statistics and instruction counts still include them", err=True)
 
 
 def _format_episodes(record: Quarantine) -> str:

@@ -41,8 +41,8 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
 )
 @click.option("--split", "splits", multiple=True, metavar="NAME", help="Only episodes of this split; repeatable.")
 @click.option(
-    "--task",
-    "tasks",
+    "--instruction",
+    "instructions",
     multiple=True,
     metavar="GLOB",
     help="Only episodes of this instruction, or `re:REGEX`; repeatable.",
@@ -54,7 +54,7 @@ def plan_packing(
     when_too_long: Literal["refuse", "cut", "drop"],
     window: int,
     splits: tuple[str, ...],
-    tasks: tuple[str, ...],
+    instructions: tuple[str, ...],
     form: str,
 ) -> None:
     """Show how episodes pack into rows of --length steps: rows, fill, padding, cut and dropped episodes.
@@ -71,7 +71,7 @@ def plan_packing(
 
     arrays = VersionReader(resolve_version(dataset))
     with warnings_as_notes():
-        episodes = filter_episodes(arrays, EpisodeFilters(splits=splits, tasks=tasks))
+        episodes = filter_episodes(arrays, EpisodeFilters(splits=splits, instructions=instructions))
     with Output(form, COLUMNS) as out:
         for length in lengths:
             out(packing_report(arrays, episodes, length, window=window, when_too_long=when_too_long))

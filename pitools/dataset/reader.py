@@ -42,13 +42,13 @@ class DatasetReader:
 
     @cached_property
     def episodes(self) -> list[dict[str, Any]]:
-        """Return the recorded name, recording, steps, language and attributes of each episode. Raises DataError."""
+        """Return the recorded name, recording, steps, instruction and attributes of each episode. Raises DataError."""
         return self._store.episode_records()
 
     @property
-    def language(self) -> list[str]:
+    def instructions(self) -> list[str]:
         """Return the instruction of each episode, "" where it has none."""
-        return [episode["language"] for episode in self.episodes]
+        return [episode["instruction"] for episode in self.episodes]
 
     @cached_property
     def splits(self) -> dict[str, list[int]]:

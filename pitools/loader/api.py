@@ -34,7 +34,7 @@ def load(
     workers: int = 0,
     transform: Callable[[Any], Any] | None = None,
     splits: Sequence[str] = (),
-    tasks: Sequence[str] = (),
+    instructions: Sequence[str] = (),
     shuffle: bool = True,
     pad: bool = True,
     rank: int | None = None,
@@ -47,9 +47,9 @@ def load(
     steps [t - before, t + after) around step t: `after` includes t, so that (0, 1) is step t alone and (1, 0) the one
     before it. batch_size: samples of all ranks together. framework, device: NumPy arrays; tensors on a torch device, by
     default the CPU; or JAX arrays on a device or sharding, by default this process's first device. workers, transform:
-    processes of torch's DataLoader, which call `transform` with each batch and return CPU tensors. splits, tasks: only
-    episodes of these; patterns for tasks. pad: also windows beyond an episode's ends, masked in `batch.valid_mask`.
-    rank, world_size: None for those of this process (PIT_RANK, RANK, or one rank).
+    processes of torch's DataLoader, which call `transform` with each batch and return CPU tensors. splits,
+    instructions: only episodes of these; patterns for instructions. pad: also windows beyond an episode's ends, masked
+    in `batch.valid_mask`. rank, world_size: None for those of this process (PIT_RANK, RANK, or one rank).
 
     A batch has `arrays`, `valid_mask` and `extras` by name: see `pitools.loader.loader.Batch`. Without workers, NumPy
     and CPU tensors are valid until the next batch. Raises UsageError, ConfigError, DataError.
@@ -66,7 +66,7 @@ def load(
         _make_loader,
         str(dataset),
         _spans(windows),
-        EpisodeFilters(splits=tuple(splits), tasks=tuple(tasks)),
+        EpisodeFilters(splits=tuple(splits), instructions=tuple(instructions)),
         batch_size,
         seed,
         shuffle,

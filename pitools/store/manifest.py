@@ -96,7 +96,7 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. recordings: one provenance record
     (file, bytes, digest, layout, options) per recording, a file or a folder. parent: version that this one begins
     with (an append), or "". subset: set where this is a part of another version; episodes, steps and shapes are then
-    still those of the whole, and so are statistics (by array name) and tasks (instruction → episodes that have it),
+    still those of the whole, and so are statistics (by array name) and instructions (text → episodes that have it),
     which include episodes in quarantine.
     """
 
@@ -110,7 +110,7 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     # Unset fields are not encoded, so versions without them keep their names.
     subset: Subset | msgspec.UnsetType = msgspec.UNSET
     statistics: dict[str, Statistics] | msgspec.UnsetType = msgspec.UNSET
-    tasks: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    instructions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_bytes(self) -> int:

@@ -139,7 +139,7 @@ def write(
     shares: Path | None = None,
     episodes: int = 1,
     arrays: tuple[str, ...] = ("action",),
-    tasks: dict[str, int] | None = None,
+    instructions: dict[str, int] | None = None,
     part_of: str = "",
     recording: str = "",
 ) -> Path:
@@ -162,7 +162,7 @@ def write(
         parent=parent,
         arrays={array: ArraySchema(shape=(episodes * 10, 7), dtype="float32") for array in arrays},
         recordings=({"file": recording or f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
-        **({"tasks": tasks} if tasks else {}),
+        **({"instructions": instructions} if instructions else {}),
         **({"subset": Subset(whole=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
     )
     data = manifests.encode_manifest(manifest)

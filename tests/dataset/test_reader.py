@@ -45,7 +45,7 @@ def test_what_it_says(folder) -> None:
     """Offsets, instructions, splits, schema and version are the recording's."""
     opened = open_dataset(folder)
     assert opened.episode_offsets.tolist() == [0, 30, 180, STEPS]
-    assert opened.language == ["task 0", "task 1", "task 2"]
+    assert opened.instructions == ["task 0", "task 1", "task 2"]
     assert opened.splits == {"train": [0, 2]}
     assert {name: schema.shape for name, schema in opened.arrays.items()} == {"action": (STEPS, 2)}
     assert opened.version.version == folder.name

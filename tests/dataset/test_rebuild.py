@@ -230,7 +230,7 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
         ("episodes", 2),
         ("steps", 11),
         ("parent", "1" * 32),
-        ("tasks", {"pick": 1}),
+        ("instructions", {"pick": 1}),
         ("arrays", {}),
         ("files", ()),
         ("recordings", ()),

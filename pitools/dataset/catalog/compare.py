@@ -24,7 +24,7 @@ _FIELDS = ("name", "episodes", "steps", "subset")
 
 
 class VersionDifference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
-    """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `recording`, `option`, `parent`,
+    """One thing that differs. kind: `array`, `episode`, `instruction`, `statistics`, `recording`, `option`, `parent`,
     `manifest` (another field of it), `files`.
 
     change: `added`, `removed`, `changed`; of files also `shared`, which is no difference. count, bytes: of files.
@@ -78,8 +78,11 @@ def compare_manifests(left: Manifest, right: Manifest) -> Iterator[VersionDiffer
         ),
     )
     yield from _compare_by_name(
-        "task",
-        *({task: f"{count} episodes" for task, count in (manifest.tasks or {}).items()} for manifest in (left, right)),
+        "instruction",
+        *(
+            {text: f"{count} episodes" for text, count in (manifest.instructions or {}).items()}
+            for manifest in (left, right)
+        ),
     )
     yield from _statistics(left.statistics or {}, right.statistics or {})
     yield from _recordings(left, right)
@@ -118,9 +121,9 @@ def _episodes(path: Path, manifest: Manifest) -> dict[str, str]:
         number = episode.get("recording", -1)
         recording: Mapping[str, Any] = manifest.recordings[number] if 0 <= number < len(manifest.recordings) else {}
         text = f"{episode.get('steps')} steps of {str(recording.get('digest', 'unknown')).rpartition(':')[2][:_DIGITS]}"
-        language = episode.get("language") or ""
+        instruction = episode.get("instruction") or ""
         name = f"{recording.get('file', '?')}: {episode.get('name')}"
-        pairs.append((name, f"{text}, {language}" if language else text))
+        pairs.append((name, f"{text}, {instruction}" if instruction else text))
     return _numbered(pairs)
 
 

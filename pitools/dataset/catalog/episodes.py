@@ -21,7 +21,7 @@ class EpisodeInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-episode/1"
     name: str
     start: int
     steps: int
-    language: str
+    instruction: str
     recording: str
     quarantined: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ def list_episodes(path: Path, number: int | None = None) -> Iterator[EpisodeInfo
                 name=str(record.get("name", "")),
                 start=offsets[i],
                 steps=offsets[i + 1] - offsets[i],
-                language=str(record.get("language") or ""),
+                instruction=str(record.get("instruction") or ""),
                 recording=str(recordings[index].get("file", "")) if 0 <= index < len(recordings) else "",
                 quarantined=(
                     quarantine.episodes.get(i)

@@ -34,7 +34,8 @@ _PROGRESS_AFTER = 500
 
 
 class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One version. folder: its name, and version: "" where that is the same. arrays, tasks: numbers in its home's."""
+    """One version. folder: its name, and version: "" where that is the same. arrays_index, instructions_index:
+    into `arrays` and `instructions` of its dataset."""
 
     folder: str
     version: str
@@ -45,21 +46,21 @@ class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     files: int
     recording_bytes: int
     parent: str
-    arrays: int
-    tasks: int
+    arrays_index: int
+    instructions_index: int
 
 
 class DatasetIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One dataset. stamps: ctime by folder path, 0 if it was too recent to be reliable. rows: versions, oldest first.
 
-    arrays, tasks: array names and instructions of its versions, one per line. tags: version by tag. quarantined: number
-    of episodes by version, -1 for a whole version. damaged: folders of versions with an unreadable manifest.
+    arrays, instructions: array names and instructions of its versions, one per line. tags: version by tag. quarantined:
+    number of episodes by version, -1 for a whole version. damaged: folders of versions with an unreadable manifest.
     """
 
     stamps: dict[str, int]
     rows: tuple[VersionRow, ...]
     arrays: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
     tags: dict[str, str] = {}
     retired: tuple[str, ...] = ()
     quarantined: dict[str, int] = {}
@@ -143,7 +144,8 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         errors.append(ClusterError(f"cannot be read: {error.strerror}", where=str(root / name)))
         return DatasetIndex(stamps, (), damaged=(name,))
     old_rows = {row.folder: row for row in previous.rows} if previous else {}
-    arrays, tasks = _TextTable(previous.arrays if previous else ()), _TextTable(previous.tasks if previous else ())
+    arrays = _TextTable(previous.arrays if previous else ())
+    instructions = _TextTable(previous.instructions if previous else ())
     damaged: list[str] = []
     rows = []
     for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(old_rows) < _PROGRESS_AFTER):
@@ -155,7 +157,7 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         row = old_rows.get(folder)
         if row is None or row.mtime_ns != mtime_ns:
             try:
-                row = _version_row(root / name / folder, mtime_ns, arrays, tasks)
+                row = _version_row(root / name / folder, mtime_ns, arrays, instructions)
             except PitError as error:
                 errors.append(error)
                 damaged.append(folder)
@@ -178,7 +180,14 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         damaged.append(version_state.CATALOG)
     rows.sort(key=lambda row: (row.mtime_ns, row.folder))
     return DatasetIndex(
-        stamps, tuple(rows), tuple(arrays.numbers), tuple(tasks.numbers), tagged, gone, quarantined, tuple(damaged)
+        stamps,
+        tuple(rows),
+        tuple(arrays.numbers),
+        tuple(instructions.numbers),
+        tagged,
+        gone,
+        quarantined,
+        tuple(damaged),
     )
 
 
@@ -232,7 +241,7 @@ def _quarantined_count(path: Path) -> int:
     return 0 if record is None else -1 if record.whole_version else len(record.episodes)
 
 
-def _version_row(path: Path, mtime_ns: int, arrays: _TextTable, tasks: _TextTable) -> VersionRow:
+def _version_row(path: Path, mtime_ns: int, arrays: _TextTable, instructions: _TextTable) -> VersionRow:
     manifest, data = manifests.load_manifest(path)
     version = manifests.version_of(data)
     return VersionRow(
@@ -246,5 +255,5 @@ def _version_row(path: Path, mtime_ns: int, arrays: _TextTable, tasks: _TextTabl
         recording_bytes(manifest),
         manifest.parent,
         arrays(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
-        tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
+        instructions(sorted(" ".join(text.split()) for text in (manifest.instructions or ()))),
     )

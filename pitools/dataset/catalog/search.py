@@ -1,7 +1,7 @@
-"""Select versions by condition: `episodes>=100`, `task~pick`, `array=obs/*_image`, `published>=2026-11-01`, `tag=prod`.
+"""Select versions by conditions: `episodes>=100`, `instruction~pick`, `array=obs/*_image`, `tag=prod`.
 
-= and != take globs for text; of several values (tags, arrays, tasks) one match is enough. ~ is "contains", ignoring
-case. Sizes as 1GiB, dates as 2026-11-01 or RFC 3339.
+= and != take globs for text; of several values (tags, arrays, instructions) one match is enough. ~ is "contains",
+ignoring case. Sizes as 1GiB, dates as 2026-11-01 or RFC 3339.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ Predicate = Callable[[str], bool]
 _DATASET_KEYS: dict[str, Callable[[_DatasetView], str]] = {"name": lambda place: place.name}
 _SHARED_KEYS: dict[str, Callable[[_DatasetView], Sequence[str]]] = {
     "array": lambda place: place.home.arrays,
-    "task": lambda place: place.home.tasks,
-    "language": lambda place: place.home.tasks,
+    "instruction": lambda place: place.home.instructions,
 }
 _VERSION_KEYS: dict[str, Callable[[_DatasetView, VersionRow], str]] = {
     "version": lambda _, row: row.version or row.folder,
@@ -103,7 +102,9 @@ def parse_condition(text: str) -> Condition:
     match = _CONDITION.fullmatch(text.strip())
     if not match:
         raise UsageError(
-            f'expected KEY, operator and value, got "{text}"', where="--where", hint="'episodes>=100', 'task~pick'"
+            f'expected KEY, operator and value, got "{text}"',
+            where="--where",
+            hint="'episodes>=100', 'instruction~pick'",
         )
     key, sign, value = match.groups()
     try:
@@ -122,11 +123,11 @@ def _text_condition(key: str, fits: Predicate) -> Condition:
     if key in _VERSION_KEYS:
         own = _VERSION_KEYS[key]
         return lambda place, rows: [row for row in rows if fits(own(place, row))]
-    number: Callable[[VersionRow], int] = operator.attrgetter("arrays" if key == "array" else "tasks")
+    index: Callable[[VersionRow], int] = operator.attrgetter(f"{key}s_index")
 
     def shared(place: _DatasetView, rows: Sequence[VersionRow]) -> Sequence[VersionRow]:
         good = {i for i, lines in enumerate(_SHARED_KEYS[key](place)) if fits(lines)}
-        return [row for row in rows if number(row) in good]
+        return [row for row in rows if index(row) in good]
 
     return shared
 

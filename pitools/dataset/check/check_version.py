@@ -197,7 +197,7 @@ def _check_episodes(
     yield from wrong
     yield from episodes.find_odd_lengths(lengths, bounds)
     if records is not None:
-        yield from episodes.find_missing_language(records)
+        yield from episodes.find_missing_instructions(records)
     yield from episodes.check_splits(store, manifest.episodes)
 
 

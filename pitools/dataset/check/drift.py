@@ -51,7 +51,7 @@ class ComparedPart(msgspec.Struct, frozen=True, kw_only=True):
     parent_episodes: int
     steps: int
     statistics: dict[str, Statistics]
-    tasks: dict[str, int]
+    instructions: dict[str, int]
     appended: bool
 
     def tolerance_factor(self, constants: tuple[float, float] = _FEW) -> float:
@@ -67,7 +67,7 @@ def check_drift(new: Manifest, parent: Manifest, bounds: Thresholds | None = Non
     """
     bounds = bounds or Thresholds()
     part = new_part(new, parent)
-    findings = [*_schema(new, parent), *_lengths(part, parent, bounds), *_tasks(part, parent, bounds)]
+    findings = [*_schema(new, parent), *_lengths(part, parent, bounds), *_instructions(part, parent, bounds)]
     expected = parent.statistics or {}
     for name in sorted(part.statistics.keys() & expected.keys() & new.arrays.keys() & parent.arrays.keys()):
         if _row(new.arrays[name]) == _row(parent.arrays[name]):
@@ -78,7 +78,7 @@ def check_drift(new: Manifest, parent: Manifest, bounds: Thresholds | None = Non
 @np.errstate(over="ignore", invalid="ignore")
 def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
     """Return what to compare: the appended steps where the version only appends, else all of it."""
-    statistics, tasks = new.statistics or {}, new.tasks or {}
+    statistics, instructions = new.statistics or {}, new.instructions or {}
     version = manifests.version_of(manifests.encode_manifest(parent))
     appended = (
         new.parent == version
@@ -91,10 +91,10 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
             parent_episodes=parent.episodes,
             steps=new.steps,
             statistics=statistics,
-            tasks=tasks,
+            instructions=instructions,
             appended=False,
         )
-    parent_statistics, parent_tasks = parent.statistics or {}, parent.tasks or {}
+    parent_statistics, parent_instructions = parent.statistics or {}, parent.instructions or {}
     return ComparedPart(
         episodes=new.episodes - parent.episodes,
         parent_episodes=parent.episodes,
@@ -105,7 +105,11 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
             else total
             for name, total in statistics.items()
         },
-        tasks={task: added for task, count in tasks.items() if (added := count - parent_tasks.get(task, 0)) > 0},
+        instructions={
+            text: added
+            for text, count in instructions.items()
+            if (added := count - parent_instructions.get(text, 0)) > 0
+        },
         appended=True,
     )
 
@@ -179,24 +183,21 @@ def _lengths(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterat
         )
 
 
-def _tasks(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator[Finding]:
-    old_tasks = parent.tasks or {}
-    all_new, all_before = sum(part.tasks.values()), sum(old_tasks.values())
+def _instructions(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator[Finding]:
+    new, old = part.instructions, parent.instructions or {}
+    all_new, all_before = sum(new.values()), sum(old.values())
     if not (all_new and all_before):
         return
-    moved = {
-        task: part.tasks.get(task, 0) / all_new - old_tasks.get(task, 0) / all_before
-        for task in part.tasks.keys() | old_tasks.keys()
-    }
+    moved = {text: new.get(text, 0) / all_new - old.get(text, 0) / all_before for text in new.keys() | old.keys()}
     shift = sum(map(abs, moved.values())) / 2
-    if shift > bounds.task_shift * part.tolerance_factor():
-        most = max(moved, key=lambda task: (abs(moved[task]), task))
+    if shift > bounds.instruction_shift * part.tolerance_factor():
+        most = max(moved, key=lambda text: (abs(moved[text]), text))
         yield _drift_finding(
-            "task",
+            "instruction",
             "",
-            f"the tasks of {_describe_part(part)} episodes differ",
+            f"the instructions of {_describe_part(part)} episodes differ",
             f"{shift:.0%} would have to change, most of them {most!r} ({moved[most]:+.0%})",
-            f"at most {bounds.task_shift * part.tolerance_factor():.0%}",
+            f"at most {bounds.instruction_shift * part.tolerance_factor():.0%}",
             level="warning",
         )
 
@@ -237,7 +238,7 @@ def _values(
             )
         return
     limit = bounds.mean_shift * part.tolerance_factor(_FEW_MEAN)
-    # Another scene or task has other poses, and that is why it is added; commands are of one kind wherever they act.
+    # Another scene or instruction has other poses, and is added for that; commands are of one kind wherever they act.
     level: Level = "fault" if is_action(name) and part.parent_episodes >= _MANY else "warning"
     yield from _worst_columns(
         "mean",

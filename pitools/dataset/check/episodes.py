@@ -108,13 +108,13 @@ def compare_lengths(
         )
 
 
-def find_missing_language(episodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def find_missing_instructions(episodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield a finding for episodes without an instruction, where others have one."""
-    silent = [episode for episode, line in enumerate(episodes) if not str(line.get("language") or "").strip()]
+    silent = [episode for episode, line in enumerate(episodes) if not str(line.get("instruction") or "").strip()]
     if silent and len(silent) < len(episodes):
         yield Finding(
             level="warning",
-            check="language",
+            check="instruction",
             episode=silent[0] if len(silent) == 1 else None,
             problem=f"no instruction: {_numbers(silent)}",
             got=f"{len(silent)} of {len(episodes)}",

@@ -25,7 +25,7 @@ CHECKS = (
     "frozen",
     "length",
     "duplicate",
-    "language",
+    "instruction",
     "split",
     "statistics",
     "parent",
@@ -36,7 +36,7 @@ CHECKS = (
     "constant-drift",
     "nan-drift",
     "brightness-drift",
-    "task-drift",
+    "instruction-drift",
     "length-drift",
 )
 
@@ -50,8 +50,8 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     blank_mean, blank_deviation: grey levels, of 255; a frame below both is black, one without deviation is blank.
     frozen_steps: a frame is frozen if it repeats for this long while the action moves by frozen_motion of its
     deviation. Drift from the parent, each widened for few episodes: mean_shift in deviations, deviation_ratio and
-    length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels, task_shift as the share of
-    episodes that would have to change their task, length_shift as the Kolmogorov-Smirnov distance.
+    length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels, instruction_shift as the
+    share of episodes that would have to change their instruction, length_shift as the Kolmogorov-Smirnov distance.
     """
 
     levels: dict[str, Literal["fault", "warning", "off"]] = {}
@@ -69,7 +69,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deviation_ratio: float = 3.0
     range_growth: float = 2.0
     brightness: float = 30.0
-    task_shift: float = 0.3
+    instruction_shift: float = 0.3
     length_ratio: float = 2.0
     length_shift: float = 0.4
 

@@ -23,7 +23,7 @@ from pitools.dataset.formats.model import (
     is_skipped,
     make_episode,
     rejection,
-    take_language,
+    take_instruction,
 )
 
 _SUFFIXES = {"observations/images/": "_image", "observations/images_depth/": "_depth", "observations/depth/": "_depth"}
@@ -60,7 +60,7 @@ def _describe_episode(source: Hdf5Source, file: h5py.File, steps: int, skip: Seq
         columns,
         "action",
         str(source.path),
-        language=take_language(attributes),
+        instruction=take_instruction(attributes),
         attributes=attributes,
         array_attributes=attributes_by_array,
     )

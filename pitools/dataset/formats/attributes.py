@@ -60,7 +60,7 @@ def _as_json(recording: Recording) -> Recording:
         episodes.append(
             msgspec.structs.replace(
                 episode,
-                language=_as_json_value(episode.language, "language", changed),
+                instruction=_as_json_value(episode.instruction, "instruction", changed),
                 attributes=_as_json_value(episode.attributes, "", changed),
                 array_attributes=converted_by_id[id(array_attrs)],
             )

@@ -203,7 +203,7 @@ def _task_indices(path: Path) -> NDArray[Any]:
 
 def _features_by_store_name(info: LeRobotInfo, rows: Sequence[EpisodeRow], skip: Sequence[str]) -> dict[str, Feature]:
     """Return the features by their array names. Raises DataError for two of the same name."""
-    # With one task per episode, the task is the episode's language, and task_index is redundant.
+    # With one task per episode, the task is the episode's instruction, and task_index is redundant.
     skipped_keys = {*_BOOKKEEPING, *(() if any(len(row.tasks) != 1 for row in rows) else ("task_index",))}
     features: dict[str, Feature] = {}
     for key, feature in info.features.items():
@@ -256,7 +256,7 @@ def _describe_episode(
         columns,
         "length",
         where,
-        language=row.tasks[0] if row.tasks else "",
+        instruction=row.tasks[0] if row.tasks else "",
         attributes=attributes,
         array_attributes=array_attributes,
     )

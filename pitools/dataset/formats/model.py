@@ -143,7 +143,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     steps: int
     columns: dict[str, Column]
-    language: str = ""
+    instruction: str = ""
     attributes: dict[str, Any] = {}
     array_attributes: dict[str, dict[str, Any]] = {}
 
@@ -234,7 +234,7 @@ def make_episode(
     length_array: str,
     where: str,
     *,
-    language: str = "",
+    instruction: str = "",
     attributes: dict[str, Any] | None = None,
     array_attributes: dict[str, dict[str, Any]] | None = None,
 ) -> Episode:
@@ -259,7 +259,7 @@ def make_episode(
         path=path,
         steps=steps,
         columns=dict(sorted(columns)),
-        language=language,
+        instruction=instruction,
         attributes=attributes or {},
         array_attributes=array_attributes or {},
     )
@@ -278,8 +278,8 @@ def reject_bad_names(recording: Recording) -> Recording:
     return msgspec.structs.replace(recording, episodes=tuple(accepted), rejected=tuple(rejected))
 
 
-def take_language(attributes: dict[str, Any]) -> str:
-    """Remove the language instruction from the attributes and return it, "" if there is none.
+def take_instruction(attributes: dict[str, Any]) -> str:
+    """Remove the instruction from the attributes and return it, "" if there is none.
 
     A list of several instructions stays in the attributes; its first is returned.
     """

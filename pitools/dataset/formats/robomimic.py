@@ -22,7 +22,7 @@ from pitools.dataset.formats.model import (
     natural_sort_key,
     partition_by_schema,
     rejection,
-    take_language,
+    take_instruction,
 )
 
 
@@ -36,13 +36,13 @@ def scan_robomimic(path: Path, file: h5py.File, skip: Sequence[str], *, keep_nex
         raise DataError("no demos: group data is empty", where=str(path), hint="record some first")
     attributes = hdf5.read_attributes(file) | hdf5.read_attributes(data)
     attributes.pop("total", None)  # the sum of the episodes' steps
-    language, source = take_language(attributes), hdf5.column_source(path)
+    instruction, source = take_instruction(attributes), hdf5.column_source(path)
     described: list[Episode] = []
     rejected: list[RejectedEpisode] = []
     for name in names:
         try:
             with hdf5.translate_errors(path):
-                described.append(_describe_demo(source, data[name], skip, language, keep_next_obs))
+                described.append(_describe_demo(source, data[name], skip, instruction, keep_next_obs))
         except DataError as error:
             rejected.append(rejection(name, path, error))
     episodes, differing = partition_by_schema(described)
@@ -63,7 +63,7 @@ def scan_robomimic(path: Path, file: h5py.File, skip: Sequence[str], *, keep_nex
 
 
 def _describe_demo(
-    file: Hdf5Source, demo: h5py.Group, skip: Sequence[str], language: str, keep_next_obs: bool
+    file: Hdf5Source, demo: h5py.Group, skip: Sequence[str], instruction: str, keep_next_obs: bool
 ) -> Episode:
     where = f"{file.path}: {demo.name}"
     actions = hdf5.get_child(demo, "actions", h5py.Dataset)
@@ -90,7 +90,7 @@ def _describe_demo(
         columns,
         "actions",
         where,
-        language=take_language(attributes) or language,
+        instruction=take_instruction(attributes) or instruction,
         attributes=attributes,
         array_attributes=attributes_by_array,
     )

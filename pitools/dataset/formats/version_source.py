@@ -52,7 +52,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
             low,
             high,
             is_own_version=True,
-            language=str(line.get("language") or ""),
+            instruction=str(line.get("instruction") or ""),
             attributes=dict(line.get("attributes") or {}),
             array_attributes=array_attributes,
         )

@@ -22,7 +22,7 @@ _DRIFT_HINTS = {
     "constant": "check that the joint or sensor is connected",
     "nan": "check for a sensor that dropped out",
     "length": "check the rate, and the events at which episodes are cut",
-    "task": "check the spelling of instructions",
+    "instruction": "check the spelling of instructions",
     "schema": "--transform FILE renames, casts and resizes",
 }
 

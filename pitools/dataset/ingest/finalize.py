@@ -72,7 +72,7 @@ def write_metadata(
         recordings=(*parent.manifest.recordings, *provenance) if parent else provenance,
         parent=parent.version if parent else "",
         statistics={key: statistics.to_statistics(merged) for key, (_, merged) in folds.items()},
-        tasks=count_tasks(lines),
+        instructions=count_instructions(lines),
     )
     data = manifests.encode_manifest(manifest)
     work_dir.put_file(manifests.MANIFEST_FILE, lambda part: shard_writer.write_durable(part, data))
@@ -140,7 +140,7 @@ def episode_lines(recordings: Sequence[Recording], recordings_before: int = 0) -
                 "name": episode.name,
                 "recording": i,
                 "steps": episode.steps,
-                "language": episode.language,
+                "instruction": episode.instruction,
                 "attributes": episode.attributes,
             }
         )
@@ -150,10 +150,10 @@ def episode_lines(recordings: Sequence[Recording], recordings_before: int = 0) -
     )
 
 
-def count_tasks(lines: bytes) -> dict[str, int]:
+def count_instructions(lines: bytes) -> dict[str, int]:
     """Return the number of episodes of each instruction; episodes without an instruction are not counted."""
-    languages = (msgspec.json.decode(line).get("language", "") for line in lines.splitlines())
-    return dict(sorted(Counter(language for language in languages if language).items()))
+    instructions = (msgspec.json.decode(line).get("instruction", "") for line in lines.splitlines())
+    return dict(sorted(Counter(text for text in instructions if text).items()))
 
 
 def _recordings_before(parent: ParentVersion | None) -> int:

@@ -41,7 +41,7 @@ class EpisodeRecord(Record, frozen=True, kw_only=True, tag="pit.dataset-scanned-
     file: str
     episode: str
     steps: int
-    language: str
+    instruction: str
     accepted: bool
     reason: str = ""
 
@@ -100,12 +100,12 @@ def episode_records(scan: ScanResult, unreadable: Sequence[RejectedEpisode] = ()
                 file=str(recording.path),
                 episode=episode.name,
                 steps=episode.steps,
-                language=episode.language,
+                instruction=episode.instruction,
                 accepted=True,
             )
     for item in (*scan.rejected, *unreadable):
         yield EpisodeRecord(
-            file=str(item.path), episode=item.name, steps=0, language="", accepted=False, reason=item.reason
+            file=str(item.path), episode=item.name, steps=0, instruction="", accepted=False, reason=item.reason
         )
 
 

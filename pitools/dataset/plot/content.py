@@ -132,8 +132,8 @@ def _group_by_range(name: str, values: NDArray[np.float64]) -> list[Curves]:
 
 def _header_lines(data: DatasetReader, path: Path, episode: int, steps: int, left_out: list[str]) -> list[TextLine]:
     """Return the instruction, the episode's name, the omitted arrays, and the reason of a quarantine."""
-    language = format_cell(" ".join(data.language[episode].split()) or "no instruction")
-    lines = [TextLine(line, 13.0, "black") for line in textwrap.wrap(language, 110)[:3]]
+    instruction = format_cell(" ".join(data.instructions[episode].split()) or "no instruction")
+    lines = [TextLine(line, 13.0, "black") for line in textwrap.wrap(instruction, 110)[:3]]
     version, plural = data.version, "s" * (steps > 1)
     title = f"{version.name} {version.version[:12]}   episode {episode} of {version.episodes}   {steps} step{plural}"
     if splits := [name for name, numbers in data.splits.items() if episode in numbers]:

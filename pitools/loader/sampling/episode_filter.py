@@ -1,6 +1,6 @@
-"""Select episodes for training by split, task, name, length and success; quarantined episodes are left out.
+"""Select episodes for training by split, instruction, name, length and success; quarantined episodes are left out.
 
-    all ──present──▶ ──quarantine──▶ ──split──▶ ──task──▶ ──name──▶ ──length──▶ ──success──▶ episode numbers
+    all ──present──▶ ──quarantine──▶ ──split──▶ ──instruction──▶ ──name──▶ ──length──▶ ──success──▶ episode numbers
 
 `present`: complete in a staged subset. The error for an empty selection lists the count after each filter.
 """
@@ -40,14 +40,14 @@ class RecordedEpisode(msgspec.Struct, frozen=True):
     """An episode's metadata in `episode_json`."""
 
     name: str = ""
-    language: str = ""
+    instruction: str = ""
     attributes: dict[str, Any] = {}
 
 
 class EpisodeFilters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filters of episodes; by default all pass. Patterns are globs, or regular expressions after `re:`.
 
-    splits: names, any. tasks: patterns of the instruction, any. names: patterns of the episode's name, any.
+    splits: names, any. instructions: patterns of the instruction, any. names: patterns of the episode's name, any.
     min_steps, max_steps: inclusive. success: True for successful episodes, False for the others. success_by: the
     episode attribute or the array that marks success; "": the first present of attributes `success`, `is_success` and
     arrays `success`, `is_success`, `rewards`, `reward`. success_at: the least value for success, of an array the least
@@ -55,7 +55,7 @@ class EpisodeFilters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     splits: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     min_steps: int = 0
     max_steps: int | None = None
@@ -82,7 +82,7 @@ def filter_episodes(
         warnings.warn(f"{source_dir}: {reason}", stacklevel=2)
     episodes = np.arange(len(reader.offsets) - 1)
     recorded: list[RecordedEpisode] = []
-    if filters.tasks or filters.names or filters.success is not None:
+    if filters.instructions or filters.names or filters.success is not None:
         recorded = read_episodes(reader)
     counts = [f"{len(episodes)} episodes"]
     for step in _active_filters(reader, filters, recorded, source_dir):
@@ -113,7 +113,7 @@ def read_episodes(reader: VersionReader) -> list[RecordedEpisode]:
         raise DataError(f"{EPISODE_JSON}: {error}", where=str(reader.path), hint="ingest the dataset again") from error
 
 
-FilterKind = Literal["present", "quarantine", "split", "task", "name", "length", "success"]
+FilterKind = Literal["present", "quarantine", "split", "instruction", "name", "length", "success"]
 _Keep = Callable[[Indices], NDArray[np.bool_]]
 
 
@@ -140,9 +140,9 @@ def _active_filters(
         yield ActiveFilter(
             "split", f"of split {', '.join(filters.splits)}", lambda episodes: np.isin(episodes, members)
         )
-    if filters.tasks:
-        keep = _matching(filters.tasks, [episode.language for episode in recorded])
-        yield ActiveFilter("task", f"of task {', '.join(filters.tasks)}", keep)
+    if filters.instructions:
+        keep = _matching(filters.instructions, [episode.instruction for episode in recorded])
+        yield ActiveFilter("instruction", f"of instruction {', '.join(filters.instructions)}", keep)
     if filters.names:
         keep = _matching(filters.names, [episode.name for episode in recorded])
         yield ActiveFilter("name", f"of name {', '.join(filters.names)}", keep)
@@ -251,9 +251,9 @@ def _describe_choices(
     reader: VersionReader, recorded: Sequence[RecordedEpisode], kind: FilterKind, candidates: Indices
 ) -> str:
     """Return a hint on the values that a filter could have matched."""
-    if kind == "task":
-        tasks = sorted({recorded[number].language for number in candidates.tolist()})
-        return f"tasks: {'; '.join(tasks[:5])}" + ("; …" if len(tasks) > 5 else "")
+    if kind == "instruction":
+        instructions = sorted({recorded[number].instruction for number in candidates.tolist()})
+        return f"instructions: {'; '.join(instructions[:5])}" + ("; …" if len(instructions) > 5 else "")
     if kind == "name":
         return f"first name: {recorded[int(candidates[0])].name!r}"
     if kind == "length":

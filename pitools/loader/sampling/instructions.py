@@ -17,9 +17,9 @@ class InstructionTable:
     def __init__(self, reader: VersionReader) -> None:
         """Reads them now, not at the first batch, which a hanging read would delay. Raises DataError."""
         recorded = read_episodes(reader) if EPISODE_JSON in reader.manifest.arrays else []
-        self.texts = tuple(sorted({episode.language for episode in recorded} - {""}))
+        self.texts = tuple(sorted({episode.instruction for episode in recorded} - {""}))
         index_of = {text: index for index, text in enumerate(self.texts)}
-        self._numbers = np.array([index_of.get(episode.language, -1) for episode in recorded], np.int32)
+        self._numbers = np.array([index_of.get(episode.instruction, -1) for episode in recorded], np.int32)
 
     def indices_of(self, episode: Indices) -> NDArray[np.int32]:
         """Return each episode's index into `texts`; -1 without an instruction, or for an episode number below 0."""

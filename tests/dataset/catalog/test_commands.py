@@ -99,8 +99,8 @@ def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
 def test_where(pit, lines, publish, tmp_path) -> None:
     """`list` searches, and names the nearest key when it does not know one."""
     for number in range(3):
-        publish(tmp_path / "root", "x", number, episodes=10 * (number + 1), tasks={"pick": 1})
-    actual = lines(pit("dataset", "list", "root", "--where", "episodes>=20", "--where", "task~PICK"))
+        publish(tmp_path / "root", "x", number, episodes=10 * (number + 1), instructions={"pick": 1})
+    actual = lines(pit("dataset", "list", "root", "--where", "episodes>=20", "--where", "instruction~PICK"))
     assert [line["episodes"] for line in actual] == [20, 30]
     assert actual[0]["path"] == f"root/x/{actual[0]['version']}"
     assert "expected a root" in pit("dataset", "list", "root/x").stderr
@@ -138,7 +138,7 @@ def test_show(pit, lines, robomimic, tmp_path) -> None:
         assert "tag prod, 1 episodes in quarantine" in done.stderr
     first, second = lines(pit("dataset", "show", "root/x", "--episodes"))
     assert (first["name"], first["start"], first["steps"], first["recording"]) == ("demo_0", 0, 3, "reach.hdf5")
-    assert (second["language"], second["start"], second["quarantined"]) == ("reach 1", 3, ["black frames"])
+    assert (second["instruction"], second["start"], second["quarantined"]) == ("reach 1", 3, ["black frames"])
     assert lines(pit("dataset", "show", "root/x", "--episode", "1")) == [second]
     assert pit("dataset", "show", "root/x", "--episode", "2").returncode == 2
     assert pit("dataset", "show", "root/x", "--png", "a.png").returncode == 2

@@ -30,8 +30,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 def root(publish, tmp_path) -> Path:
     """Five versions of three datasets."""
     root = tmp_path / "root"
-    publish(root, "pick", 0, episodes=10, tasks={"pick up the cup": 10})
-    publish(root, "pick", 1, episodes=200, tasks={"pick up the cup": 150, "Öffne die Lade": 50})
+    publish(root, "pick", 0, episodes=10, instructions={"pick up the cup": 10})
+    publish(root, "pick", 1, episodes=200, instructions={"pick up the cup": 150, "Öffne die Lade": 50})
     publish(root, "reach", 2, episodes=50, arrays=("action", "obs/eye_image", "obs/state"))
     publish(root, "reach", 3, episodes=60, arrays=("action", "obs/eye_depth"))
     publish(root, "stack.v2", 4, episodes=70)
@@ -58,9 +58,9 @@ def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
         (["episodes!=50", "name=reach"], [60]),
         (["name=*a*"], [50, 60, 70]),
         (["name!=reach"], [10, 200, 70]),
-        (["task~PICK up"], [10, 200]),
-        (["language~öffne"], [200]),
-        (["task=pick*"], [10, 200]),
+        (["instruction~PICK up"], [10, 200]),
+        (["instruction~öffne"], [200]),
+        (["instruction=pick*"], [10, 200]),
         (["array=obs/*_image"], [50]),
         (["array=obs/*"], [50, 60]),
         (["array~depth"], [60]),
@@ -72,7 +72,7 @@ def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
         (["tag=*"], []),
         (["tag="], [10, 200, 50, 60, 70]),
         (["tag!=*"], [10, 200, 50, 60, 70]),
-        (["task=*"], [10, 200]),
+        (["instruction=*"], [10, 200]),
         (["tag=prod"], []),
         (["published>=2020-01-01"], [10, 200, 50, 60, 70]),
         (["published<2020-01-01T00:00:00Z"], []),
@@ -101,7 +101,7 @@ def test_a_day_is_a_whole_one(root) -> None:
         "episode>=5",
         "episodes~5",
         "episodes>=many",
-        "task>=5",
+        "instruction>=5",
         "published>=soon",
         "bytes>=1XB",
         "published=2026",

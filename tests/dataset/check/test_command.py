@@ -86,12 +86,12 @@ def test_warnings(invoke, make, tmp_path) -> None:
     path = make(lambda demos: demos[3].pop("language"))
     code, (record,), _ = invoke(str(path))
     assert (code, record["level"]) == (0, "warning")
-    (tmp_path / "bounds.toml").write_text('levels = {language = "fault"}')
+    (tmp_path / "bounds.toml").write_text('levels = {instruction = "fault"}')
     assert invoke(str(path), "--thresholds", str(tmp_path / "bounds.toml"))[0] == 1
-    (tmp_path / "bounds.toml").write_text('levels = {langauge = "fault"}')
+    (tmp_path / "bounds.toml").write_text('levels = {insrtuction = "fault"}')
     code, _, err = invoke(str(path), "--thresholds", str(tmp_path / "bounds.toml"))
     assert code == 3
-    assert 'did you mean "language"?' in err
+    assert 'did you mean "instruction"?' in err
 
 
 def test_release_stands_alone(invoke, copy) -> None:

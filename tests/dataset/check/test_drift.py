@@ -53,7 +53,7 @@ def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, *
             IMAGE: ArraySchema(shape=(steps, 6, 6, 3), dtype="uint8"),
         },
         "statistics": {name: statistics(rows) for name, rows in values.items()},
-        "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
+        "instructions": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
         "parent": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     } | changes
     return Manifest(**reference)
@@ -135,12 +135,12 @@ def test_schema() -> None:
 
 
 def test_tasks() -> None:
-    """Episodes of other tasks than before are worth a look, and which task it is."""
-    (finding,) = check.check_drift(manifest(data(100), tasks={"fold": 100}), manifest(data(100)))
-    assert (finding.level, finding.check, "'fold' (+100%)" in finding.got) == ("warning", "task-drift", True)
-    tasks = {"pick": 100, "place": 100, "fold": 20}
-    after, before = appended(data(200), data(20, seed=1), tasks=tasks)
-    assert checks(check.check_drift(after, before)) == [("warning", "task", "")]
+    """Episodes of other instructions than before are worth a look, and which instruction it is."""
+    (finding,) = check.check_drift(manifest(data(100), instructions={"fold": 100}), manifest(data(100)))
+    assert (finding.level, finding.check, "'fold' (+100%)" in finding.got) == ("warning", "instruction-drift", True)
+    instructions = {"pick": 100, "place": 100, "fold": 20}
+    after, before = appended(data(200), data(20, seed=1), instructions=instructions)
+    assert checks(check.check_drift(after, before)) == [("warning", "instruction", "")]
 
 
 def test_length() -> None:
@@ -258,7 +258,7 @@ def test_bounds() -> None:
 
 def test_without_statistics() -> None:
     """Of versions that keep no statistics nothing is said of values."""
-    bare = msgspec.structs.replace(manifest(data(20)), statistics=msgspec.UNSET, tasks=msgspec.UNSET)
+    bare = msgspec.structs.replace(manifest(data(20)), statistics=msgspec.UNSET, instructions=msgspec.UNSET)
     assert check.check_drift(bare, manifest(data(20))) == []
     assert check.check_drift(manifest(data(20)), bare) == []
 

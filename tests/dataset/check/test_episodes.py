@@ -115,7 +115,7 @@ def test_times(make, found, places, change, step, what) -> None:
 def test_language(make, found) -> None:
     """An episode without an instruction, where others have one, is named; a dataset without any is as it should be."""
     (finding,) = found(make(lambda demos: demos[3].pop("language")))
-    assert (finding.level, finding.check, finding.episode, finding.got) == ("warning", "language", 3, "1 of 8")
+    assert (finding.level, finding.check, finding.episode, finding.got) == ("warning", "instruction", 3, "1 of 8")
     assert found(make(lambda demos: [known.pop("language") for known in demos], name="y")) == []
 
 
@@ -159,9 +159,9 @@ def test_levels_and_bounds(make, found, tmp_path) -> None:
         demos[5]["obs/eye_image"][:3] = 0
 
     path = make(change)
-    (tmp_path / "bounds.toml").write_text('time_gap = 20\nlevels = {language = "fault", blank = "off"}')
+    (tmp_path / "bounds.toml").write_text('time_gap = 20\nlevels = {instruction = "fault", blank = "off"}')
     findings = found(path, thresholds=load_thresholds(tmp_path / "bounds.toml"))
-    assert [(finding.level, finding.check) for finding in findings] == [("fault", "language")]
+    assert [(finding.level, finding.check) for finding in findings] == [("fault", "instruction")]
     assert len(found(path)) == 3
 
 

@@ -66,7 +66,7 @@ def test_every_step(lerobot, whole, video, part) -> None:
     dataset = lerobot(7, 5, 30, 11, video=video)
     recording = detect.scan_recording(dataset.path, "auto")
     assert (recording.layout, recording.rejected, recording.notes) == ("lerobot", (), ())
-    assert [(episode.name, episode.steps, episode.language) for episode in recording.episodes] == [
+    assert [(episode.name, episode.steps, episode.instruction) for episode in recording.episodes] == [
         ("episode_000000", 7, "do 0"),
         ("episode_000001", 5, "do 1"),
         ("episode_000002", 30, "do 0"),
@@ -147,12 +147,12 @@ def test_tasks_of_the_steps(lerobot, monkeypatch) -> None:
     dataset = lerobot(3, 4, 5)
     episodes(dataset.path, tasks=[["do 0"], [], []])
     recording = detect.scan_recording(dataset.path, "auto")
-    assert [episode.language for episode in recording.episodes] == ["do 0", "do 1", "do 0"]
+    assert [episode.instruction for episode in recording.episodes] == ["do 0", "do 1", "do 0"]
     assert (recording.notes, "task_index" in recording.episodes[0].columns) == ((), False)
     dataset.values["task_index"][7:] = [1, 1, 0, 0, 1]
     dataset.data(1, 2, 3)
     recording = detect.scan_recording(dataset.path, "auto")
-    assert [episode.language for episode in recording.episodes] == ["do 0", "do 1", "do 1"]
+    assert [episode.instruction for episode in recording.episodes] == ["do 0", "do 1", "do 1"]
     assert recording.episodes[2].attributes == {"tasks": ["do 1", "do 0"]}
     assert "task_index" in recording.episodes[2].columns
 
@@ -166,7 +166,7 @@ def test_an_episode_without_a_task_is_told(lerobot) -> None:
     pq.write_table(pq.read_table(tasks).slice(0, 1), tasks)
     recording = detect.scan_recording(path, "auto")
     assert "task_index" in recording.episodes[1].columns
-    assert [episode.language for episode in recording.episodes] == ["do 0", ""]
+    assert [episode.instruction for episode in recording.episodes] == ["do 0", ""]
     (note,) = recording.notes
     assert note.startswith("1 of 2 episodes")
 

@@ -25,14 +25,14 @@ def test_refused_demos(robomimic) -> None:
 
 
 def test_several_instructions(robomimic) -> None:
-    """The first of several instructions is the episode's language; the list stays in its attributes."""
+    """The first of several instructions is the episode's instruction; the list stays in its attributes."""
     path = robomimic(3, 4, 5, 6)
     with h5py.File(path, "r+") as file:
         for name, told in {"demo_0": ["pick", "grasp it"], "demo_1": ["pick"]}.items():
             file[f"data/{name}"].attrs["language"] = told
         file["data/demo_2"].attrs["language"] = np.array([], "S1")
     recording = detect.scan_recording(path, "auto").episodes
-    assert [episode.language for episode in recording] == ["pick", "pick", "", "reach 3"]
+    assert [episode.instruction for episode in recording] == ["pick", "pick", "", "reach 3"]
     assert [episode.attributes.get("language") for episode in recording] == [["pick", "grasp it"], None, [], None]
 
 

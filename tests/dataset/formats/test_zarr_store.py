@@ -180,7 +180,7 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
     assert recording.attributes["version"] == version.name
     assert recording.files == (version / "manifest.json",)
     for old, new in zip(before, recording.episodes, strict=True):
-        assert (new.steps, new.language, new.attributes) == (old.steps, old.language, old.attributes)
+        assert (new.steps, new.instruction, new.attributes) == (old.steps, old.instruction, old.attributes)
         was, now = whole(old), whole(new, 7)
         assert set(now) == set(was)
         for name, values in was.items():

@@ -41,7 +41,7 @@ def test_real_recording(bridge, oracle, tmp_path, codec) -> None:
     same(group, arrays)
     lines = [json.loads(line) for line in bytes(group["episode_json"][:]).splitlines()]
     with h5py.File(bridge) as file:
-        assert [line["language"] for line in lines] == [
+        assert [line["instruction"] for line in lines] == [
             file[f"data/demo_{i}"].attrs["language"] for i in range(len(lines))
         ]
         for split in ("train", "valid"):
@@ -229,7 +229,7 @@ def test_record_keys() -> None:
         "published",
         "new",
     )
-    assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "reason")
+    assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "instruction", "accepted", "reason")
 
 
 def test_workers_do_not_show(robomimic, tmp_path, monkeypatch) -> None:
@@ -274,7 +274,7 @@ def test_statistics(robomimic, aloha, tmp_path) -> None:
 def test_tasks(robomimic, tmp_path) -> None:
     """The manifest counts the episodes of each instruction."""
     version = ingest([robomimic(3, 4), robomimic(5, name="b.hdf5")], root=tmp_path / "root", name="x")
-    assert open_dataset(Path(version.path)).manifest.tasks == {"reach 0": 2, "reach 1": 1}
+    assert open_dataset(Path(version.path)).manifest.instructions == {"reach 0": 2, "reach 1": 1}
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "file",
         "episode",
         "steps",
-        "language",
+        "instruction",
         "accepted",
         "reason",
     ]
@@ -414,9 +414,9 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "recordings",
         "parent",
         "statistics",
-        "tasks",
+        "instructions",
     }
     assert set(record["recordings"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
     assert set(record["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "non_finite"}
     lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
-    assert list(json.loads(lines[0])) == ["name", "recording", "steps", "language", "attributes"]
+    assert list(json.loads(lines[0])) == ["name", "recording", "steps", "instruction", "attributes"]

@@ -57,7 +57,7 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 )
 def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
     """Appended one after the other, recordings give every file that one ingest of all gives, to the byte, and the same
-    statistics and tasks; each version names the one before."""
+    statistics and instructions; each version names the one before."""
     with tempfile.TemporaryDirectory() as created, patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=shard):
         folder = Path(created)
         paths = [record(folder / f"r{i}.hdf5", steps, i) for i, steps in enumerate([first, *others])]
@@ -68,9 +68,9 @@ def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
         full = ingest(paths, root=folder / "whole", name="x", codec=codec)
         assert content(last) == content(full)
         manifest, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (last, full))
-        assert (manifest.statistics, manifest.tasks, manifest.recordings, manifest.files) == (
+        assert (manifest.statistics, manifest.instructions, manifest.recordings, manifest.files) == (
             theirs.statistics,
-            theirs.tasks,
+            theirs.instructions,
             theirs.recordings,
             theirs.files,
         )

@@ -46,16 +46,16 @@ def version(record: Callable[..., Path]) -> Path:
         ({}, [0, 1, 2, 3, 4, 5]),
         ({"splits": ("train",)}, [0, 1, 2, 3]),
         ({"splits": ("train", "valid")}, [0, 1, 2, 3, 4, 5]),
-        ({"tasks": ("pick*",)}, [0, 1, 3]),
-        ({"tasks": ("*ball", "stack")}, [1, 4, 5]),
-        ({"tasks": ("re:^p.*cube$",)}, [0, 2, 3]),
+        ({"instructions": ("pick*",)}, [0, 1, 3]),
+        ({"instructions": ("*ball", "stack")}, [1, 4, 5]),
+        ({"instructions": ("re:^p.*cube$",)}, [0, 2, 3]),
         ({"names": ("*demo_[0-2]",)}, [0, 1, 2]),
         ({"min_steps": 40, "max_steps": 280}, [0, 3, 5]),
         ({"success": True}, [1, 3, 4]),
         ({"success": False}, [0, 2, 5]),
         ({"success": True, "success_by": "grade", "success_at": 4}, [4, 5]),
         ({"success": True, "success_by": "reward", "success_at": 1.0}, [1, 3, 4]),
-        ({"splits": ("train",), "tasks": ("pick*",), "success": True, "max_steps": 280}, [3]),
+        ({"splits": ("train",), "instructions": ("pick*",), "success": True, "max_steps": 280}, [3]),
     ],
 )
 def test_filters_take_what_they_say(version: Path, filters: dict, expected: list[int]):
@@ -66,12 +66,16 @@ def test_filters_take_what_they_say(version: Path, filters: dict, expected: list
 @pytest.mark.parametrize(
     ("filters", "message", "hint"),
     [
-        ({"splits": ("valid",), "tasks": ("pick*",)}, "6 episodes, 2 of split valid, 0 of task pick", "stack"),
+        (
+            {"splits": ("valid",), "instructions": ("pick*",)},
+            "6 episodes, 2 of split valid, 0 of instruction pick",
+            "stack",
+        ),
         ({"names": ("nobody",)}, "0 of name nobody", "demo_0"),
         ({"min_steps": 301}, "0 of at least 301 steps", "17 to 300 steps"),
         ({"min_steps": 18, "max_steps": 20}, "0 of 18 to 20 steps", "17 to 300 steps"),
         ({"splits": ("no steps",)}, "0 of split no steps", ""),
-        ({"tasks": ("place*",), "success": True}, "2 of task place\\*, 0 that succeeded", ""),
+        ({"instructions": ("place*",), "success": True}, "2 of instruction place\\*, 0 that succeeded", ""),
     ],
 )
 def test_the_filter_that_leaves_nothing_is_named(version: Path, filters: dict, message: str, hint: str):
@@ -88,7 +92,7 @@ def test_what_is_no_filter(version: Path, record: Callable[..., Path]):
         filter_episodes(VersionReader(version), EpisodeFilters(splits=("vald",)))
     assert "valid" in error.value.hint
     with pytest.raises(UsageError, match=r"re:\("):
-        filter_episodes(VersionReader(version), EpisodeFilters(tasks=("re:(",)))
+        filter_episodes(VersionReader(version), EpisodeFilters(instructions=("re:(",)))
     plain = VersionReader(record((5, 6)))
     with pytest.raises(UsageError, match="success: "):
         filter_episodes(plain, EpisodeFilters(success=True))
@@ -181,9 +185,9 @@ def test_windows_of_a_staged_subset_are_those_of_the_whole(version: Path, tmp_pa
     assert are_complete(version_reader).all()
     episodes = filter_episodes(part)
     assert episodes.tolist() == [1, 5]
-    assert filter_episodes(part, EpisodeFilters(tasks=("place*",))).tolist() == [5]
-    with pytest.raises(ConfigError, match="2 staged here, 0 of task stack"):
-        filter_episodes(part, EpisodeFilters(tasks=("stack",)))
+    assert filter_episodes(part, EpisodeFilters(instructions=("place*",))).tolist() == [5]
+    with pytest.raises(ConfigError, match="2 staged here, 0 of instruction stack"):
+        filter_episodes(part, EpisodeFilters(instructions=("stack",)))
     spans = {"action": WindowSpan(0, 4), "obs/image": WindowSpan(1, 1)}
     loader = Loader(WindowSamples(part, Windows(part.offsets, episodes, spans, pad=True)), global_batch_size=32)
     for batch in islice(loader, 3):
