@@ -16,7 +16,9 @@ COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s
 @click.option("--length", type=click.IntRange(min=1), default=16, show_default=True, help="Steps per sample.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Reader threads.")
 @click.option("--arrays", metavar="NAME,...", default="", help="Arrays to load, such as 'action,obs/eye'; else all.")
-@click.option("--transform", metavar="MODULE:FUNCTION", default="", help="Function applied to each batch on the CPU.")
+@click.option(
+    "--batch-transform", metavar="MODULE:FUNCTION", default="", help="Function applied to each batch on the CPU."
+)
 @click.option(
     "--seconds",
     "limit_s",
@@ -28,7 +30,14 @@ COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s
 )
 @format_option
 def bench(
-    dataset: str, batch_size: int, length: int, threads: int, arrays: str, transform: str, limit_s: float, form: str
+    dataset: str,
+    batch_size: int,
+    length: int,
+    threads: int,
+    arrays: str,
+    batch_transform: str,
+    limit_s: float,
+    form: str,
 ) -> None:
     """Measure what limits a loader of DATASET: disk, decoding or transform.
 
@@ -40,7 +49,7 @@ def bench(
     from pitools.store.resolve import resolve_version
 
     names = [name.strip() for name in arrays.split(",") if name.strip()]
-    function = find_function(transform) if transform else None
+    function = find_function(batch_transform) if batch_transform else None
     with warnings_as_notes():
         stages = run(
             resolve_version(dataset),

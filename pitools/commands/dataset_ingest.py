@@ -30,7 +30,8 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     help="lz4 or raw to train from NVMe, zstd for the archive. [default: lz4, or the parent's]",
 )
 @click.option(
-    "--skip",
+    "--skip-array",
+    "skip_arrays",
     multiple=True,
     metavar="GLOB",
     help="Array to leave out, by its name in the version or in the recording, such as 'obs/*_depth'; repeatable.",
@@ -73,7 +74,7 @@ def ingest(
     name: str,
     layout: str,
     codec: str | None,
-    skip: tuple[str, ...],
+    skip_arrays: tuple[str, ...],
     transform: Path | None,
     append: str | None,
     accept_drift: bool,
@@ -102,12 +103,12 @@ def ingest(
         name=name,
         layout=layout,
         codec=codec or "",
-        skip=skip,
+        skip_arrays=skip_arrays,
         transform=transform,
         append=resolve_parent(append, root) if append else None,
         workers=workers or 0,
         skip_rejected=skip_rejected,
-        fail_on_drift=not accept_drift,
+        accept_drift=accept_drift,
         report=report,
         submit_array=_submit_array(array_jobs, site_name, name, workers or 0) if array_jobs else None,
     )

@@ -167,9 +167,10 @@ def _ingest(
         name=name,
         layout=layouts.pop() if len(layouts) == 1 else "auto",
         codec=str(options.get("codec", "")),
-        skip=[str(glob) for glob in options.get("skip", ())],
+        skip_arrays=[str(glob) for glob in options.get("skip_arrays", ())],
         transform=transform_file,
         append=parent,
+        accept_drift=True,
         skip_rejected=any(record.get("rejected") for record in records),
     )
     return Path(version.path)

@@ -45,7 +45,7 @@ def archive(tmp_path) -> Path:
 def test_identical(robomimic, archive, below, tmp_path) -> None:
     """From the recordings, wherever they are now, comes the same version, and nothing of the trial stays."""
     files = [robomimic(3, 4, name=f"take_{number}.hdf5", seed=number) for number in (2, 10)]
-    version = ingest(files, root=tmp_path / "root", name="x", codec="zstd", skip=["reward"])
+    version = ingest(files, root=tmp_path / "root", name="x", codec="zstd", skip_arrays=["reward"])
     for file in files:
         file.rename(archive / file.name)
     (archive / "other").mkdir()

@@ -118,7 +118,7 @@ def test_a_column_that_never_changes_stays_finite(tmp_path: Path) -> None:
 def test_a_dataset_with_nothing_to_see_is_refused(tmp_path: Path, recording: Callable[..., Path]) -> None:
     """Without images and vectors under `obs/` there is nothing to act on, and the error says what there is."""
     skip = ["obs/eye_image", "obs/joints"]
-    version = ingest([recording(tmp_path / "a.hdf5", (4, 4))], root=tmp_path / "r", name="a", skip=skip)
+    version = ingest([recording(tmp_path / "a.hdf5", (4, 4))], root=tmp_path / "r", name="a", skip_arrays=skip)
     with pytest.raises(DataError) as caught:
         DemonstrationDataset(Path(version.path))
     assert "obs/depth" in caught.value.hint

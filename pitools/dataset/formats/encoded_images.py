@@ -62,7 +62,7 @@ def format_of_rows(dataset: Any) -> str:
 def require_readable(image_format: str, where: str) -> None:
     """Raise DataError for an unsupported image format."""
     if image_format not in (*READABLE_FORMATS, ""):
-        hint = "record JPEG, PNG or raw frames; or leave it out with --skip"
+        hint = "record JPEG, PNG or raw frames; or leave it out with --skip-array"
         raise DataError(f"unsupported image format {image_format} (expected JPEG or PNG)", where=where, hint=hint)
 
 
@@ -96,7 +96,7 @@ def decode_image(data: bytes, out: NDArray[Any], where: str) -> None:
 def _image_form(image: Any, where: str) -> tuple[tuple[int, ...], str]:
     form = ((3,), "uint8") if image.format == "JPEG" else _PNG_MODES.get(image.mode)
     if form is None:
-        hint = "leave it out with --skip"
+        hint = "leave it out with --skip-array"
         problem = f"unsupported PNG mode {image.mode} (expected {', '.join(_PNG_MODES)})"
         raise DataError(problem, where=where, hint=hint)
     return form
@@ -111,7 +111,7 @@ def _open(data: bytes, where: str) -> Any:
         # Pillow truncates 16-bit colour to 8 bits, and scales up grey of fewer than 8 bits.
         if data[24] != 8 and data[24:26] != b"\x10\0":
             problem = f"unsupported PNG with {data[24]} bits per channel (expected 8, or 16 for greyscale)"
-            raise DataError(problem, where=where, hint="leave it out with --skip")
+            raise DataError(problem, where=where, hint="leave it out with --skip-array")
     else:
         data = data.rstrip(b"\0")
         if not data.endswith(END_OF_JPEG):

@@ -87,9 +87,9 @@ def describe_column(dataset: h5py.Dataset, length: int, file: Hdf5Source) -> Col
     """Return the column of a dataset with one row per step. Raises DataError unless it is an array of numbers."""
     where = _require_inside(dataset)
     if dataset.dtype.kind not in "biufc" or dataset.dtype.itemsize > 16 or dataset.dtype == np.longdouble:
-        raise DataError(f"dtype {dataset.dtype} (expected numbers)", where=where, hint="leave it out with --skip")
+        raise DataError(f"dtype {dataset.dtype} (expected numbers)", where=where, hint="leave it out with --skip-array")
     if not dataset.shape:
-        raise DataError(f"a scalar (expected {length} steps)", where=where, hint="leave it out with --skip")
+        raise DataError(f"a scalar (expected {length} steps)", where=where, hint="leave it out with --skip-array")
     row = tuple(int(size) for size in dataset.shape[1:])
     check_row(row, dataset.dtype.name, where)
     _check_written(dataset, where)
@@ -154,7 +154,7 @@ def _check_written(dataset: h5py.Dataset, where: str) -> None:
     HDF5 also stores zeros that were written, so a missing chunk means that the recorder stopped early.
     """
     if dataset.size and dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
-        hint = "remove the episode, or leave the array out with --skip"
+        hint = "remove the episode, or leave the array out with --skip-array"
         raise DataError("incomplete: some chunks were never written", where=where, hint=hint)
 
 

@@ -212,7 +212,7 @@ def _features_by_store_name(info: LeRobotInfo, rows: Sequence[EpisodeRow], skip:
             continue
         if name in features:
             problem = f"{features[name].key} and {key} would both be {name!r}"
-            raise DataError(problem, where=str(info.path), hint=f"leave one of them out: --skip {key}")
+            raise DataError(problem, where=str(info.path), hint=f"leave one of them out: --skip-array {key}")
         features[name] = msgspec.structs.replace(feature, key=key)
     return features
 

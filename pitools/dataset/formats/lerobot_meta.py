@@ -61,7 +61,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, where: str) -> None:
         """Raise DataError if the feature cannot be stored."""
-        hint = "leave it out with --skip"
+        hint = "leave it out with --skip-array"
         if self.dtype not in (*_DTYPES, "video", "image"):
             raise DataError(f"dtype {self.dtype} (expected numbers, video or image)", where=where, hint=hint)
         if self.dtype == "video" and ((self.info or {}).get("video.is_depth_map") or self.row[2:] != (3,)):

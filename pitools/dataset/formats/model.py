@@ -21,7 +21,7 @@ from pitools.core.fs import iter_files
 from pitools.store.manifest import EPISODE_PREFIX
 
 MAX_ROW_BYTES = 256 << 20
-SEPARATE_HINT = "ingest them separately, or leave the array out with --skip"
+SEPARATE_HINT = "ingest them separately, or leave the array out with --skip-array"
 SKIPPED_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in --transform keeps it)"
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr reserves a leading `__`; `*.json` could collide with its metadata files.
@@ -204,7 +204,7 @@ def check_unique(names: Sequence[str], where: str) -> None:
     """Raise DataError if two arrays of a recording would have the same name."""
     if twice := next((name for name, count in Counter(names).items() if count > 1), ""):
         problem = f"two arrays of the recording would both be {twice!r}"
-        raise DataError(problem, where=where, hint="rename one in the recording, or leave it out with --skip")
+        raise DataError(problem, where=where, hint="rename one in the recording, or leave it out with --skip-array")
 
 
 def _is_valid_name(name: str) -> bool:
@@ -218,11 +218,11 @@ def _check_names(names: Sequence[str], where: str) -> None:
     if invalid:
         more = f", and {len(invalid) - 5} more" if len(invalid) > 5 else ""
         problem = f"an array cannot be named {' or '.join(invalid[:5])}{more} (expected {_NAMES})"
-        hint = "rename it by [rename] in a --transform file, or leave it out with --skip"
+        hint = "rename it by [rename] in a --transform file, or leave it out with --skip-array"
         raise DataError(problem, where=where, hint=hint)
     for name in names:
         if clash := next((other for other in names if other.startswith(name + "/")), ""):
-            hint = "rename one by [rename] in a --transform file, or leave it out with --skip"
+            hint = "rename one by [rename] in a --transform file, or leave it out with --skip-array"
             raise DataError(f"array {clash!r} would be inside array {name!r}", where=where, hint=hint)
 
 
@@ -244,7 +244,7 @@ def make_episode(
     """
     check_unique([array for array, _ in columns], where)
     if not columns:
-        raise DataError("no array is left", where=where, hint="give --skip fewer patterns")
+        raise DataError("no array is left", where=where, hint="give --skip-array fewer patterns")
     if steps == 0:
         raise DataError(f"the episode has no steps: {length_array} is empty", where=where, hint="remove the episode")
     for _, column in columns:
@@ -252,7 +252,7 @@ def make_episode(
             raise DataError(
                 f"{column.dataset} has {column.steps} steps where {length_array} has {steps}",
                 where=where,
-                hint="repair or remove the episode, or leave the array out with --skip",
+                hint="repair or remove the episode, or leave the array out with --skip-array",
             )
     return Episode(
         name=name,
@@ -298,7 +298,7 @@ def check_row(row: tuple[int, ...], dtype: str, where: str) -> None:
     row_bytes = math.prod(row) * np.dtype(dtype).itemsize
     if not 0 < row_bytes <= MAX_ROW_BYTES:
         problem = f"a step has {row_bytes} bytes (expected 1 to {MAX_ROW_BYTES})"
-        raise DataError(problem, where=where, hint="leave it out with --skip")
+        raise DataError(problem, where=where, hint="leave it out with --skip-array")
 
 
 @contextmanager

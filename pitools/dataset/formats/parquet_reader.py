@@ -106,7 +106,7 @@ def _flatten_numbers(part: Any, where: str) -> NDArray[Any]:
         raise DataError("a value is missing", where=where, hint=_RETRY_HINT)
     values: NDArray[Any] = part.to_numpy(zero_copy_only=False)
     if values.dtype.kind not in "biuf" or len(values) % max(rows, 1):
-        raise DataError(f"{part.type} values (expected numbers)", where=where, hint="leave it out with --skip")
+        raise DataError(f"{part.type} values (expected numbers)", where=where, hint="leave it out with --skip-array")
     return values
 
 

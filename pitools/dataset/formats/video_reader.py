@@ -88,7 +88,7 @@ class VideoReader:
         if frame.is_corrupt:
             raise DataError("the frame is damaged", where=self._describe_time(time_s), hint=_RETRY_HINT)
         if frame.rotation:
-            hint = "encode it again with the rotation applied; or leave it out with --skip"
+            hint = "encode it again with the rotation applied; or leave it out with --skip-array"
             problem = f"the video has a display rotation of {frame.rotation} degrees"
             raise DataError(problem, where=str(self._path), hint=hint)
         self._advance()

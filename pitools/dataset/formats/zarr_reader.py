@@ -114,7 +114,7 @@ def check_readable(path: Path, array: metadata.ArrayMetadata) -> None:
     except (OSError, ValueError, KeyError) as error:  # the metadata are valid: they were parsed before
         problem = f"zarr-python cannot open it: {' '.join(str(error).split())}"
         codecs = ", ".join(array.codecs.names)
-        hint = f"install the package of its codecs ({codecs}); or leave it out with --skip"
+        hint = f"install the package of its codecs ({codecs}); or leave it out with --skip-array"
         raise DataError(problem, where=where, hint=hint) from error
     if array.dtype != "uint8" or len(array.shape) != 2 or not array.shape[0]:
         return
@@ -124,7 +124,7 @@ def check_readable(path: Path, array: metadata.ArrayMetadata) -> None:
         image_format = encoded_images.format_of_rows(opened)
     if image_format:
         problem = f"rows of {image_format} files are not supported in Zarr"
-        raise DataError(problem, where=where, hint="store decoded frames; or leave it out with --skip")
+        raise DataError(problem, where=where, hint="store decoded frames; or leave it out with --skip-array")
 
 
 def read_array(path: Path, name: str) -> NDArray[Any]:

@@ -43,7 +43,7 @@ from pitools.store.zarr import chunk_keys, metadata
 from pitools.store.zarr.metadata import ArrayMetadata
 
 _END_ARRAYS = ("episode_offsets", "episode_ends", "meta/episode_offsets", "meta/episode_ends")
-_SKIP_HINT = "leave it out with --skip"
+_SKIP_HINT = "leave it out with --skip-array"
 # Metadata may declare any shape, and chunks without a file are read as the fill value. What is declared beyond the
 # first may be at most so many times the bytes of the files.
 _FREE_BYTES, _MAX_RATIO = 1 << 30, 4096
@@ -140,7 +140,9 @@ def _require_plausible(path: Path, arrays: Iterable[ArrayMetadata], files: Seque
             limit += _MAX_RATIO * (path / name).stat().st_size
     if declared > limit:
         problem = f"metadata: the arrays have {declared} bytes (expected at most {limit} from files of this size)"
-        raise DataError(problem, where=str(path), hint="check that the store is complete, or leave arrays out: --skip")
+        raise DataError(
+            problem, where=str(path), hint="check that the store is complete, or leave arrays out: --skip-array"
+        )
 
 
 def _declared_bytes(array: ArrayMetadata) -> int:
@@ -183,7 +185,7 @@ def _columns_by_store_name(
             continue
         if name in columns:
             problem = f"{columns[name].path} and {key} would both be {name!r}"
-            raise DataError(problem, where=str(path), hint=f"leave one of them out: --skip {key}")
+            raise DataError(problem, where=str(path), hint=f"leave one of them out: --skip-array {key}")
         where = f"{path}: {key}"
         try:
             kind = np.dtype(array.dtype).kind

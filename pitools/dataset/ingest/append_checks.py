@@ -58,14 +58,14 @@ def parent_lease(parent: Path | None) -> Iterator[None]:
         yield
 
 
-def require_no_drift(findings: Sequence[Finding], parent: Path, *, fail_on_drift: bool) -> None:
-    """Print the drift from the parent. Raises DriftError for faults with `fail_on_drift`."""
+def require_no_drift(findings: Sequence[Finding], parent: Path, *, accept_drift: bool) -> None:
+    """Print the drift from the parent. Raises DriftError for faults, unless `accept_drift`."""
     for finding in findings:
         hint = _DRIFT_HINTS.get(finding.check.removesuffix("-drift"), "")
         numbers = f": {finding.got}; expected: {finding.expected}" if finding.got else ""
         print(f"pit: {finding.level}: {finding.reason}{numbers}; {hint}", file=sys.stderr)
     faults = [finding for finding in findings if finding.level == "fault"]
-    if faults and fail_on_drift:
+    if faults and not accept_drift:
         raise DriftError(
             f"the added episodes drift from the parent: {len(faults)} faults, the first: {faults[0].reason}",
             where=str(parent),

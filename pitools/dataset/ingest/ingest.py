@@ -61,7 +61,7 @@ class IngestRequest(msgspec.Struct, frozen=True, kw_only=True):
     parent: ParentVersion | None
     workers: int
     submit_array: SubmitArray | None
-    fail_on_drift: bool
+    accept_drift: bool
 
 
 def ingest(
@@ -71,22 +71,22 @@ def ingest(
     name: str,
     layout: str = "auto",
     codec: str = "",
-    skip: Sequence[str] = (),
+    skip_arrays: Sequence[str] = (),
     transform: Path | None = None,
     append: Path | None = None,
     workers: int = 0,
     skip_rejected: bool = False,
-    fail_on_drift: bool = False,
+    accept_drift: bool = False,
     report: Path | None = None,
     submit_array: SubmitArray | None = None,
 ) -> VersionInfo:
     """Write the recordings to `<root>/<name>/<version>/`; repeating it with the same input and options changes nothing.
 
-    files: files or folders, ingested in natural order of their names. codec: "" for the parent's, or lz4. skip: globs
-    of array names to leave out. transform: file of renames, casts, resizes and derived arrays. append: parent version,
-    whose full shards are linked. workers: processes, 0 for two per core. skip_rejected: leave out rejected episodes.
-    fail_on_drift: do not publish if `check_drift` finds faults against the parent. report: file for one record per
-    episode. submit_array: runs the plan on other nodes too.
+    files: files or folders, ingested in natural order of their names. codec: "" for the parent's, or lz4. skip_arrays:
+    globs of array names to leave out. transform: file of renames, casts, resizes and derived arrays. append: parent
+    version, whose full shards are linked. workers: processes, 0 for two per core. skip_rejected: leave out rejected
+    episodes. accept_drift: publish also where `check_drift` finds faults against the parent. report: file for one
+    record per episode. submit_array: runs the plan on other nodes too.
 
     Raises UsageError, ConfigError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. After
     an interrupt or a full disk, the same call continues from the finished shards.
@@ -101,7 +101,7 @@ def ingest(
     codec = codec or (parent.codec if parent else "lz4")
     workers = workers or worker_pool.default_workers()
     rules = transform_file.load_transform(transform) if transform else None
-    options: dict[str, Any] = {"codec": codec, "skip": sorted(skip), "pitools": __version__}
+    options: dict[str, Any] = {"codec": codec, "skip_arrays": sorted(skip_arrays), "pitools": __version__}
     if rules:
         options["transform"] = transform_file.transform_provenance(rules)
     request = IngestRequest(
@@ -112,10 +112,12 @@ def ingest(
         parent=parent,
         workers=workers,
         submit_array=submit_array,
-        fail_on_drift=fail_on_drift,
+        accept_drift=accept_drift,
     )
     with append_checks.parent_lease(append):
-        scanned = scan.scan_recordings(files, layout=layout, skip=skip, transform=rules, parent=parent, workers=workers)
+        scanned = scan.scan_recordings(
+            files, layout=layout, skip=skip_arrays, transform=rules, parent=parent, workers=workers
+        )
         if report:
             scan.write_report(scanned, report)
         scan.require_accepted(scanned, skip_rejected=skip_rejected)
@@ -234,7 +236,7 @@ def _publish(request: IngestRequest, work_dir: IngestWorkDir, data: bytes) -> Ve
     final = request.root / request.name / manifests.version_of(data)
     if parent := request.parent:
         append_checks.require_no_drift(
-            check_drift(manifest, parent.manifest), parent.path, fail_on_drift=request.fail_on_drift
+            check_drift(manifest, parent.manifest), parent.path, accept_drift=request.accept_drift
         )
         append_checks.inherit_quarantine(parent.path, final)
     if not work_dir.has_files(manifest.files):

@@ -114,7 +114,7 @@ class ParentVersion:
     def incompatibility(self, episode: Episode) -> RejectedEpisode | None:
         """Return why an episode cannot be appended, or None if its arrays are the parent's."""
         if reason := _array_difference(self.arrays, episode):
-            hint = "ingest it as another dataset, or change its arrays with --skip or --transform"
+            hint = "ingest it as another dataset, or change its arrays with --skip-array or --transform"
             where = f"{episode.path}: {episode.name}"
             return RejectedEpisode(name=episode.name, path=episode.path, reason=reason, hint=hint, where=where)
         return None

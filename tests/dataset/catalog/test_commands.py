@@ -164,7 +164,7 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     root = tmp_path / "root"
     version = ingest([robomimic(3, 4)], root=root, name="x")
     assert [line["change"] for line in lines(pit("dataset", "diff", version.path, version.path))] == ["shared"]
-    two = ingest([robomimic(3, 4), robomimic(5, name="more.hdf5", seed=1)], root=root, name="x", skip=["reward"])
+    two = ingest([robomimic(3, 4), robomimic(5, name="more.hdf5", seed=1)], root=root, name="x", skip_arrays=["reward"])
     actual = lines(pit("dataset", "diff", version.path, two.path), 1)
     assert {line["schema"] for line in actual} == {"pit.dataset-diff/1"}
     reported = {(line["kind"], line["subject"]): line for line in actual}
@@ -172,7 +172,10 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     assert reported["episode", "more.hdf5: demo_0"]["change"] == "added"
     assert ("episode", "reach.hdf5: demo_0") not in reported
     assert reported["recording", "more.hdf5"]["change"] == "added"
-    assert (reported["option", "skip"]["before"], reported["option", "skip"]["after"]) == ("[]", '["reward"]')
+    assert (reported["option", "skip_arrays"]["before"], reported["option", "skip_arrays"]["after"]) == (
+        "[]",
+        '["reward"]',
+    )
     assert reported["statistics", "action"]["shift"] > 0
     assert sum(line["bytes"] for line in actual if line["kind"] == "files" and line["change"] != "removed") == two.bytes
     three = ingest([robomimic(3, 4, seed=5)], root=root, name="x")

@@ -323,7 +323,7 @@ def test_part_of_a_version(robomimic, tmp_path, change) -> None:
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_two_arrays_of_one_name(buffer, whole, zarr_format) -> None:
-    """The error of two arrays that would have the same name has both; --skip leaves one out."""
+    """The error of two arrays that would have the same name has both; --skip-array leaves one out."""
     path, arrays = buffer(zarr_format)
     root = zarr.open_group(path, mode="r+")
     for number, name in enumerate(("action", "data/actions"), 1):

@@ -14,6 +14,7 @@ from pitools.dataset.catalog import retirement
 from pitools.dataset.ingest import append_checks, finalize
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
+from pitools.dataset.rebuild import rebuild_version
 from pitools.store import version_state
 from pitools.store.publish import BUILD_DIR
 from pitools.store.resolve import unusable_reason
@@ -53,15 +54,16 @@ def test_drift_is_refused(pit, first, drifted, tmp_path) -> None:
 
 
 def test_accepted_it_is_not_made_again(first, drifted, tmp_path) -> None:
-    """What was made before it was refused is kept, and is what is published once it is accepted."""
+    """What was made before it was refused is kept, is published once it is accepted, and can be rebuilt."""
     root = tmp_path / "root"
     with pytest.raises(append_checks.DriftError):
-        ingest([drifted], root=root, name="x", append=first, fail_on_drift=True)
+        ingest([drifted], root=root, name="x", append=first)
     (store,) = root.glob(f"{BUILD_DIR}/x.*/store")
     before = {name: (store / name).stat().st_ino for name in ("action/c/0/0", "obs/eye_image/c/0/0/0/0", "done/c/0")}
-    version = ingest([drifted], root=root, name="x", append=first)
+    version = ingest([drifted], root=root, name="x", append=first, accept_drift=True)
     assert {name: (Path(version.path) / name).stat().st_ino for name in before} == before
     assert not (root / BUILD_DIR).exists()
+    assert rebuild_version(Path(version.path), [tmp_path])[0].state == "identical"
 
 
 def test_warnings_are_told(first, robomimic, tmp_path, capsys) -> None:
@@ -70,7 +72,7 @@ def test_warnings_are_told(first, robomimic, tmp_path, capsys) -> None:
     with h5py.File(path, "r+") as file:
         for demo in file["data"].values():
             demo["rewards"][10:] = 1
-    assert ingest([path], root=tmp_path / "root", name="x", append=first, fail_on_drift=True).new
+    assert ingest([path], root=tmp_path / "root", name="x", append=first).new
     assert "pit: warning: constant-drift: reward" in capsys.readouterr().err
 
 

@@ -52,7 +52,7 @@ for number in range(0, 1000, int(sys.argv[4])):
         left = [number]
         for name in ("rename", "link", "fsync", "mkdir", "write", "pwrite", "rmdir"):
             setattr(os, name, dying(getattr(os, name), left))
-        ingest([source], root=root / str(number), name="x", workers=1, skip=["done", "reward"], append=parent)
+        ingest([source], root=root / str(number), name="x", workers=1, skip_arrays=["done", "reward"], append=parent)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     print(number, os.waitstatus_to_exitcode(status), flush=True)
@@ -158,7 +158,7 @@ def test_kill_shows_nothing(start, large, tmp_path, below) -> None:
 def test_kill_at_every_step(robomimic, tmp_path, memory, append, every) -> None:
     """Killed at any call that changes a file or a name, an ingest shows a whole version or none; again, it goes on and
     gives the version that an undisturbed one gives. A version that it begins with stays as it is."""
-    options, parent = {"name": "x", "skip": ["done", "reward"]}, None
+    options, parent = {"name": "x", "skip_arrays": ["done", "reward"]}, None
     with patch.object(chunking, "SHARD_BYTES", 4096):  # so that the parent has shards to be linked
         if append:
             first = robomimic(70, name="first.hdf5", seed=1, row=(4, 4, 3))

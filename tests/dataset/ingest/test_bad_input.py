@@ -232,10 +232,10 @@ def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
 
 
 def test_skip_is_the_way_out(robomimic, tmp_path) -> None:
-    """An array that cannot be stored can be left out by --skip."""
+    """An array that cannot be stored can be left out by --skip-array."""
     path = robomimic(3)
     change(path, "data/demo_0/names", np.array([b"a", b"b", b"c"]))
-    assert ingest([path], root=tmp_path / "root", name="x", skip=["names"]).new
+    assert ingest([path], root=tmp_path / "root", name="x", skip_arrays=["names"]).new
 
 
 def test_name_within_a_name(robomimic, refused) -> None:

@@ -114,8 +114,8 @@ def test_aloha(aloha, tmp_path, compressed) -> None:
 
 
 def test_skip(robomimic, tmp_path) -> None:
-    """Arrays whose name matches a --skip glob are left out, and next_obs always is."""
-    version = ingest([robomimic(3)], root=tmp_path / "root", name="x", skip=["obs/*", "reward"])
+    """Arrays whose name matches a --skip-array glob are left out, and next_obs always is."""
+    version = ingest([robomimic(3)], root=tmp_path / "root", name="x", skip_arrays=["obs/*", "reward"])
     assert set(open_dataset(Path(version.path)).arrays) == {"action", "done"}
 
 
@@ -154,7 +154,7 @@ def test_version_is_content(robomimic, tmp_path) -> None:
 def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     """The manifest names each file with its true size and digest, says where it came from, and names the version."""
     source = robomimic(3)
-    version = ingest([source], root=tmp_path / "root", name="x", codec="zstd", skip=["done"])
+    version = ingest([source], root=tmp_path / "root", name="x", codec="zstd", skip_arrays=["done"])
     folder = Path(version.path)
     retained, data = manifest.load_manifest(folder)
     actual = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -169,7 +169,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
         "digest": text,
         "layout": "robomimic",
         "codec": "zstd",
-        "skip": ["done"],
+        "skip_arrays": ["done"],
     }
     assert manifest.version_of(data) == folder.name == version.version
     assert (version.bytes, version.files, version.recording_bytes) == (retained.total_bytes, len(actual) - 1, size)
@@ -369,11 +369,11 @@ def test_what_is_odd_is_told_once(robomimic, tmp_path, capsys) -> None:
     (note,) = capsys.readouterr().err.splitlines()
     assert note.startswith(f"pit: note: {folder}: reward: 1 chunks ")
     paths = [robomimic(3, name="a.hdf5"), robomimic(3, name="b.hdf5")]
-    ingest(paths, root=tmp_path / "root", name="x", skip=["next_obs/*"])
+    ingest(paths, root=tmp_path / "root", name="x", skip_arrays=["next_obs/*"])
     assert capsys.readouterr().err == "pit: note: b.hdf5 has the same bytes as a.hdf5\n"
     (tmp_path / "other").mkdir()
     paths[1] = paths[1].rename(tmp_path / "other/a.hdf5")
-    ingest(paths, root=tmp_path / "root", name="y", skip=["next_obs/*"])
+    ingest(paths, root=tmp_path / "root", name="y", skip_arrays=["next_obs/*"])
     assert capsys.readouterr().err.count("a.hdf5") == 2
 
 
@@ -416,7 +416,7 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "statistics",
         "instructions",
     }
-    assert set(record["recordings"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
+    assert set(record["recordings"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip_arrays", "pitools"}
     assert set(record["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "non_finite"}
     lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
     assert list(json.loads(lines[0])) == ["name", "recording", "steps", "instruction", "attributes"]

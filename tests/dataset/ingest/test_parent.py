@@ -171,7 +171,7 @@ def test_what_does_not_go_together(tmp_path) -> None:
     with pytest.raises(UsageError):
         ingest([two], root=tmp_path / "root", name="y", append=Path(first.path))
     with pytest.raises(DataError, match="has no done, which the parent has"):
-        ingest([two], root=tmp_path / "root", name="x", append=Path(first.path), skip=["done"])
+        ingest([two], root=tmp_path / "root", name="x", append=Path(first.path), skip_arrays=["done"])
     (Path(first.path) / "action/c/0/0").unlink()
     with pytest.raises(DataError, match="action/c/0/0"):
         ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))

@@ -231,12 +231,12 @@ def test_the_command_prints_records_and_a_sentence(version: Path, tmp_path: Path
         "--seconds",
         "0.1",
     ]
-    done = CliRunner().invoke(command, [*argv, "--transform", "my_transforms:halve", "--format", "jsonl"])
+    done = CliRunner().invoke(command, [*argv, "--batch-transform", "my_transforms:halve", "--format", "jsonl"])
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert {record["schema"] for record in records} == {"pit.dataset-bench/1"}
     assert records[-1]["stage"] == "loader"
     assert done.stderr.strip() == records[-1]["advice"]
-    wrong = CliRunner().invoke(command, [*argv, "--transform", "my_transforms:hlave"])
+    wrong = CliRunner().invoke(command, [*argv, "--batch-transform", "my_transforms:hlave"])
     assert isinstance(wrong.exception, ConfigError)
     assert "halve" in wrong.exception.hint
