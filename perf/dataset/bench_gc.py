@@ -83,7 +83,7 @@ def main() -> int:
             retired_by="",
             published=published_at((file_set.folder / MANIFEST_FILE).stat().st_mtime_ns),
         )
-        version_state.write_annotation(version_state.retired_file(root, name, version), record)
+        version_state.write_catalog_record(version_state.retired_file(root, name, version), record)
         ice = home / "icechunk"
         began = time.perf_counter()
         execute(PYTHON, "-m", "perf.dataset.gc_peers", "icechunk", "make", ice, str(shards), str(chunks))

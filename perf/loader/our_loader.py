@@ -15,7 +15,7 @@ from perf.loader.loader_data import IMAGE, LENGTH
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
-from pitools.store.reader.array_reader import CheckMode
+from pitools.store.reader.array_reader import ChecksumMode
 from pitools.store.reader.version_reader import VersionReader
 
 
@@ -28,7 +28,7 @@ class OurLoader:
         *,
         array: str = IMAGE,
         batch: int = 16,
-        check: CheckMode = "first",
+        check: ChecksumMode = "first",
         threads: int = 2,
         ahead: int = 2,
         stride: int = 1,
@@ -38,7 +38,7 @@ class OurLoader:
         stages it: of what comes in small pieces and out of order, the kernel keeps small pages, slower for everybody.
         """
         self.array, self.batch = array, batch
-        arrays = VersionReader(path, check_mode=check)
+        arrays = VersionReader(path, checksums=check)
         windows = Windows(
             arrays.offsets, np.arange(len(arrays.offsets) - 1), {array: WindowSpan(0, LENGTH)}, stride=stride
         )

@@ -16,7 +16,7 @@ from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.on_demand.client import ObjectStoreOpener
 from pitools.stage.cache.space import RootLimits
 from pitools.stage.sources.find import find_version_dir, is_url
-from pitools.store.reader.array_reader import CheckMode
+from pitools.store.reader.array_reader import ChecksumMode
 from pitools.store.reader.version_reader import RESIDENT_BYTES, VersionReader
 from pitools.store.zarr import metadata
 
@@ -27,7 +27,7 @@ def open_version(
     location: str | Path,
     *,
     cache: Path | None = None,
-    check_mode: CheckMode = "first",
+    checksums: ChecksumMode = "first",
     resident_bytes: int = RESIDENT_BYTES,
     limits: RootLimits | None = None,
 ) -> VersionReader:
@@ -36,19 +36,19 @@ def open_version(
     location: a path or name as in `pitools.store.resolve`, such as `ROOT/NAME@TAG`; or a URL such as s3://… of a
     version or of a dataset with a single version. cache: staging root on this node's disk, required for a URL:
     metadata and small arrays are fetched now, a shard of a large array at its first read by any loader of the node.
-    A completely fetched version is a staged version. check_mode, resident_bytes: as of `VersionReader`. limits: of the
+    A completely fetched version is a staged version. checksums, resident_bytes: as of `VersionReader`. limits: of the
     cache; None: PIT_STAGE_QUOTA and PIT_STAGE_MIN_FREE.
 
     Raises UsageError for an unknown name, DataError if the location is no version; for a URL also NoSpace, TryLater,
     Unreachable, ClusterError.
     """
     if not is_url(location):
-        return VersionReader(find_version_dir(Path(location)), check_mode=check_mode, resident_bytes=resident_bytes)
+        return VersionReader(find_version_dir(Path(location)), checksums=checksums, resident_bytes=resident_bytes)
     if cache is None:
         hint = "pass a folder on this node's disk: open_version(url, cache=Path(…))"
         raise UsageError("cache: missing (required for an object store)", where="cache", hint=hint)
     remote = ObjectStoreOpener(str(location), cache, limits or _cache_limits())
-    reader = VersionReader(remote.path, check_mode=check_mode, resident_bytes=resident_bytes, opener=remote)
+    reader = VersionReader(remote.path, checksums=checksums, resident_bytes=resident_bytes, opener=remote)
     if not remote.is_complete():
         _prefetch_small_arrays(reader, remote, resident_bytes)
     return reader
@@ -64,7 +64,7 @@ def _prefetch_small_arrays(reader: VersionReader, remote: ObjectStoreOpener, res
     small = [
         path
         for path, name in files.items()
-        if not name or sizes[name] <= resident_bytes or path.rpartition("/")[2] == metadata.V3
+        if not name or sizes[name] <= resident_bytes or path.rpartition("/")[2] == metadata.V3_FILE
     ]
     with ThreadPoolExecutor(_PREFETCH_THREADS) as threads:
         for _ in threads.map(lambda path: os.close(remote(path)), small):

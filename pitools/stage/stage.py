@@ -44,7 +44,7 @@ from pitools.stage.copy.resume import (
 from pitools.stage.sources.base import DatasetVersion, Source
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.verify import matches_content
-from pitools.store.publish import publish_dir, sync_names
+from pitools.store.publish import fsync_dirs, publish_dir
 
 if TYPE_CHECKING:
     from pitools.stage.fanout.group import Group
@@ -248,7 +248,7 @@ def publish_new(new: Path, final: Path, root: Path, *, synced: bool, replace: bo
     """
     if replace and os.path.lexists(final):
         try:
-            sync_names(new, below=not synced)
+            fsync_dirs(new, recursive=not synced)
             if replace_set(new, final, root):
                 fsync_dir(final.parent)
                 return True

@@ -24,7 +24,7 @@ from pitools.stage.sources.store_listing import OFFSET_ARRAYS
 from pitools.store.digest import digest_bytes, hasher_for
 from pitools.store.manifest import EPISODE_PREFIX, MANIFEST_FILE, FileEntry, Manifest, Subset
 from pitools.store.zarr import chunk_keys, metadata
-from pitools.store.zarr.metadata import METADATA_NAMES, V2_CONSOLIDATED, V3, ArrayMetadata
+from pitools.store.zarr.metadata import METADATA_NAMES, V2_CONSOLIDATED, V3_FILE, ArrayMetadata
 
 Runs = tuple[tuple[int, int], ...]
 _STEPS = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
@@ -228,7 +228,7 @@ def _narrowed_metadata(
     """Yield path and new text of metadata that would make an absent array readable as zeros."""
     for entry in manifest.files:
         folder, _, name = entry.path.rpartition("/")
-        if folder in nodes and name in (V3, V2_CONSOLIDATED):
+        if folder in nodes and name in (V3_FILE, V2_CONSOLIDATED):
             document = metadata.parse_json_object(read_verified(entry.path), entry.path)
-            if narrowed := metadata.narrowed(entry.path, document, nodes):
-                yield entry.path, json.dumps(narrowed) + "\n"
+            if kept := metadata.keep_consolidated_nodes(entry.path, document, nodes):
+                yield entry.path, json.dumps(kept) + "\n"

@@ -18,7 +18,7 @@ import msgspec
 from pitools.core.errors import DataError
 from pitools.core.fs import open_regular
 from pitools.core.record import Record, decode_json
-from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3
+from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3_FILE
 
 MANIFEST_FILE = "manifest.json"
 # The first axis of arrays with this prefix, in any group, is episodes or bytes, never steps.
@@ -215,10 +215,10 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
         raise DataError(f"the manifest's subset of steps is not possible: {subset.steps}", where=where)
     if set(subset.arrays) != manifest.arrays.keys():
         raise DataError("the manifest's subset and its schema name different arrays", where=where)
-    paths = {entry.path for entry in manifest.files if entry.path.endswith((V3, V2_CONSOLIDATED))}
+    paths = {entry.path for entry in manifest.files if entry.path.endswith((V3_FILE, V2_CONSOLIDATED))}
     for path in subset.inline_files:
         folder, _, name = path.rpartition("/")
-        if path not in paths or name not in (V3, V2_CONSOLIDATED) or folder in manifest.arrays:
+        if path not in paths or name not in (V3_FILE, V2_CONSOLIDATED) or folder in manifest.arrays:
             problem = f"the manifest's subset has the text of {path!r}, which is none of its groups' metadata"
             raise DataError(problem, where=where)
 

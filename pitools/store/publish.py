@@ -19,7 +19,7 @@ def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:
     The writer syncs the files' bytes. synced: the names in subfolders are synced, too. Raises NoSpace or ClusterError.
     """
     try:
-        sync_names(temporary, below=not synced)
+        fsync_dirs(temporary, recursive=not synced)
         created = [final.parent] if not final.parent.exists() else []
         final.parent.mkdir(parents=True, exist_ok=True)
         # rename(2) onto a non-empty folder fails: another process was first.
@@ -40,9 +40,9 @@ def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:
     return True
 
 
-def sync_names(top: Path, *, below: bool) -> None:
-    """Sync the names in a folder, so that they survive power loss. below: in all subfolders, too. Raises OSError."""
-    for folder in (folder for folder, _, _ in os.walk(top)) if below else [top]:
+def fsync_dirs(top: Path, *, recursive: bool) -> None:
+    """Sync the names in a folder, so that they survive power loss. recursive: and in all below it. Raises OSError."""
+    for folder in (folder for folder, _, _ in os.walk(top)) if recursive else [top]:
         fsync_dir(Path(folder))
 
 

@@ -87,7 +87,7 @@ def leases_dir(root: Path, name: str, version: str) -> Path:
     return catalog_dir(root, name) / "leases" / version
 
 
-def write_annotation(path: Path, record: msgspec.Struct, *, durable: bool = True) -> None:
+def write_catalog_record(path: Path, record: msgspec.Struct, *, durable: bool = True) -> None:
     """Write one record of the catalog atomically. Raises NoSpace or ClusterError."""
     try:
         make_dir(path.parent)
@@ -140,7 +140,7 @@ def set_quarantine(path: Path, record: Quarantine | None) -> None:
     """Write the quarantine of the version in folder `path`; None removes it. Raises NoSpace or ClusterError."""
     file = quarantine_file(*_split_path(path))
     if record is not None:
-        write_annotation(file, record)
+        write_catalog_record(file, record)
         return
     try:
         file.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ class Lease:
         """Set the end to `duration_s` seconds from now. Raises NoSpace or ClusterError."""
         until = timestamps.to_rfc3339(self._present() + timedelta(seconds=duration_s))
         # Not synced: after a crash of the host, the lease's holder is gone, too.
-        write_annotation(
+        write_catalog_record(
             self.file,
             LeaseRecord(until=until, host=os.uname().nodename, pid=os.getpid(), purpose=self._purpose),
             durable=False,
@@ -233,11 +233,17 @@ def list_names(folder: Path, suffix: str = "") -> list[Path]:
     return [folder / name for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
 
 
-def revalidate_nfs(folder: Path) -> datetime | None:
-    """Revalidate a folder's names on NFS, and return the server's time; None without write permission.
+def revalidate_nfs(folder: Path) -> None:
+    """Revalidate a folder's names on NFS; without write permission they stay as they are.
 
     An NFS client may cache names for a minute, but revalidates them after its own change.
     """
+    file_system_time(folder)
+
+
+def file_system_time(folder: Path) -> datetime | None:
+    """Return the time of a folder's file system, on NFS the server's, by a file made there; None without write
+    permission."""
     probe = folder / f".probe.{os.urandom(8).hex()}"
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

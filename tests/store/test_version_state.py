@@ -83,14 +83,14 @@ def test_lease_of_what_is_not_there(version, tmp_path) -> None:
         pass
     with pytest.raises(UsageError), version_state.leased_version(version, 0, "job"):
         pass
-    write = version_state.write_annotation
+    write = version_state.write_catalog_record
 
     def removed(*args, **settings) -> None:
         write(*args, **settings)
         version.rename(tmp_path / "gone")
 
     with (
-        patch("pitools.store.version_state.write_annotation", removed),
+        patch("pitools.store.version_state.write_catalog_record", removed),
         pytest.raises(DataError, match="missing"),
         version_state.leased_version(version, 60, "job"),
     ):
@@ -163,8 +163,8 @@ def test_names_and_refresh(tmp_path) -> None:
     assert [path.name for path in version_state.list_names(tmp_path, ".json")] == ["a.json", "b.json"]
     assert version_state.list_names(tmp_path / "none") == version_state.list_names(tmp_path / "c.txt") == []
     before = sorted(tmp_path.iterdir())
-    assert abs(version_state.revalidate_nfs(tmp_path) - version_state.utc_now()) < timedelta(seconds=5)
-    assert version_state.revalidate_nfs(tmp_path / "none") is None
+    assert abs(version_state.file_system_time(tmp_path) - version_state.utc_now()) < timedelta(seconds=5)
+    assert version_state.file_system_time(tmp_path / "none") is None
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -27,7 +27,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
         reason, grace_s = reason or existing.reason, max(grace_s, existing.grace_s)
         record = msgspec.structs.replace(existing, reason=reason, grace_s=grace_s)
         if record != existing:
-            version_state.write_annotation(file, record)
+            version_state.write_catalog_record(file, record)
         return record
     try:
         written_ns = (path / MANIFEST_FILE).stat().st_mtime_ns
@@ -48,7 +48,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
             hint = "move the tag to another version first, or remove it: `pit dataset tag`"
             raise UsageError(f"version: has the tag {named[0]} (expected none)", where=str(path), hint=hint)
         if not written:
-            version_state.write_annotation(file, record)
+            version_state.write_catalog_record(file, record)
     return record
 
 

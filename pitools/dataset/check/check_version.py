@@ -96,7 +96,7 @@ def _findings(
     yield from inventory.findings
     yield from episodes.find_unequal_lengths(manifest)
     is_intact = not any(finding.level == "damage" for finding in inventory.findings)
-    store = VersionReader(path, check_mode="always")
+    store = VersionReader(path, checksums="always")
     # Without believable metadata, or beginnings of episodes, shards can be judged but values belong nowhere.
     offsets, offset_findings = (
         episodes.read_offsets(store) if is_intact or _is_present(inventory, manifests.EPISODE_OFFSETS) else (None, [])

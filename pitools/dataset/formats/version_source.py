@@ -25,7 +25,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
 
     All reads are verified by the manifest's digests: the new version would get new digests, which would hide damage.
     """
-    store = VersionReader(path, check_mode="always", verify=True)
+    store = VersionReader(path, checksums="always", verify_digests=True)
     manifest = store.manifest
     if manifest.subset:
         raise DataError(

@@ -42,7 +42,7 @@ class ZarrReader:
     def __init__(self, path: Path, *, is_own_version: bool) -> None:
         """Raises DataError."""
         self._path = path
-        self._version = VersionReader(path, check_mode="always", verify=True) if is_own_version else None
+        self._version = VersionReader(path, checksums="always", verify_digests=True) if is_own_version else None
         self._readers: dict[str, ArrayReader | None] = {}
         self._zarr_arrays: dict[str, Any] = {}
 
@@ -77,11 +77,11 @@ class ZarrReader:
     def _fast_reader(self, name: str) -> ArrayReader | None:
         if name not in self._readers:
             layout = None
-            file = self._path / name / metadata.V3
+            file = self._path / name / metadata.V3_FILE
             with translate_errors(self._path, name):
                 if file.is_file() and (array := metadata.parse_metadata(name, file.read_bytes(), str(file))):
                     layout = chunk_layout(array)
-            self._readers[name] = ArrayReader(self._path, name, layout, check_mode="always") if layout else None
+            self._readers[name] = ArrayReader(self._path, name, layout, checksums="always") if layout else None
         return self._readers[name]
 
     def _is_stored(self, name: str, start: int, stop: int) -> bool:

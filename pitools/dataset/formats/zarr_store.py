@@ -115,7 +115,7 @@ def make_zarr_episode(
 
 def _read_arrays(path: Path, files: Sequence[str]) -> dict[str, ArrayMetadata]:
     """Return the arrays of a store by path. Raises DataError."""
-    kinds = (metadata.V3, metadata.V2_ARRAY)
+    kinds = (metadata.V3_FILE, metadata.V2_ARRAY)
     metadata_files = [path / name for name in files if name.rpartition("/")[2] in kinds]
     arrays = {}
     for file in metadata_files:
@@ -239,7 +239,7 @@ def read_array_attributes(path: Path, columns: dict[str, ArrayMetadata]) -> dict
 
 def _read_attributes(path: Path) -> dict[str, Any]:
     """Read the attributes of a group or an array. Raises DataError."""
-    v3, v2 = path / metadata.V3, path / metadata.V2_ATTRIBUTES
+    v3, v2 = path / metadata.V3_FILE, path / metadata.V2_ATTRIBUTES
     with zarr_reader.translate_errors(path, "its attributes"):
         attributes = json.loads(v3.read_bytes()).get("attributes") if v3.is_file() else None
         attributes = json.loads(v2.read_bytes()) if attributes is None and v2.is_file() else attributes

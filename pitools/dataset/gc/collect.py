@@ -63,7 +63,7 @@ def collect_garbage(
         raise ClusterError("a link (expected a folder)", where=str(trash), hint="remove the link")
     # The earlier of this clock and the file system's: a clock that is ahead must not end a grace or a lease.
     moment = now or min(
-        version_state.utc_now(), (None if dry_run else version_state.revalidate_nfs(root)) or version_state.utc_now()
+        version_state.utc_now(), (None if dry_run else version_state.file_system_time(root)) or version_state.utc_now()
     )
     if not dry_run:
         _finish(root, trash, moment)
@@ -147,7 +147,7 @@ def _remove(
     # Independent of the caller: one that stops reading the records must not leave a version aside.
     yield from done
     for key, path in decided.items():
-        _remove_annotations(root, key, moment)
+        _remove_catalog_records(root, key, moment)
         remove_tree(path)
         reason = f"some files cannot be deleted: {path}" if path.exists() else ""
         yield GcResult(name=key.name, version=key.version, state="removed", reason=reason, freed_bytes=sizes[key])
@@ -232,7 +232,7 @@ def _revalidate_references(root: Path, key: VersionKey) -> None:
             version_state.revalidate_nfs(folder)
 
 
-def _remove_annotations(root: Path, key: VersionKey, moment: datetime) -> None:
+def _remove_catalog_records(root: Path, key: VersionKey, moment: datetime) -> None:
     """Remove the retirement, quarantine and leases of a removed version, unless it exists again."""
     if _is_published(root, key):
         return
@@ -256,7 +256,7 @@ def _finish(root: Path, trash: Path, moment: datetime) -> None:
     for path in version_state.list_names(trash):
         if matched := _CONDEMNED_NAME.fullmatch(path.name):
             if version := _TRASHED_NAME.fullmatch(matched[1]):
-                _remove_annotations(root, VersionKey(*version.groups()), moment)
+                _remove_catalog_records(root, VersionKey(*version.groups()), moment)
             remove_tree(path)
 
 

@@ -207,10 +207,10 @@ def _metadata(
         dimensions = chunking.dimension_names(name, len(spec.shape), along_steps=name in plan.specs)
         nodes[name] = chunking.array_metadata(spec, {**array_attributes.get(name, {}), **folded}, dimensions)
     yield _write_file(
-        work_dir, metadata.V3, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes))
+        work_dir, metadata.V3_FILE, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes))
     )
     for name, node in nodes.items():
-        yield _write_file(work_dir, f"{name}/{metadata.V3}", chunking.encode(node))
+        yield _write_file(work_dir, f"{name}/{metadata.V3_FILE}", chunking.encode(node))
 
 
 def _write_file(work_dir: IngestWorkDir, path: str, data: bytes | memoryview) -> FileEntry:

@@ -39,7 +39,7 @@ class ParentVersion:
         if self.manifest.subset:
             raise DataError("parent: is a subset of a version", where=where, hint="append to the complete version")
         check_complete(path, self.manifest)
-        self._store = VersionReader(path, verify=True)
+        self._store = VersionReader(path, verify_digests=True)
         self.splits = self._store.splits
         self.arrays: dict[str, ArraySchema] = {
             key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(EPISODE_PREFIX)

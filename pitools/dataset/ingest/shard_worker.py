@@ -52,7 +52,7 @@ class ShardWorker:
         self._journal = IngestJournal(work_dir.journal, session)
         self._block, self._encoded = shard_writer.PageBuffer(), shard_writer.PageBuffer()
         self._reader = open_reader(plan.episodes[0])
-        self._parent = VersionReader(plan.parent, verify=True) if plan.parent else None
+        self._parent = VersionReader(plan.parent, verify_digests=True) if plan.parent else None
         self._parent_files = {entry.path: entry for entry in self._parent.manifest.files} if self._parent else {}
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ def is_plain_store(names: Iterable[str]) -> bool:
     """Whether a folder with these names is a Zarr store without a manifest of ours."""
     name_set = set(names)
     return MANIFEST_FILE not in name_set and not name_set.isdisjoint(
-        (metadata.V3, metadata.V2_GROUP, metadata.V2_ARRAY)
+        (metadata.V3_FILE, metadata.V2_GROUP, metadata.V2_ARRAY)
     )
 
 
@@ -213,8 +213,8 @@ def make_manifest(listing: StoreListing, read_metadata: Callable[[str], bytes]) 
 
     Equal files under an equal name give an equal manifest. Raises DataError, and as `read_metadata` does.
     """
-    if any(entry.path == metadata.V3 for entry in listing.entries) and (
-        error := lost_manifest(listing.name, lambda: read_metadata(metadata.V3), listing.where)
+    if any(entry.path == metadata.V3_FILE for entry in listing.entries) and (
+        error := lost_manifest(listing.name, lambda: read_metadata(metadata.V3_FILE), listing.where)
     ):
         raise error
     arrays = metadata.read_arrays((entry.path for entry in listing.entries), read_metadata)

@@ -33,7 +33,7 @@ from pitools.store.zarr.codecs import decoder_for
 from pitools.store.zarr.metadata import ShardingSpec
 from pitools.store.zarr.shard_index import NOT_STORED, ShardError
 
-CheckMode = Literal["first", "always", "never"]
+ChecksumMode = Literal["first", "always", "never"]
 # Maps a path in a version to a new descriptor. Raises OSError, PitError.
 Opener = Callable[[str], int]
 # Open descriptors per array.
@@ -68,12 +68,13 @@ class ArrayReader:
         name: str,
         layout: ChunkLayout,
         *,
-        check_mode: CheckMode = "first",
+        checksums: ChecksumMode = "first",
         opener: Opener | None = None,
     ) -> None:
-        """opener: opens the array's files; None: those in `folder`."""
+        """checksums: compare a chunk with its CRC-32C at its first read, always or never. opener: opens the array's
+        files; None: those in `folder`."""
         self.name, self.layout = name, layout
-        self._folder, self._check = folder, check_mode if layout.crc else "never"
+        self._folder, self._check = folder, checksums if layout.crc else "never"
         self._decoder = decoder_for(layout.codec)
         self._raw_bytes = layout.chunk_bytes + 4 * layout.crc
         self._scratch = threading.local()

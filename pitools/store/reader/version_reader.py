@@ -21,7 +21,7 @@ from pitools.core.record import decode_json
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, EPISODE_OFFSETS, EPISODE_PREFIX, FileEntry
-from pitools.store.reader.array_reader import ArrayReader, CheckMode, ChunkNotStored, Opener, open_below
+from pitools.store.reader.array_reader import ArrayReader, ChecksumMode, ChunkNotStored, Opener, open_below
 from pitools.store.reader.resident import ResidentArray, missing_steps_error
 from pitools.store.version_list import is_version
 from pitools.store.zarr import metadata
@@ -39,27 +39,28 @@ class VersionReader:
         self,
         path: Path,
         *,
-        check_mode: CheckMode = "first",
+        checksums: ChecksumMode = "first",
         resident_bytes: int = RESIDENT_BYTES,
         opener: Opener | None = None,
-        verify: bool = False,
+        verify_digests: bool = False,
     ) -> None:
         """opener: returns a descriptor of a file of the version ("": of its folder), if they are not all in `path`.
-        verify: compare the manifest with the folder's name, and each file with its digest at the first open. This
-        detects a valid shard at the path of another one, in which every checksum matches.
+        checksums: when to compare a chunk with its CRC-32C, as of `ArrayReader`. verify_digests: compare the manifest
+        with the folder's name, and each file with its digest at the first open. This detects a
+        valid shard at the path of another one, in which every checksum matches.
 
         Raises DataError if the folder is not a dataset, and the errors of the opener.
         """
-        self.path, self._verify = path, verify
+        self.path, self._verify_digests = path, verify_digests
         self._opener, self._given = opener or partial(open_below, path), opener
-        self._check, self._resident_bytes = check_mode, resident_bytes
+        self._check, self._resident_bytes = checksums, resident_bytes
         if opener:
             data = self.read_file(manifests.MANIFEST_FILE)
             self.manifest = manifests.decode_manifest(data, str(path / manifests.MANIFEST_FILE))
         else:
             self.manifest, data = manifests.load_manifest(path)
         self.version = manifests.version_of(data)
-        if verify:
+        if verify_digests:
             _check_name(path, self.version)
             named = {entry.path: entry for entry in self.manifest.files}
             self._opener = partial(_open_verified, path, self._opener, named, {})
@@ -77,10 +78,10 @@ class VersionReader:
         """Pickle the arguments: another process opens the version again."""
         reopen = partial(
             VersionReader,
-            check_mode=self._check,
+            checksums=self._check,
             resident_bytes=self._resident_bytes,
             opener=self._given,
-            verify=self._verify,
+            verify_digests=self._verify_digests,
         )
         return reopen, (self.path,)
 
@@ -134,9 +135,9 @@ class VersionReader:
         """Return the attributes in the store's `zarr.json`. Raises DataError."""
         if self._attributes is None:
             try:
-                self._attributes = dict(json.loads(self.read_file(metadata.V3))["attributes"])
+                self._attributes = dict(json.loads(self.read_file(metadata.V3_FILE))["attributes"])
             except (ValueError, KeyError, TypeError) as error:
-                problem = f"{metadata.V3}: no attributes: {error}"
+                problem = f"{metadata.V3_FILE}: no attributes: {error}"
                 raise DataError(problem, where=str(self.path), hint=_RETRY_HINT) from error
         return self._attributes
 
@@ -159,7 +160,7 @@ class VersionReader:
             if name not in self.manifest.arrays:
                 names = [known for known in self.manifest.arrays if not known.startswith(EPISODE_PREFIX)]
                 raise UsageError(f"no array {name!r}", where=str(self.path), hint=suggest(name, names))
-            where = f"{name}/{metadata.V3}"
+            where = f"{name}/{metadata.V3_FILE}"
             parsed = metadata.parse_metadata(name, self.read_file(where), str(self.path / where))
             if parsed is None:
                 raise DataError(f"{name}: a group (expected an array)", where=str(self.path), hint=_RETRY_HINT)
@@ -225,7 +226,7 @@ class VersionReader:
         if name not in self._readers:
             layout = chunk_layout(self.metadata_of(name))
             self._readers[name] = (
-                ArrayReader(self.path, name, layout, check_mode=self._check, opener=self._opener) if layout else None
+                ArrayReader(self.path, name, layout, checksums=self._check, opener=self._opener) if layout else None
             )
         return self._readers[name]
 

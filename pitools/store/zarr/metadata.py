@@ -19,8 +19,8 @@ import msgspec
 from pitools.core.errors import DataError
 from pitools.store.zarr import dtypes
 
-V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
-METADATA_NAMES = frozenset({V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED})
+V3_FILE, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
+METADATA_NAMES = frozenset({V3_FILE, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED})
 SHARDING = "sharding_indexed"
 MAX_AXES = 64
 
@@ -89,7 +89,7 @@ def read_arrays(paths: Iterable[str], read_file: Callable[[str], bytes]) -> dict
     nodes: dict[str, str] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if name == V3 or (name == V2_ARRAY and nodes.get(folder) != V3):
+        if name == V3_FILE or (name == V2_ARRAY and nodes.get(folder) != V3_FILE):
             nodes[folder] = name
     arrays = {}
     for folder in sorted(nodes):
@@ -135,12 +135,12 @@ def consolidate(group: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]
     return {**group, "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": inside}}
 
 
-def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> dict[str, Any] | None:
-    """Return a group's metadata, of file `where`, with consolidated metadata of `nodes` alone; None if nothing changes.
+def keep_consolidated_nodes(file: str, document: Mapping[str, Any], nodes: Container[str]) -> dict[str, Any] | None:
+    """Return a group's metadata, of file `file`, with consolidated metadata of `nodes` alone; None if nothing changes.
 
     nodes: paths from the store's root.
     """
-    folder, _, name = where.rpartition("/")
+    folder, _, name = file.rpartition("/")
     inside = document if name == V2_CONSOLIDATED else document.get("consolidated_metadata")
     listed = inside.get("metadata") if isinstance(inside, Mapping) else None
     if not isinstance(inside, Mapping) or not isinstance(listed, Mapping):

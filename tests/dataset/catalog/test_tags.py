@@ -154,14 +154,14 @@ def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
 def test_retire_meets_tag(publish, tmp_path) -> None:
     """A version that a tag names cannot be retired; nor where the tag is set while that is being written."""
     version = publish(tmp_path, "x")
-    write = version_state.write_annotation
+    write = version_state.write_catalog_record
 
     def tagged(path, record, **settings):
         tags.move_tag(tmp_path, "x", "prod", version.name)
         write(path, record, **settings)
 
     with (
-        patch("pitools.store.version_state.write_annotation", tagged),
+        patch("pitools.store.version_state.write_catalog_record", tagged),
         pytest.raises(UsageError, match="prod"),
     ):
         retire_version(version)
@@ -177,7 +177,7 @@ def test_damaged_entry(publish, tmp_path) -> None:
     path.write_text("{")
     with pytest.raises(DataError, match=str(path)):
         tags.read_tags(tmp_path, "x")
-    version_state.write_annotation(path, tags._Move(version="../../else", moved_at="", moved_by=""))
+    version_state.write_catalog_record(path, tags._Move(version="../../else", moved_at="", moved_by=""))
     with pytest.raises(DataError, match="is not a version"):
         tags.read_tags(tmp_path, "x")
     path.unlink()

@@ -245,9 +245,9 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
         done.append(True)
         if what == "tag":
             link = version_state.tags_dir(root, "x") / "prod/1.json"
-            version_state.write_annotation(link, tags._Move(version=version.name, moved_at="", moved_by=""))
+            version_state.write_catalog_record(link, tags._Move(version=version.name, moved_at="", moved_by=""))
         elif what == "lease":
-            version_state.write_annotation(
+            version_state.write_catalog_record(
                 version_state.leases_dir(root, "x", version.name) / "a.json",
                 version_state.LeaseRecord(until="2999-01-01T00:00:00Z", host="h", pid=1, purpose="w"),
             )
@@ -344,7 +344,7 @@ def test_link_is_left(publish, tmp_path) -> None:
         retired_by="",
         published=retirement.published_at((real / "manifest.json").stat().st_mtime_ns),
     )
-    version_state.write_annotation(version_state.retired_file(root, "x", real.name), record)
+    version_state.write_catalog_record(version_state.retired_file(root, "x", real.name), record)
     assert run(root)[real.name] == ("kept", "its path has a link (expected folders)")
     assert (real / "action/c/0").exists()
 

@@ -57,7 +57,7 @@ def test_another_gc_forgets_nothing(publish, tmp_path) -> None:
             lambda path, end="": [] if path.name == ".trash" else listed(path, end),
         ):
             assert run(tmp_path) == {}
-        version_state.write_annotation(name, tags._Move(version=version.name, moved_at="", moved_by=""))
+        version_state.write_catalog_record(name, tags._Move(version=version.name, moved_at="", moved_by=""))
 
     with at_rename(version, another):
         assert run(tmp_path)[version.name] == ("kept", "tag prod")
@@ -132,7 +132,7 @@ def test_made_again_while_it_was_aside(publish, tmp_path) -> None:
     retire_version(version)
     aside(tmp_path, version)
     assert publish(tmp_path, "x") == version
-    version_state.write_annotation(
+    version_state.write_catalog_record(
         version_state.tags_dir(tmp_path, "x") / "prod/1.json",
         tags._Move(version=version.name, moved_at="", moved_by=""),
     )
@@ -237,7 +237,7 @@ def test_strange_lease_keeps(publish, tmp_path, until) -> None:
     version = publish(tmp_path, "x")
     retire_version(version)
     record = version_state.LeaseRecord(until=until, host="h", pid=1, purpose="w")
-    version_state.write_annotation(version_state.leases_dir(tmp_path, "x", version.name) / "a.json", record)
+    version_state.write_catalog_record(version_state.leases_dir(tmp_path, "x", version.name) / "a.json", record)
     assert run(tmp_path)[version.name][0] == "kept"
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
             raise PermissionError(13, "Permission denied")
         rename(old, new)
         if Path(old) == version:
-            version_state.write_annotation(
+            version_state.write_catalog_record(
                 version_state.tags_dir(tmp_path, "x") / "a/1.json",
                 tags._Move(version=version.name, moved_at="", moved_by=""),
             )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from pitools.core.errors import DataError
-from pitools.store.reader.array_reader import ArrayReader, CheckMode, ChunkNotStored
+from pitools.store.reader.array_reader import ArrayReader, ChecksumMode, ChunkNotStored
 from pitools.store.zarr import metadata
 from pitools.store.zarr.chunk_layout import ChunkLayout, chunk_layout
 from pitools.store.zarr.codecs import decoder_for
@@ -44,10 +44,10 @@ def layout_of(folder: Path, name: str = "x") -> ChunkLayout | None:
     return chunk_layout(actual)
 
 
-def reader_of(folder: Path, *, check: CheckMode = "first") -> ArrayReader:
+def reader_of(folder: Path, *, check: ChecksumMode = "first") -> ArrayReader:
     reference = layout_of(folder)
     assert reference
-    return ArrayReader(folder, "x", reference, check_mode=check)
+    return ArrayReader(folder, "x", reference, checksums=check)
 
 
 def write(
@@ -94,7 +94,7 @@ def test_it_reads_what_zarr_reads(tmp_path: Path, data: st.DataObject):
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if "crc" in codec])
 @pytest.mark.parametrize("check", ["first", "always"])
-def test_every_flipped_bit_of_a_chunk_is_found(tmp_path: Path, codec: str, check: CheckMode):
+def test_every_flipped_bit_of_a_chunk_is_found(tmp_path: Path, codec: str, check: ChecksumMode):
     """Anywhere in a shard: chunk, checksum or index. The error names array, file, and the chunk where there is one."""
     content = np.random.default_rng(0).integers(0, 255, (64, 50), np.uint8)
     write(tmp_path, content, chunk=8, shard=64, codec=codec)
@@ -283,7 +283,7 @@ def test_a_part_of_a_chunk_of_many_blocks(tmp_path: Path, codec: str, levels: in
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if "crc" in codec])
 @pytest.mark.parametrize("check", ["first", "always"])
-def test_a_chunk_is_checked_whole_where_a_part_of_it_is_wanted(tmp_path: Path, codec: str, check: CheckMode):
+def test_a_chunk_is_checked_whole_where_a_part_of_it_is_wanted(tmp_path: Path, codec: str, check: ChecksumMode):
     """A bit that is flipped in steps before or after the wanted ones is found by the read that first sees it."""
     content = np.random.default_rng(0).integers(0, 255, (24, 50), np.uint8)
     write(tmp_path, content, chunk=8, shard=24, codec=codec)

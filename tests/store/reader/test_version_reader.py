@@ -222,7 +222,7 @@ def test_a_file_is_verified_once_and_again_when_it_is_another(
 ):
     """Read in blocks a shard is hashed as often as read in one go; one that was exchanged since is damage."""
     path, content = build(tmp_path)
-    arrays, hashed, of_descriptor = VersionReader(path, verify=True), [], digest.digest_descriptor
+    arrays, hashed, of_descriptor = VersionReader(path, verify_digests=True), [], digest.digest_descriptor
     monkeypatch.setattr(digest, "digest_descriptor", lambda *a, **k: hashed.append(a) or of_descriptor(*a, **k))
     for step in range(STEPS):
         assert np.array_equal(arrays.read(name, step, step + 1), content[name][step : step + 1])
@@ -273,7 +273,7 @@ def test_what_was_read_is_let_go_of(tmp_path: Path):
 def test_it_can_be_sent_to_another_process(part: tuple[Path, dict[str, Any]]):
     """What a spawned worker unpickles reads the same, also after something has been read."""
     path, content = part
-    arrays = VersionReader(path, check_mode="always", resident_bytes=10)
+    arrays = VersionReader(path, checksums="always", resident_bytes=10)
     arrays.read("action", 10, 12)
     record = pickle.loads(pickle.dumps(arrays))
     assert record.resident_rows("action") is None
