@@ -22,7 +22,6 @@ from perf.harness.workspace import PEERS, arguments, execute, print_progress, wo
 from perf.stage.stage_data import make_file_set
 from pitools.dataset.gc.collect import collect_garbage as collect
 from pitools.store import tags, version_state
-from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.retirement import Retirement
 from pitools.store.version_list import published_at
 
@@ -81,7 +80,7 @@ def main() -> int:
             version=version,
             retired_at="2020-01-01T00:00:00Z",
             retired_by="",
-            published=published_at((file_set.folder / MANIFEST_FILE).stat().st_mtime_ns),
+            published=published_at(file_set.folder),
         )
         version_state.write_catalog_record(version_state.retired_file(root, name, version), record)
         ice = home / "icechunk"

@@ -69,7 +69,7 @@ def describe_version(path: Path, *, new: bool = False) -> tuple[VersionInfo, Man
         bytes=manifest.total_bytes,
         files=len(manifest.files),
         recording_bytes=recording_bytes(manifest),
-        published=published_at((path / manifests.MANIFEST_FILE).stat().st_mtime_ns),
+        published=published_at(path),
         new=new,
     ), manifest
 

@@ -14,7 +14,6 @@ from pitools.core.fs import open_regular
 from pitools.core.output import format_cell
 from pitools.core.record import Record, decode_json
 from pitools.store import version_state
-from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.version_list import published_at
 
 
@@ -66,7 +65,7 @@ def retirement_of(root: Path, name: str, version: str, folder: Path) -> Retireme
         hint = f"remove the file, and run `pit dataset retire {folder}` again"
         raise DataError(f"not a retirement record: {error}", where=str(path), hint=hint) from error
     try:
-        is_meant = record.published == published_at((folder / MANIFEST_FILE).stat().st_mtime_ns)
+        is_meant = record.published == published_at(folder)
     except OSError:
         return None
     return record if is_meant else None

@@ -1,4 +1,9 @@
-"""List the published versions of a root, `<root>/<name>/<version>/manifest.json`, by their folders alone."""
+"""List the published versions of a root by their folders alone, and tell when each was published.
+
+<root>/<name>/<version>/
+    manifest.json       without it the folder is no version
+    published.json      pit.publication/1: when it was published; no content, so not in the manifest
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,19 @@ import msgspec
 from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.core.fs import open_regular
-from pitools.core.record import decode_json
+from pitools.core.record import Record, decode_json
 from pitools.store.manifest import MANIFEST_FILE
 
+PUBLISHED_FILE = "published.json"
 SCHEMA = "pit.zarr/1"  # attribute `schema` of a version's group
 _VERSION = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Publication(Record, frozen=True, kw_only=True, tag="pit.publication/1"):
+    """When a version was published, by the clock of its file system. A copy keeps it."""
+
+    published_at: str
 
 
 def is_name(name: str) -> bool:
@@ -44,7 +56,8 @@ def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 path = root / home / folder
                 if _VERSION.fullmatch(folder) or not path.is_symlink():
-                    folders.append((home, (path / MANIFEST_FILE).stat().st_mtime_ns, folder))
+                    (path / MANIFEST_FILE).stat()
+                    folders.append((home, published_ns(path), folder))
     yield from (root / home / folder for home, _, folder in sorted(folders))
 
 
@@ -81,9 +94,25 @@ def lost_manifest_of(folder: Path) -> DataError | None:
     return lost_manifest(folder.resolve().name, metadata, str(folder))
 
 
-def published_at(mtime_ns: int) -> str:
-    """Return a version's time of publication, which is the mtime of its manifest."""
-    return timestamps.to_rfc3339(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
+def published_ns(folder: Path) -> int:
+    """Return when a version was published, in ns since 1970: as its `published.json` says, which copies keep; without
+    one, the mtime of its manifest. Raises OSError where both are missing."""
+    try:
+        with open_regular(folder / PUBLISHED_FILE) as file:
+            moment = datetime.fromisoformat(decode_json(file.read(), Publication).published_at)
+        return round(moment.timestamp() * 1000) * 1_000_000
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return (folder / MANIFEST_FILE).stat().st_mtime_ns
+
+
+def published_at(folder: Path) -> str:
+    """Return when a version was published, as RFC 3339. Raises OSError, as `published_ns`."""
+    return format_ns(published_ns(folder))
+
+
+def format_ns(time_ns: int) -> str:
+    """Return a time in ns since 1970 as RFC 3339, to the millisecond."""
+    return timestamps.to_rfc3339(datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC))
 
 
 def _list_dir(folder: Path) -> list[str]:

@@ -24,9 +24,9 @@ from pitools.core.progress import progress_bar
 from pitools.dataset.versions import recording_bytes
 from pitools.store import manifest as manifests
 from pitools.store import retirement, tags, version_state
-from pitools.store.version_list import is_name, is_version, lost_manifest_of
+from pitools.store.version_list import is_name, is_version, lost_manifest_of, published_ns
 
-FORMAT = 4  # of the file
+FORMAT = 5  # of the file
 _CHECKSUM_BYTES = 4
 # Two changes within one tick of the file system's clock cannot be told apart: a folder this young is read again.
 _TICK_NS = 2_000_000_000
@@ -34,12 +34,13 @@ _PROGRESS_AFTER = 500
 
 
 class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One version. folder: its name, and version: "" where that is the same. arrays_index, instructions_index:
-    into `arrays` and `instructions` of its dataset."""
+    """One version. folder: its name, and version: "" where that is the same. mtime_ns: of its manifest. arrays_index,
+    instructions_index: into `arrays` and `instructions` of its dataset."""
 
     folder: str
     version: str
     mtime_ns: int
+    published_ns: int
     episodes: int
     steps: int
     bytes: int
@@ -178,7 +179,7 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
             error if isinstance(error, PitError) else from_os_error(error, version_state.catalog_dir(root, name))
         )
         damaged.append(version_state.CATALOG)
-    rows.sort(key=lambda row: (row.mtime_ns, row.folder))
+    rows.sort(key=lambda row: (row.published_ns, row.folder))
     return DatasetIndex(
         stamps,
         tuple(rows),
@@ -248,6 +249,7 @@ def _version_row(path: Path, mtime_ns: int, arrays: _TextTable, instructions: _T
         path.name,
         "" if version == path.name else version,
         mtime_ns,
+        published_ns(path),
         manifest.episodes,
         manifest.steps,
         manifest.total_bytes,

@@ -30,13 +30,14 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
             version_state.write_catalog_record(file, record)
         return record
     try:
-        written_ns = (path / MANIFEST_FILE).stat().st_mtime_ns
+        (path / MANIFEST_FILE).stat()
+        published = published_at(path)
     except OSError as error:
         raise UsageError("version: missing", where=str(path), hint=f"see `pit dataset list {root}`") from error
     record = Retirement(
         name=name,
         version=version,
-        published=published_at(written_ns),
+        published=published,
         retired_at=timestamps.to_rfc3339(now or version_state.utc_now()),
         retired_by=version_state.current_user(),
         reason=reason,

@@ -17,7 +17,7 @@ from typing import Any
 from pitools.core.errors import UsageError, suggest
 from pitools.dataset.catalog.index import DatasetIndex, RootIndex, VersionRow
 from pitools.dataset.versions import VersionInfo
-from pitools.store.version_list import published_at
+from pitools.store.version_list import format_ns
 
 _CONDITION = re.compile(r"([a-z_]+)\s*(>=|<=|!=|=|~|>|<)\s*(.*)", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -80,8 +80,8 @@ _NUMERIC_KEYS: dict[str, Callable[[VersionRow], int]] = {
     "bytes": operator.attrgetter("bytes"),
     "size": operator.attrgetter("bytes"),
     "files": operator.attrgetter("files"),
-    "published": operator.attrgetter("mtime_ns"),
-    "date": operator.attrgetter("mtime_ns"),
+    "published": operator.attrgetter("published_ns"),
+    "date": operator.attrgetter("published_ns"),
 }
 KEYS = (*_DATASET_KEYS, *_SHARED_KEYS, *_VERSION_KEYS, *_NUMERIC_KEYS)
 
@@ -160,9 +160,9 @@ def _numeric_condition(key: str, sign: str, value: str) -> Condition:
 def _date_condition(sign: str, value: str) -> Condition:
     first, last = _parse_date_range(value)
     if sign in ("=", "!="):
-        return lambda _, rows: [row for row in rows if (first <= row.mtime_ns <= last) == (sign == "=")]
+        return lambda _, rows: [row for row in rows if (first <= row.published_ns <= last) == (sign == "=")]
     compare, bound = _COMPARE[sign], last if sign in (">", "<=") else first
-    return lambda _, rows: [row for row in rows if compare(row.mtime_ns, bound)]
+    return lambda _, rows: [row for row in rows if compare(row.published_ns, bound)]
 
 
 def _parse_amount(key: str, value: str) -> int:
@@ -201,7 +201,7 @@ def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> Versio
         bytes=row.bytes,
         files=row.files,
         recording_bytes=row.recording_bytes,
-        published=published_at(row.mtime_ns),
+        published=format_ns(row.published_ns),
         tags=tuple(sorted(place.tags.get(row.folder, ()))),
         state=place.state(row),
         quarantined_episodes=row.episodes if quarantined < 0 else quarantined,

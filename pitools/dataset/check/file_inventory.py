@@ -17,7 +17,7 @@ from pitools.dataset.check.finding import Finding
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FileEntry, Manifest
-from pitools.store.version_list import is_version
+from pitools.store.version_list import PUBLISHED_FILE, is_version
 from pitools.store.zarr import chunk_keys, metadata
 from pitools.store.zarr.metadata import ArrayMetadata, Coordinate
 
@@ -192,7 +192,7 @@ def _shards(
 
 
 def _find_extra_files(path: Path, manifest: Manifest) -> Iterator[Finding]:
-    listed = {entry.path for entry in manifest.files} | {manifests.MANIFEST_FILE}
+    listed = {entry.path for entry in manifest.files} | {manifests.MANIFEST_FILE, PUBLISHED_FILE}
     for folder, folders, names in os.walk(path):
         links = [name for name in folders if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
         for name in names + links:

@@ -20,14 +20,17 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from pitools.core import timestamps
 from pitools.core.errors import ClusterError
 from pitools.core.fs import fsync_dir, remove_tree
 from pitools.store.manifest import FileEntry
 from pitools.store.publish import BUILD_DIR, publish_dir
+from pitools.store.version_list import PUBLISHED_FILE, Publication
 from pitools.store.version_state import revalidate_nfs
 
 
@@ -91,7 +94,9 @@ class IngestWorkDir(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
     def publish(self, final: Path) -> bool:
-        """Rename the store to `final` and remove the rest; False where `final` existed."""
+        """Record the time, rename the store to `final`, and remove the rest; False where `final` existed. Raises
+        OSError for a removed store, NoSpace or ClusterError."""
+        self.put_file(PUBLISHED_FILE, _write_publication)
         is_first = not final.parent.exists()
         new = publish_dir(self.store, final)
         if is_first:  # users who may write to the root may add versions, whatever the umask
@@ -160,6 +165,16 @@ def _create(work_dir: IngestWorkDir) -> None:
         raise ClusterError(problem, where=str(work_dir.path), hint=f"its owner can: rm -r {work_dir.path}")
     for folder in (work_dir.journal, work_dir.path / "part", work_dir.store):
         folder.mkdir(exist_ok=True)
+
+
+def _write_publication(part: Path) -> str:
+    """Write the record of a publication at this moment of the file system's clock, which all its writers share."""
+    with part.open("xb") as file:
+        moment = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
+        file.write(msgspec.json.encode(Publication(published_at=timestamps.to_rfc3339(moment))) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return ""
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

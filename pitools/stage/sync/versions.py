@@ -13,16 +13,17 @@ from pitools.core.errors import ConfigError, DataError, PitError, suggest
 from pitools.stage.sources.find import dataset_version_dirs, is_url
 from pitools.stage.sources.local import read_error
 from pitools.stage.sync.policy import Rule
-from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.resolve import unusable_reason
+from pitools.store.version_list import published_ns
 
 
 class SourceVersion(NamedTuple):
-    """A version at a source. location: folder or URL. modified_ns: of its manifest."""
+    """A version at a source. location: folder or URL. published_ns: its time of publication; of a URL, of the
+    upload of its manifest."""
 
     dataset: str
     location: Path | str
-    modified_ns: int
+    published_ns: int
 
     @property
     def name(self) -> str:
@@ -84,11 +85,11 @@ def _versions(folder: Path, on_error: Callable[[PitError], None]) -> Iterator[So
             on_error(error)
             continue
         with contextlib.suppress(FileNotFoundError):  # removed by `gc` meanwhile
-            yield SourceVersion(folder.name, version, (version / MANIFEST_FILE).lstat().st_mtime_ns)
+            yield SourceVersion(folder.name, version, published_ns(version))
 
 
 def _newest_first(versions: list[SourceVersion]) -> list[SourceVersion]:
-    return sorted(versions, key=lambda each: (each.modified_ns, each.name, each.dataset), reverse=True)
+    return sorted(versions, key=lambda each: (each.published_ns, each.name, each.dataset), reverse=True)
 
 
 def fit_cap(

@@ -20,6 +20,7 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FileEntry, Manifest
+from pitools.store.version_list import PUBLISHED_FILE
 
 Demo = dict[str, Any]
 EPISODES = 8
@@ -108,7 +109,7 @@ def resign(path: Path, **changes: Any) -> Path:
     entries = []
     for file in sorted(path.rglob("*")):
         relative = file.relative_to(path).as_posix()
-        if file.is_file() and relative != manifests.MANIFEST_FILE:
+        if file.is_file() and relative not in (manifests.MANIFEST_FILE, PUBLISHED_FILE):
             size, text = digest.digest_file(file)
             entries.append(FileEntry(path=relative, bytes=size, digest=text))
     files = tuple(sorted(entries, key=lambda entry: entry.path))

@@ -342,7 +342,7 @@ def test_link_is_left(publish, tmp_path) -> None:
         version=real.name,
         retired_at="2020-01-01T00:00:00Z",
         retired_by="",
-        published=retirement.published_at((real / "manifest.json").stat().st_mtime_ns),
+        published=retirement.published_at(real),
     )
     version_state.write_catalog_record(version_state.retired_file(root, "x", real.name), record)
     assert run(root)[real.name] == ("kept", "its path has a link (expected folders)")

@@ -190,7 +190,7 @@ def whole(path: Path) -> None:
     for entry in manifest.files:
         assert digest.digest_file(path / entry.path) == (entry.bytes, entry.digest)
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-    assert files == {"manifest.json", *(entry.path for entry in manifest.files)}
+    assert files == {"manifest.json", "published.json", *(entry.path for entry in manifest.files)}
 
 
 def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
@@ -253,6 +253,7 @@ def test_two_at_once(start, large, tmp_path) -> None:
     manifest = open_dataset(path).manifest
     assert {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} == {
         "manifest.json",
+        "published.json",
         *(entry.path for entry in manifest.files),
     }
 

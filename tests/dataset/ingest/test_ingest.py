@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,12 +18,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pitools.core.errors import DataError, UsageError
+from pitools.dataset.catalog import retirement
 from pitools.dataset.ingest import chunking, execute
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.ingest.scan import EpisodeRecord
 from pitools.dataset.reader import open_dataset
-from pitools.dataset.versions import VersionInfo
+from pitools.dataset.versions import VersionInfo, describe_version
 from pitools.store import digest, manifest
+from pitools.store.resolve import resolve_version
+from pitools.store.retirement import read_retirements
 
 
 def same(group: zarr.Group, arrays: dict[str, np.ndarray]) -> None:
@@ -131,7 +135,7 @@ def test_again_changes_nothing(robomimic, tmp_path) -> None:
 
 def test_version_is_content(robomimic, tmp_path) -> None:
     """The version depends on content and options only: not on place, time or root; every file is the same byte for
-    byte."""
+    byte, but for the time of its publication."""
     source = robomimic(30, 40)
     (tmp_path / "else").mkdir()
     copy = Path(shutil.copyfile(source, tmp_path / "else" / source.name))
@@ -141,7 +145,7 @@ def test_version_is_content(robomimic, tmp_path) -> None:
         {
             str(path.relative_to(version.path)): path.read_bytes()
             for path in Path(version.path).rglob("*")
-            if path.is_file()
+            if path.is_file() and path.name != "published.json"
         }
         for version in (first, two)
     ]
@@ -151,6 +155,22 @@ def test_version_is_content(robomimic, tmp_path) -> None:
     assert other.version != first.version
 
 
+def test_newest_is_what_was_published_last(robomimic, tmp_path) -> None:
+    """A touched or copied manifest changes neither which version is the newest nor whether one is retired."""
+    root = tmp_path / "root"
+    old, new = (ingest([robomimic(n, name=f"{n}.hdf5")], root=root, name="x") for n in (3, 4))
+    retirement.retire_version(Path(ingest([robomimic(5, name="5.hdf5")], root=root, name="x").path))
+    os.utime(Path(old.path) / "manifest.json")
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, copy_function=shutil.copyfile)
+    shutil.rmtree(copy / "x" / old.version)
+    shutil.copytree(old.path, copy / "x" / old.version, copy_function=shutil.copyfile)
+    for folder in (root, copy):
+        assert resolve_version(folder / "x").name == new.version
+        assert describe_version(folder / "x" / new.version)[0].published == new.published
+        assert len(read_retirements(folder, "x")) == 1
+
+
 def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     """The manifest names each file with its true size and digest, says where it came from, and names the version."""
     source = robomimic(3)
@@ -158,7 +178,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     folder = Path(version.path)
     retained, data = manifest.load_manifest(folder)
     actual = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {entry.path for entry in retained.files} == actual - {"manifest.json"}
+    assert {entry.path for entry in retained.files} == actual - {"manifest.json", "published.json"}
     assert all(digest.digest_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in retained.files)
     size, text = digest.digest_file(source)
     (provenance,) = retained.recordings
@@ -172,7 +192,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
         "skip_arrays": ["done"],
     }
     assert manifest.version_of(data) == folder.name == version.version
-    assert (version.bytes, version.files, version.recording_bytes) == (retained.total_bytes, len(actual) - 1, size)
+    assert (version.bytes, version.files, version.recording_bytes) == (retained.total_bytes, len(actual) - 2, size)
 
 
 def test_damage_is_not_taken_for_done(robomimic, tmp_path) -> None:

@@ -36,12 +36,12 @@ def record(path: Path, lengths: list[int], seed: int) -> Path:
 
 
 def content(version) -> dict[str, bytes]:
-    """Every file of a version but its manifest."""
+    """Every file of a version but its manifest and the time of its publication."""
     folder = Path(version.path)
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
+        if path.is_file() and path.name not in ("manifest.json", "published.json")
     }
 
 
