@@ -62,7 +62,7 @@ def command(root: Path, env: dict[str, str]) -> None:
 
 
 def alone(root: Path) -> list[search.VersionListing]:
-    return list(search.search(root, index.load_index(root)[0], WHERE))
+    return search.list_versions(root, WHERE)[0]
 
 
 def by_reading(root: Path) -> int:

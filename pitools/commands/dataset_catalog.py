@@ -45,14 +45,14 @@ def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, f
       pit dataset list datasets --where 'instruction~drawer' --where 'episodes>=50' --where 'date>=2026-11-01'
       pit dataset list datasets --where 'tag=prod'
     """
-    from pitools.dataset.catalog import index, search
+    from pitools.dataset.catalog import search
     from pitools.store.resolve import require_root
 
-    root_index, damaged = index.load_index(root, rebuild=rebuild_index)
-    if not damaged and not any(home.rows for home in root_index.datasets.values()):
+    listings, damaged = search.list_versions(root, conditions, rebuild=rebuild_index)
+    if not damaged and not listings:
         require_root(root)
     with Output(form, LIST_COLUMNS) as out:
-        for listing in search.search(root, root_index, conditions):
+        for listing in listings:
             out(listing)
     for error in damaged[:-1]:
         click.echo(f"pit: error: {error}", err=True)

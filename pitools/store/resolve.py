@@ -16,7 +16,7 @@ from pitools.core.errors import DataError, UsageError, suggest
 from pitools.core.output import format_cell
 from pitools.store import retirement, tags, version_state
 from pitools.store.manifest import MANIFEST_FILE
-from pitools.store.version_list import is_version, lost_manifest_of, version_dirs
+from pitools.store.version_list import is_version, lost_manifest_of, lost_versions, published_ns, version_dirs
 
 PREFIX_DIGITS = 6
 _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
@@ -41,7 +41,7 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
     """Return the folder of the named version; None if the text has none of the forms above.
 
     newest: accept ROOT/NAME. Raises UsageError for a tag or prefix that matches no version or several, DataError for a
-    tag of a removed version or an unreadable catalog record, OSError.
+    tag of a removed version, an unreadable catalog record, or where the newest version has lost its manifest; OSError.
     """
     path, text = _path(str(text)), str(text)
     if os.path.lexists(path / MANIFEST_FILE):
@@ -55,6 +55,8 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
             problem = "dataset: not a version (this command requires one)"
             raise UsageError(problem, where=text, hint="pass ROOT/NAME/VERSION")
         return _newest_version(path)
+    for _, error in lost_versions(path.parent, path.name):
+        raise error
     return None
 
 
@@ -154,12 +156,27 @@ def _version_of_prefix(home: Path, prefix: str) -> Path:
 def _newest_version(home: Path) -> Path:
     root, name = home.absolute().parent, home.absolute().name
     retirements = retirement.read_retirements(root, name)
-    for path in reversed(list(version_dirs(home.parent, home.name))):
+
+    def is_usable(path: Path) -> bool:
         quarantine = version_state.read_quarantine(path)
-        if path.name not in retirements and not (quarantine and quarantine.whole_version):
-            return path
+        return path.name not in retirements and not (quarantine and quarantine.whole_version)
+
+    newest = next((path for path in reversed(list(version_dirs(home.parent, home.name))) if is_usable(path)), None)
+    for path, error in lost_versions(home.parent, home.name):
+        # An older version must not take the place of the one that was published last.
+        if is_usable(path) and (newest is None or _is_newer(path, newest)):
+            raise error
+    if newest:
+        return newest
     hint = "pass ROOT/NAME/VERSION, or undo: `pit dataset retire --undo`"
     raise UsageError("dataset: all versions are retired or in quarantine", where=str(home), hint=hint)
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    try:
+        return published_ns(path) > published_ns(other)
+    except OSError:  # neither a manifest nor a time of publication
+        return False
 
 
 def _unknown_error(path: Path) -> UsageError:

@@ -80,7 +80,7 @@ def lost_manifest(name: str, metadata: Callable[[], bytes], where: str) -> DataE
         return None
     if schema != SCHEMA:
         return None
-    hint = "copy manifest.json back from another copy of this version, or ingest its recordings again"
+    hint = "copy manifest.json back from another copy, ingest its recordings again, or remove the folder"
     return DataError("version: lost its manifest.json, so its files cannot be verified", where=where, hint=hint)
 
 
@@ -92,6 +92,14 @@ def lost_manifest_of(folder: Path) -> DataError | None:
             return file.read()
 
     return lost_manifest(folder.resolve().name, metadata, str(folder))
+
+
+def lost_versions(root: Path, name: str) -> Iterator[tuple[Path, DataError]]:
+    """Yield the folders of a dataset's versions that have lost their manifest, each with its error."""
+    for folder in sorted(_list_dir(root / name)):
+        path = root / name / folder
+        if is_version(folder) and not os.path.lexists(path / MANIFEST_FILE) and (error := lost_manifest_of(path)):
+            yield path, error
 
 
 def published_ns(folder: Path) -> int:

@@ -1,8 +1,8 @@
 """A local index of the versions in a root, so that a search does not read every manifest.
 
 It is used as long as a dataset's folder and its catalog have not changed; of a changed dataset, only the changes are
-read. What changes in a version's folder, such as a lost manifest, shows in a rebuilt index alone. An index that is
-damaged, of another release, or of another user is ignored.
+read. A change in a version's own folder, such as a lost manifest, changes neither: who lists a version has to ask
+`has_changed`. An index that is damaged, of another release, or of another user is ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -76,8 +76,11 @@ class RootIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     datasets: dict[str, DatasetIndex]
 
 
-def load_index(root: Path, *, rebuild: bool = False) -> tuple[RootIndex, list[PitError]]:
-    """Return a root's index, brought up to date, and the errors of damaged versions. rebuild: read all manifests."""
+def load_index(
+    root: Path, *, rebuild: bool = False, changed_names: Container[str] = ()
+) -> tuple[RootIndex, list[PitError]]:
+    """Return a root's index, brought up to date, and the errors of damaged versions. rebuild: read all manifests.
+    changed_names: datasets of which a version `has_changed`."""
     cached = {} if rebuild else _read_index(root)
     names = sorted(folder.name for folder in os.scandir(root) if is_name(folder.name) and folder.is_dir())
     datasets: dict[str, DatasetIndex] = {}
@@ -85,7 +88,7 @@ def load_index(root: Path, *, rebuild: bool = False) -> tuple[RootIndex, list[Pi
     changed = len(names) != len(cached)
     for name in names:
         entry = cached.get(name)
-        if entry is None or entry.damaged or not _is_current(entry.stamps):
+        if entry is None or name in changed_names or entry.damaged or not _is_current(entry.stamps):
             entry = index_dataset(root, name, entry, errors)
             changed = True
         datasets[name] = entry
@@ -93,6 +96,14 @@ def load_index(root: Path, *, rebuild: bool = False) -> tuple[RootIndex, list[Pi
     if changed:
         _write_index(root, index)
     return index, errors
+
+
+def has_changed(home: Path, row: VersionRow) -> bool:
+    """Return whether the manifest of a version of the dataset in folder `home` is lost, or not the indexed one."""
+    try:
+        return os.stat(f"{home}/{row.folder}/{manifests.MANIFEST_FILE}").st_mtime_ns != row.mtime_ns  # noqa: PTH116
+    except OSError:
+        return True
 
 
 def index_path(root: Path) -> Path:

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pitools.core.errors import UsageError, suggest
-from pitools.dataset.catalog.index import DatasetIndex, RootIndex, VersionRow
+from pitools.core.errors import PitError, UsageError, suggest
+from pitools.dataset.catalog.index import DatasetIndex, RootIndex, VersionRow, has_changed, load_index
 from pitools.dataset.versions import VersionInfo
 from pitools.store.version_list import format_ns
 
@@ -86,15 +86,33 @@ _NUMERIC_KEYS: dict[str, Callable[[VersionRow], int]] = {
 KEYS = (*_DATASET_KEYS, *_SHARED_KEYS, *_VERSION_KEYS, *_NUMERIC_KEYS)
 
 
+def list_versions(
+    root: Path, conditions: Sequence[str], *, rebuild: bool = False
+) -> tuple[list[VersionListing], list[PitError]]:
+    """Return the versions of a root that match every condition, by name, oldest first, and the errors of damaged ones.
+
+    rebuild: read all manifests again. Raises UsageError.
+    """
+    index, errors = load_index(root, rebuild=rebuild)
+    changed_names = {place.name for place, row in _matches(index, conditions) if has_changed(root / place.name, row)}
+    if changed_names:
+        index, errors = load_index(root, changed_names=changed_names)
+    return list(search(root, index, conditions)), errors
+
+
 def search(root: Path, index: RootIndex, conditions: Sequence[str]) -> Iterator[VersionListing]:
-    """Yield the versions of a root that match every condition, by name, oldest first. Raises UsageError."""
+    """Yield the versions in an index that match every condition, by name, oldest first. Raises UsageError."""
+    yield from (_version_listing(root, place, row) for place, row in _matches(index, conditions))
+
+
+def _matches(index: RootIndex, conditions: Sequence[str]) -> Iterator[tuple[_DatasetView, VersionRow]]:
     parsed = [parse_condition(text) for text in conditions]
     for name, home in index.datasets.items():
         place = _DatasetView(name, home)
         rows: Sequence[VersionRow] = home.rows
         for condition in parsed:
             rows = condition(place, rows) if rows else ()
-        yield from (_version_listing(root, place, row) for row in rows)
+        yield from ((place, row) for row in rows)
 
 
 def parse_condition(text: str) -> Condition:

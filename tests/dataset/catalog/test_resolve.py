@@ -8,6 +8,7 @@ import pytest
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog.retirement import retire_version
+from pitools.dataset.ingest.ingest import ingest
 from pitools.store import tags, version_state
 from pitools.store.resolve import exists, require_root, resolve_version, split_dataset_path, warning_for
 
@@ -48,6 +49,26 @@ def test_newest_is_one_to_use(publish, tmp_path) -> None:
     with pytest.raises(UsageError, match="all versions"):
         resolve_version(str(tmp_path / "x"))
     assert resolve_version(str(new)) == new
+
+
+def test_newest_has_lost_its_manifest(robomimic, tmp_path) -> None:
+    """The newest version is not replaced in silence by an older one; an older one may be lost, or one not to use."""
+    root = tmp_path / "root"
+    old, new = (Path(ingest([robomimic(n, name=f"{n}.hdf5")], root=root, name="x").path) for n in (3, 4))
+    data = {path: (path / "manifest.json").read_bytes() for path in (old, new)}
+    (new / "manifest.json").unlink()
+    with pytest.raises(DataError) as caught:
+        resolve_version(root / "x")
+    assert caught.value.where == str(new)
+    (old / "manifest.json").unlink()
+    with pytest.raises(DataError):
+        resolve_version(root / "x")
+    (new / "manifest.json").write_bytes(data[new])
+    assert resolve_version(root / "x") == new
+    (old / "manifest.json").write_bytes(data[old])
+    retire_version(new)
+    (new / "manifest.json").unlink()
+    assert resolve_version(root / "x") == old
 
 
 def test_links_and_what_is_said(publish, tmp_path) -> None:

@@ -329,6 +329,23 @@ def test_lost_manifest(pit, robomimic, tmp_path) -> None:
         assert other.name not in done.stderr
 
 
+def test_lost_after_the_index(root, monkeypatch) -> None:
+    """A version that loses its manifest is named each time, also by an index that was made before."""
+    monkeypatch.setattr("pitools.dataset.catalog.index._TICK_NS", 0)  # each folder's time is trusted at once
+    listings, errors = search.list_versions(root, ["name=pick"])
+    assert (len(listings), errors) == (2, [])
+    lost = Path(listings[0].path)
+    (lost / "zarr.json").write_text('{"attributes": {"schema": "pit.zarr/1"}}')
+    data = (lost / "manifest.json").read_bytes()
+    (lost / "manifest.json").unlink()
+    for _ in range(2):
+        listings, errors = search.list_versions(root, [])
+        assert (len(listings), [error.where for error in errors]) == (4, [str(lost)])
+    (lost / "manifest.json").write_bytes(data)
+    listings, errors = search.list_versions(root, [])
+    assert (len(listings), errors) == (5, [])
+
+
 def test_damaged_manifest(root) -> None:
     """A damaged manifest is told each time until it is whole again, and hides nothing else."""
     path = next(search.search(root, index.load_index(root)[0], ["name=stack*"])).path
