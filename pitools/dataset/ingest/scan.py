@@ -139,7 +139,11 @@ def require_accepted(scan: ScanResult, *, skip_rejected: bool) -> None:
     if refused and skip_rejected:
         print(f"pit: {len(refused)} refused and left out; --report FILE lists them", file=sys.stderr)
     if refused and not skip_rejected:
-        problem = f"{len(refused)} of {accepted + len(refused)} episodes are refused, the first: {refused[0].reason}"
+        whole = sum(not item.name for item in refused)
+        episodes = len(refused) - whole
+        counts = [f"{episodes} of {accepted + episodes} episodes"] * bool(episodes)
+        counts += [f"{whole} whole recording{'s' * (whole > 1)}"] * bool(whole)
+        problem = f"{' and '.join(counts)} are refused, the first: {refused[0].reason}"
         hint = f"{refused[0].hint or 'repair them'}; or leave those episodes out with --skip-rejected"
         raise DataError(problem, where=refused[0].where or str(refused[0].path), hint=hint)
     if not accepted:

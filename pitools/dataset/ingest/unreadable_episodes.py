@@ -82,7 +82,6 @@ def add_episode(error: DataError, episode: Episode) -> EpisodeUnreadable | Unrea
     if isinstance(cause := error.__cause__, OSError) and cause.errno in TRANSIENT_ERRNOS:
         return Unreachable(error.message, where=error.where, hint="run this again")
     hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-rejected"
-    problem = error.message if error.message.startswith("cannot be read") else f"cannot be read: {error.message}"
-    unreadable = EpisodeUnreadable(f"{episode.name}: {problem}", where=error.where, hint=hint)
+    unreadable = EpisodeUnreadable(f"{episode.name}: {error.message}", where=error.where, hint=hint)
     unreadable.rejected = rejection(episode.name, episode.path, unreadable)
     return unreadable

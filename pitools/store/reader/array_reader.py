@@ -43,7 +43,7 @@ _GAP_BYTES = 64 << 10
 _IOV_MAX = 512
 # The kernel copies a third faster if file offset and memory address are equal modulo the cache line.
 _CACHE_LINE = 64
-_RETRY_HINT = "a staged copy: `pit-stage check`; a version: `pit dataset check`, then `pit dataset rebuild`"
+DAMAGE_HINT = "a staged copy: `pit-stage check`; a version: `pit dataset check`, then `pit dataset rebuild`"
 
 
 class ChunkNotStored(Exception):
@@ -229,7 +229,7 @@ class ArrayReader:
             more = os.preadv(file.descriptor, [view for view in rest if view], offset + count)
             if not more:
                 problem = f"{self._path(number)}: truncated (expected {offset + wanted} bytes, got {offset + count})"
-                raise DataError(problem, where=str(self._folder), hint=_RETRY_HINT)
+                raise DataError(problem, where=str(self._folder), hint=DAMAGE_HINT)
             count += more
         thread_stats().bytes += wanted
 
@@ -246,7 +246,7 @@ class ArrayReader:
         first = number * self.layout.shard + chunk * self.layout.chunk
         chunk_text = f"chunk {chunk} (steps {first} to {min(first + self.layout.chunk, self.layout.shape[0])})"
         problem = f"{self.name}: {chunk_text} of {self._path(number)}: {problem}"
-        return DataError(problem, where=str(self._folder), hint=_RETRY_HINT)
+        return DataError(problem, where=str(self._folder), hint=DAMAGE_HINT)
 
 
 _READERS: WeakSet[ArrayReader] = WeakSet()
@@ -259,12 +259,12 @@ def _open(
         descriptor = _descriptor(opener, path(number))
     except OSError as error:
         problem = f"{path(number)}: {os.strerror(error.errno or 0)}"
-        raise DataError(problem, where=str(folder), hint=_RETRY_HINT) from error
+        raise DataError(problem, where=str(folder), hint=DAMAGE_HINT) from error
     try:
         return open_shard(descriptor, sharding)
     except ShardError as broken:
         problem = f"{path(number)}: {broken.flaw.kind}: expected {broken.flaw.expected}, got {broken.flaw.got}"
-        raise DataError(problem, where=str(folder), hint=_RETRY_HINT) from broken
+        raise DataError(problem, where=str(folder), hint=DAMAGE_HINT) from broken
 
 
 def _descriptor(opener: Opener, path: str) -> int:

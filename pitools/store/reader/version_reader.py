@@ -21,7 +21,7 @@ from pitools.core.record import decode_json
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, EPISODE_OFFSETS, EPISODE_PREFIX, FileEntry
-from pitools.store.reader.array_reader import ArrayReader, ChecksumMode, ChunkNotStored, Opener, open_below
+from pitools.store.reader.array_reader import DAMAGE_HINT, ArrayReader, ChecksumMode, ChunkNotStored, Opener, open_below
 from pitools.store.reader.resident import ResidentArray, missing_steps_error
 from pitools.store.version_list import is_version
 from pitools.store.zarr import metadata
@@ -29,7 +29,6 @@ from pitools.store.zarr.chunk_layout import chunk_layout
 
 # Arrays up to this size, such as action and state, are read once; then a window is an indexing operation.
 RESIDENT_BYTES = 64 << 20
-_RETRY_HINT = "a staged copy: stage it again; a version: `pit dataset check`, then `pit dataset rebuild`"
 
 
 class VersionReader:
@@ -138,7 +137,7 @@ class VersionReader:
                 self._attributes = dict(json.loads(self.read_file(metadata.V3_FILE))["attributes"])
             except (ValueError, KeyError, TypeError) as error:
                 problem = f"{metadata.V3_FILE}: no attributes: {error}"
-                raise DataError(problem, where=str(self.path), hint=_RETRY_HINT) from error
+                raise DataError(problem, where=str(self.path), hint=DAMAGE_HINT) from error
         return self._attributes
 
     @property
@@ -163,12 +162,12 @@ class VersionReader:
             where = f"{name}/{metadata.V3_FILE}"
             parsed = metadata.parse_metadata(name, self.read_file(where), str(self.path / where))
             if parsed is None:
-                raise DataError(f"{name}: a group (expected an array)", where=str(self.path), hint=_RETRY_HINT)
+                raise DataError(f"{name}: a group (expected an array)", where=str(self.path), hint=DAMAGE_HINT)
             schema = self.manifest.arrays[name]
             if (parsed.shape, parsed.dtype) != (schema.shape, schema.dtype):
                 problem = f"{where}: differs from the manifest "
                 problem += f"(expected {schema.dtype} {schema.shape}, got {parsed.dtype} {parsed.shape})"
-                raise DataError(problem, where=str(self.path), hint=_RETRY_HINT)
+                raise DataError(problem, where=str(self.path), hint=DAMAGE_HINT)
             self._known[name] = parsed
         return self._known[name]
 
@@ -256,7 +255,7 @@ class VersionReader:
 
     def _unreadable(self, path: str, error: OSError) -> DataError:
         reason = "missing" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-        return DataError(f"{path}: {reason}", where=str(self.path), hint=_RETRY_HINT)
+        return DataError(f"{path}: {reason}", where=str(self.path), hint=DAMAGE_HINT)
 
     def _read_with_zarr(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Read by zarr-python, after opening every file needed: it would read a missing file as zeros."""
@@ -273,7 +272,7 @@ class VersionReader:
             return np.asarray(opened[start:stop])
         except (ValueError, RuntimeError, OSError) as error:
             problem = f"{name}: steps {start} to {stop} cannot be decoded: {error}"
-            raise DataError(problem, where=str(self.path), hint=_RETRY_HINT) from error
+            raise DataError(problem, where=str(self.path), hint=DAMAGE_HINT) from error
         finally:
             os.close(folder)
 

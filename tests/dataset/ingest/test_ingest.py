@@ -308,6 +308,13 @@ def odd(robomimic) -> Path:
     return path
 
 
+def test_refused_recordings_are_no_episodes(odd, tmp_path) -> None:
+    """A recording that is refused as a whole is not counted as an episode."""
+    (tmp_path / "torn.hdf5").write_bytes(odd.read_bytes()[:3000])
+    with pytest.raises(DataError, match="2 of 4 "):
+        ingest([odd, tmp_path / "torn.hdf5"], root=tmp_path / "root", name="x")
+
+
 def test_refused(odd, tmp_path, capsys) -> None:
     """Every refused episode is named before the ingest is refused, nothing is left of it, and the report says why."""
     with pytest.raises(DataError, match="2 of 4 episodes are refused"):
