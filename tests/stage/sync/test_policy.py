@@ -169,6 +169,14 @@ def test_the_newest_are_those_written_last(tmp_path: Path):
     assert [each.name for each in newest_versions(rule(tmp_path), pytest.fail)] == ["f", "b", "e"]
 
 
+def test_newest_by_the_recorded_time(tmp_path: Path):
+    """A version that records when it was published is ordered by that, not by the times of its files."""
+    for version, published, modified_s in (("a", "2026-01-02", 100), ("b", "2026-01-01", 4e9)):
+        record = f'{{"schema":"pit.publication/1","published_at":"{published}T00:00:00Z"}}'
+        (put(tmp_path, "pick", version, modified_s) / "published.json").write_text(record)
+    assert [each.name for each in newest_versions(rule(tmp_path), pytest.fail)] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("where", "said"), [("gone", "no such folder"), ("empty", "no dataset matches"), ("file", "no such folder")]
 )
