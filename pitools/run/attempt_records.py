@@ -43,6 +43,7 @@ CauseKind = Literal[
 Confidence = Literal["certain", "likely", "guess"]
 DOUBT: dict[Confidence, int] = {"certain": 0, "likely": 1, "guess": 2}  # sorts the most certain first
 SUCCEEDED = "succeeded"
+VerdictKind = CauseKind | Literal["moved"]
 VerdictCode = Literal["succeeded", "failed", "cancelled", "moving", "moved"]
 
 
@@ -178,14 +179,14 @@ class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
 class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
     """How a run ended: `<run>/verdict.json`. A run without a verdict is to be continued.
 
-    code: for programs; "moving" becomes "moved", or is removed where the move fails. moved_to: with "moving" and
-    "moved", the id of the run that continues this one; else "". reason: for people. attempts, submissions: their
-    numbers at the end.
+    code: for programs; "moving" becomes "moved", or is removed where the move fails. kind: with both, "moved".
+    moved_to: with both, the id of the run that continues this one; else "". reason: for people. attempts, submissions:
+    their numbers at the end.
     """
 
     state: Literal["succeeded", "stopped"]
     code: VerdictCode
-    kind: CauseKind
+    kind: VerdictKind
     reason: str
     t: str
     attempts: int

@@ -34,7 +34,7 @@ EVENTS: dict[str, tuple[str, dict[str, object]]] = {
     "verdict": ("succeeded", {"kind": "succeeded", "code": "succeeded", "reason": ""}),
     "nan": ("loss-nan", {"attempt": "1", "step": 7}),
     "stop": ("decided", {"attempt": "0", "kind": "program", "action": "stop", "reason": "a bug"}),
-    "moving": ("stopped", {"kind": "cancelled", "code": "moving", "reason": ""}),
+    "moving": ("stopped", {"kind": "moved", "code": "moving", "reason": ""}),
     "submitted": ("submitted", {"job_id": "1"}),
 }
 
@@ -141,7 +141,7 @@ def test_a_run_whose_move_failed_has_its_hooks(tmp_path: Path) -> None:
     """What is delivered while it is being moved is not the last: its verdict here is delivered too."""
     out = tmp_path / "out"
     run_dir = make_run(tmp_path, Hook(command=("sh", "-c", COLLECT, "sh", str(out))))
-    apply_decision.write_verdict(run_dir, "cancelled", "", moved_to="t-2")
+    apply_decision.write_verdict(run_dir, "moved", "", moved_to="t-2")
     hooks.deliver(run_dir)
     (run_dir / "verdict.json").unlink()  # as the move that fails does
     apply_decision.write_verdict(run_dir, "program", "it failed", 1)

@@ -24,6 +24,7 @@ _YOUNG_ATTEMPT_S = 60.0  # the shared cache of Slurm's states may be this old
 # A verdict's cause → Slurm's state; any other cause is FAILED.
 _STATES = {
     "cancelled": "CANCELLED",
+    "moved": "CANCELLED",
     "time-limit": "TIMEOUT",
     "memory": "OUT_OF_MEMORY",
     "preempted": "PREEMPTED",

@@ -132,7 +132,7 @@ def _mark_moving(run_dir: Path, intent: MoveIntent) -> Verdict:
             hint = f"to withdraw the cancel: pit launch resume {run_dir.name} --force"
             raise ClusterError("the run is being cancelled", where=str(run_dir), hint=hint)
         reason = apply_decision.REASONS["moving"].format(site=intent.target_site, run=intent.new_run_id)
-        return apply_decision.write_verdict(run_dir, "cancelled", reason, moved_to=intent.new_run_id)
+        return apply_decision.write_verdict(run_dir, "moved", reason, moved_to=intent.new_run_id)
 
 
 def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveIntent, stop_s: float) -> MoveIntent:
@@ -294,7 +294,7 @@ def _mark_moved(run_dir: Path, result: MoveResult, moving: Verdict) -> None:
     verdict = Verdict(
         state="stopped",
         code="moved",
-        kind="cancelled",
+        kind="moved",
         reason=reason,
         t=timestamps.now_rfc3339(),
         moved_to=result.new_run_id,

@@ -26,7 +26,7 @@ from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy, slurm_query
 from pitools.launch.submission import exclusions, grant, local_process, next_job, submissions
 from pitools.run import cancel_request, run_folder
-from pitools.run.attempt_records import AttemptStart, Cause, CauseKind, Decision, Verdict, VerdictCode
+from pitools.run.attempt_records import AttemptStart, Cause, Decision, Verdict, VerdictCode, VerdictKind
 from pitools.site.connect import client
 from pitools.site.schema import Connection, Site
 from pitools.store.version_state import revalidate_nfs
@@ -217,7 +217,7 @@ def without_ssh(site: Site) -> Site:
 
 
 def write_verdict(
-    run_dir: Path, kind: CauseKind, reason: str = "", exit_code: int | None = None, moved_to: str = ""
+    run_dir: Path, kind: VerdictKind, reason: str = "", exit_code: int | None = None, moved_to: str = ""
 ) -> Verdict:
     """Write the run's verdict, unless it has one; return the verdict that is on disk. Raises what writing raises.
 

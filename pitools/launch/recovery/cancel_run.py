@@ -43,7 +43,8 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
     ClusterError if the cancel is refused (the run continues).
     """
     verdict = apply_decision.read_verdict(run_dir)
-    if verdict and verdict.kind != "cancelled":  # an earlier cancel may have been killed before it ended the jobs
+    # An earlier cancel, or move, may have been killed before it ended the jobs.
+    if verdict and verdict.kind not in ("cancelled", "moved"):
         return verdict
     if submissions.latest_job(run_dir) is None and not submissions.job_numbers(run_dir):
         if verdict is None:  # so that `tick` does not submit it

@@ -179,7 +179,7 @@ def test_an_interrupted_move_is_reported(runs: Runs, cluster: Cluster) -> None:
     run_dir = runs.make()
     intent = move_record.MoveIntent(new_run_id="t-2", target_site="there", t="2026-01-01T00:00:00Z")
     run_folder.write_record(run_dir / move_record.MOVE_FILE, intent)
-    apply_decision.write_verdict(run_dir, "cancelled", "being moved", moved_to="t-2")
+    apply_decision.write_verdict(run_dir, "moved", "being moved", moved_to="t-2")
     command = "pit launch move t-1 --site there"
     with lock(run_dir / move_record.MOVE_LOCK, "it"):
         assert ticked(runs) == ({}, [])
