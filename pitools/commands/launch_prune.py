@@ -51,8 +51,8 @@ def prune(
     """Show which runs would be removed, and which would lose their older checkpoints; --remove does it.
 
     Only runs that are over. Runs with checkpoints keep the newest, and those that a link beside them names. Runs with
-    files of their program are never removed; runs of a sweep only with --sweep, and the sweep with its last run. Exit 1
-    if something could not be removed.
+    files of their program are never removed; runs of a sweep only with --sweep, and the sweep with its last run. With
+    --remove only changes are shown. Exit 1 if something could not be removed.
 
     \b
       pit launch prune --where 'age>30d,state!=completed'
@@ -96,13 +96,14 @@ def prune(
         for record in prune_runs(
             wanted, keep_last=keep_last, dry_run=not remove, sweep=sweep_dir.name if sweep_dir else ""
         ):
-            out(record)
+            if record.state != "kept" or not remove:  # cron mails what is printed
+                out(record)
             freed += record.freed_bytes
             errors += [record] if record.state == "failed" else []
         if sweep_dir and remove:
             sweep_folder.forget_removed_runs(sweep_dir)
     verb = "freed" if remove else "would be freed; --remove does it"
-    if wanted or not remove:  # cron mails what is printed
+    if freed or not remove:
         click.echo(f"pit: {len(wanted)} runs match: {format_size(freed)} {verb}", err=True)
     ctx.exit(1 if errors else 0)
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pitools.checkpoint.store import check_folder, layout, lookup, retention
 from pitools.checkpoint.store.owner import OWNER_FILE
-from pitools.core.errors import PitError
+from pitools.core.errors import PitError, TryLater
 from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.locks import is_owned_by_user, lock, owner_name
 from pitools.core.record import Record
@@ -80,6 +80,8 @@ def prune_runs(
             else:
                 with lock(run_dir / apply_decision.RUN_LOCK, f"run {run.run_id}"):
                     yield _prune(record, run_dir, sweeps.get(run.run_id, ""), keep_last, dry_run)
+        except TryLater as error:  # it is being continued, or another prune removes it
+            yield replace(record, reason=error.message)
         except (PitError, OSError) as error:
             error = error if isinstance(error, PitError) else from_os_error(error, run_dir)
             yield replace(record, state="failed", reason=error.message)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.checkpoint.store import layout, lookup, owner, publish
+from pitools.core.locks import lock
 from pitools.launch.prune_runs import prune_runs
 from pitools.launch.recovery import apply_decision
 from pitools.run import run_folder
@@ -148,6 +149,13 @@ def test_what_a_killed_prune_left_is_removed(tmp_path: Path) -> None:
     assert not left.exists()
 
 
+def test_a_run_that_is_locked_is_left_to_the_next_prune(tmp_path: Path) -> None:
+    """It is being continued: that is no failure, and the next run is removed."""
+    runs = [make_run(tmp_path, number, ENDED) for number in range(2)]
+    with lock(Path(runs[0].run_dir) / apply_decision.RUN_LOCK, "the run"):
+        assert [result.state for result in prune_runs(runs, dry_run=False)] == ["kept", "removed"]
+
+
 def test_a_run_that_cannot_be_removed_hides_no_other(tmp_path: Path) -> None:
     """A damaged verdict is reported as a failure of its run; the next run is removed."""
     runs = [make_run(tmp_path, number, ENDED) for number in range(2)]
@@ -174,5 +182,7 @@ def test_as_it_is_typed(pit: Callable[..., subprocess.CompletedProcess[str]], tm
         assert states == {running: "kept", ended: "would be removed"}
         assert pit("launch", "prune", "--where", "age>0s", "--remove", PIT_RUNS=runs).returncode == 0
         assert [path.name for path in run_folder.run_dirs(tmp_path / "runs")] == [running]
+        again = pit("launch", "prune", "--where", "age>0s", "--remove", PIT_RUNS=runs)
+        assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     finally:
         pit("launch", "cancel", running, PIT_RUNS=runs)
