@@ -62,7 +62,7 @@ def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
     )
     env = {**os.environ, "PIT_ATTEMPT_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", f"{output}\n{first}\n{each}"], env=env, check=True, timeout=60)
-    assert HangDetector(tmp_path / "steps", HangLimits(min_s=1e-9, start_s=0.0)).poll() is not None
+    assert HangDetector(tmp_path / "steps", HangLimits(min_s=1e-9, first_step_s=0.0)).poll() is not None
 
 
 def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
