@@ -11,6 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 
+def site_of(pool: str) -> str:
+    """Return the site of a pool, whose name is `site/partition`."""
+    return pool.partition("/")[0]
+
+
 class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     """One pool where a job could run.
 

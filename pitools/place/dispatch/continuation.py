@@ -17,7 +17,7 @@ from pitools.launch.request import Request
 from pitools.launch.tickets import shared_fs
 from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
-from pitools.run import run_folder
+from pitools.run import cancel_request, run_folder
 from pitools.run.attempt_records import Cause, Decision
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
@@ -34,7 +34,8 @@ def is_stop(observed: TicketState) -> bool:
 def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tuple[Decision, Cause]:
     """Decide whether a job goes on after a ticket whose run was stopped; return also why that was. Raises DataError.
 
-    run_dir: the run's folder here. The action of the decision is "resubmit" or "stop".
+    run_dir: the run's folder here. The action of the decision is "resubmit" or "stop", as by a verdict or a cancel of
+    the run itself.
     """
     from pitools.launch.diagnosis import diagnose
     from pitools.launch.recovery import apply_decision, policy
@@ -47,6 +48,9 @@ def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tup
         cause = Cause(attempt="", kind="preempted", confidence="certain", reason="preempted before its first attempt")
     history = [earlier.cause for earlier in job.stopped if earlier.cause and earlier.number < ticket.number]
     history += apply_decision.cause_history(run_dir, before_attempt=cause.attempt) if cause.attempt else []
+    if (verdict := apply_decision.read_verdict(run_dir)) or cancel_request.pending_cancel(run_dir):
+        kind, reason = (verdict.kind, verdict.reason) if verdict else ("cancelled", apply_decision.REASONS["cancelled"])
+        return Decision(attempt=cause.attempt, action="stop", kind=kind, reason=reason), cause
     # Whatever the site says of runs: here the queue submits the next job.
     queue_site = replace(site, recovery=replace(site.recovery, chain="fresh"))
     return policy.decide(plan, queue_site, cause, history), replace(cause, evidence=())

@@ -19,6 +19,7 @@ from pitools.core.errors import DataError
 from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
+from pitools.place.types import site_of
 from pitools.run.attempt_records import Cause
 
 # A job ends once so many of its tickets ended before their grant: its script, or a prolog, fails everywhere.
@@ -114,7 +115,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def site(self) -> str:
         """The name of the ticket's site."""
-        return self.pool.partition("/")[0]
+        return site_of(self.pool)
 
     @property
     def is_live(self) -> bool:

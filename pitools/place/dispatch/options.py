@@ -11,7 +11,7 @@ from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch import continuation
 from pitools.place.dispatch.journal import QueueJob
 from pitools.place.estimate import candidates, plan
-from pitools.place.types import PlacementOption
+from pitools.place.types import PlacementOption, site_of
 from pitools.site.schema import Site
 
 CACHE_S = 300.0  # an estimate changes with the job's data and with nodes, not from tick to tick
@@ -53,9 +53,7 @@ class OptionCache:
                 wanted, [snapshots[name] for name in sorted(answered)], timeout_s=_BUDGET_S
             )
             cached = self._cached[job.job_id] = (now, answered, offered)
-        return tuple(
-            option for option in (cached[2].options if cached else ()) if option.pool.partition("/")[0] in answered
-        )
+        return tuple(option for option in (cached[2].options if cached else ()) if site_of(option.pool) in answered)
 
     @property
     def postponed(self) -> tuple[str, ...]:

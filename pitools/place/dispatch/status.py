@@ -16,7 +16,7 @@ from pitools.core.record import Record
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.dispatch.site_workers import SiteBusy
-from pitools.place.types import PoolState
+from pitools.place.types import PoolState, site_of
 from pitools.run import run_folder
 
 JOB_COLUMNS = ("job_id", "state", "pool", "run", "reason")
@@ -136,7 +136,7 @@ def write_status(
         state = site_state(faults.get(name), name in answered)
         since = old.since if old and old.state == state else queried_at
         answering_since = ((old.answering_since if old else "") or queried_at) if name in answered else ""
-        own_pools = [pool for pool in pools.values() if pool.pool.partition("/")[0] == name]
+        own_pools = [pool for pool in pools.values() if site_of(pool.pool) == name]
         row = SiteStatusRow(site=name, state=state, since=since, answering_since=answering_since)
         # Partitions of one site mostly share its nodes: the largest counts. Otherwise its last known state.
         if own_pools:

@@ -22,7 +22,7 @@ from pitools.place.dispatch.queue_state import QueueState
 from pitools.place.dispatch.reconcile import SiteActions, reconcile_tickets
 from pitools.place.dispatch.site_workers import SiteWorkers
 from pitools.place.dispatch.wait_recorder import WaitRecorder
-from pitools.place.types import Submit, Withdraw
+from pitools.place.types import Submit, Withdraw, site_of
 from pitools.site.load import load_site
 from pitools.site.schema import Site
 
@@ -255,7 +255,7 @@ def _finish_cancelled(state: QueueState) -> None:
 def _by_site(decisions: Sequence[D]) -> dict[str, list[D]]:
     by_site: dict[str, list[D]] = {}
     for decision in decisions:
-        by_site.setdefault(decision.pool.partition("/")[0], []).append(decision)
+        by_site.setdefault(site_of(decision.pool), []).append(decision)
     return by_site
 
 

@@ -100,10 +100,10 @@ def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
 
 def _settle_stopped(state: QueueState, site: Site, job: QueueJob, ticket: QueueTicket) -> None:
     """Queue a job again whose run was stopped, or end it as failed where the policy does. Raises Unreachable."""
-    # From here on its own job cannot go on, should a person requeue it.
-    backend(site).withdraw_grants(site, [ticket.name])
     run_dir = Path(ticket.runs_dir) / ticket.name
     try:
+        # From here on its own job cannot go on, should a person requeue it.
+        backend(site).withdraw_grants(site, [ticket.name])
         if site.connection.kind == "ssh":
             run_dir = job.path / f"run.{ticket.number}"
             if not run_dir.exists():  # a download that outlives its tick is journalled by the next one
@@ -115,8 +115,9 @@ def _settle_stopped(state: QueueState, site: Site, job: QueueJob, ticket: QueueT
         state.append_entry(job, EntryKind.SETTLED, ticket.number)
         return
     if decision.action != "resubmit":
+        end_state = "CANCELLED" if decision.kind == "cancelled" else "FAILED"
         job = state.append_entry(
-            job, EntryKind.ENDED, ticket.number, state="FAILED", exit_code=cause.exit_code, reason=decision.reason
+            job, EntryKind.ENDED, ticket.number, state=end_state, exit_code=cause.exit_code, reason=decision.reason
         )
     reason = f"{cause.kind} at {site.name}, to be continued: {cause.reason}"
     state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason, run_dir=str(run_dir), cause=cause)

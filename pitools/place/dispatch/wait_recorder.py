@@ -16,7 +16,7 @@ from pitools.core.errors import PitError
 from pitools.place.clusters import pools, wait_log
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.estimate import wait_model
-from pitools.place.types import PlacementOption, PoolState, Submit
+from pitools.place.types import PlacementOption, PoolState, Submit, site_of
 
 _RAN = (EntryKind.STARTED, EntryKind.STOPPED, EntryKind.ENDED)
 
@@ -52,7 +52,7 @@ class WaitRecorder:
         features = wait_model.log_features(pool, option.units, option.limit_s, own_units=own_units)
         with contextlib.suppress(PitError):
             quantiles = self._predict(submit.pool, estimate_s, tuple(features.items()))
-            wait_log.record_predicted(submit.pool.partition("/")[0], name, submit.pool, estimate_s, features, quantiles)
+            wait_log.record_predicted(site_of(submit.pool), name, submit.pool, estimate_s, features, quantiles)
 
     def _units(self, job_id: str, pool: str) -> int:
         return next((option.units for option in self._options(job_id) if option.pool == pool), 0)
@@ -60,7 +60,7 @@ class WaitRecorder:
     def _calibrated(
         self, pool: str, estimate_s: float, features: tuple[tuple[str, float], ...]
     ) -> wait_model.Quantiles | None:
-        waits = [wait for wait in self._read_waits(pool.partition("/")[0]) if wait.pool == pool]
+        waits = [wait for wait in self._read_waits(site_of(pool)) if wait.pool == pool]
         return wait_model.calibrate(estimate_s, dict(features), waits, time.time())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
+from pitools.launch.recovery import apply_decision
 from pitools.launch.request import Request, RetryBudget
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import TicketState
@@ -206,12 +208,27 @@ def test_progress_resets_the_budget(queue: Callable[..., Queue]) -> None:
     assert made.job.state in ("queued", "submitted")
 
 
-def test_a_run_that_cannot_be_continued_fails_its_job(queue: Callable[..., Queue]) -> None:
-    """Without its plan nothing is known of the run: the job ends, and says so."""
+def test_a_run_that_was_cancelled_is_not_continued(queue: Callable[..., Queue]) -> None:
+    """`pit launch cancel` of the ticket's run, which ended by itself before scancel came, ends the job."""
     made = queue()
     run_dir = made.start()
-    (run_dir / "plan.json").unlink()
+    (run_dir / "progress").write_text("40\n")
+    apply_decision.write_verdict(run_dir, "cancelled")
     made.stop(run_dir)
+    made.fleet.tick()
+    assert made.job.state == "cancelled"
+
+
+@pytest.mark.parametrize("lost", ["plan.json", "."])
+def test_a_run_that_cannot_be_continued_fails_its_job(queue: Callable[..., Queue], lost: str) -> None:
+    """Without its plan, or its folder, nothing is known of the run: the job ends, and says so."""
+    made = queue()
+    run_dir = made.start()
+    made.stop(run_dir)
+    if lost == ".":
+        shutil.rmtree(run_dir)
+    else:
+        (run_dir / lost).unlink()
     made.fleet.tick()
     assert made.job.state == "failed"
     assert made.job.end_entry
