@@ -49,7 +49,8 @@ def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tup
     history = [earlier.cause for earlier in job.stopped if earlier.cause and earlier.number < ticket.number]
     history += apply_decision.cause_history(run_dir, before_attempt=cause.attempt) if cause.attempt else []
     if (verdict := apply_decision.read_verdict(run_dir)) or cancel_request.pending_cancel(run_dir):
-        kind, reason = (verdict.kind, verdict.reason) if verdict else ("cancelled", apply_decision.REASONS["cancelled"])
+        kind = verdict.kind if verdict and verdict.kind != "moved" else "cancelled"
+        reason = verdict.reason if verdict else apply_decision.REASONS["cancelled"]
         return Decision(attempt=cause.attempt, action="stop", kind=kind, reason=reason), cause
     # Whatever the site says of runs: here the queue submits the next job.
     queue_site = replace(site, recovery=replace(site.recovery, chain="fresh"))
