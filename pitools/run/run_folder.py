@@ -9,8 +9,12 @@
     unstarted/<k>/      why a local run's k-th supervisor began no attempt
     events.jsonl        pit.event/1: changes to the run, oldest first
     cancel.json         pit.cancel/1: a request to cancel the run
-    verdict.json        pit.verdict/1: how the run ended; absent until then
-    provenance.json     the run's sources, with code/, environment.txt, dirty.patch: `launch/provenance` writes them
+    verdict.json        pit.verdict/1: how the run ended; absent until then. verdicts/ has those that were withdrawn
+    move.json           pit.move/1: a move to another site, from its begin
+    hooks.json          pit.hooks/1, with hooks.out: `launch/hooks.py` draws them
+    slurm-*.out         the output of jobs; supervisor.out, supervisor.<k>.out: of local supervisors
+    provenance.json     the run's sources, with site.json, code.json, code/, environment.txt, dirty.patch:
+                        `launch/provenance` writes them
     checkpoints/        `pitools/checkpoint` draws it
     progress            number of saved steps, as text, from a program with its own checkpoint format
     submitit/           pickles and results of callables
