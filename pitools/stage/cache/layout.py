@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, TryLater
-from pitools.core.fs import exchange_names, from_os_error, fs_type, remove_tree
+from pitools.core.fs import exchange_names, from_os_error, fs_type, make_parents, remove_tree
 from pitools.core.locks import (
     PROBE_S,
     describe_owner,
@@ -144,7 +144,7 @@ def create_root(root: Path, *, shared: bool = False) -> None:
     """
     require_safe(root)  # before creating anything
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(root, 0o755)  # whatever the umask: nobody else may write there
         _make_folder(root, shared=shared, change_mode=shared)
         is_open = shared or is_world_readable(root / OBJECTS)
         for name in _SHARED_DIRS:

@@ -85,7 +85,7 @@ class Queue:
         saved = int((run_dir / "progress").read_text()) if (run_dir / "progress").exists() else 0
         start = AttemptStart(
             attempt="0",
-            submission=0,
+            job_number=0,
             job_id=slurm_id,
             cluster="",
             restart_count=0,

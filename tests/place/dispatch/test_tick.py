@@ -187,14 +187,14 @@ def test_a_slow_site_holds_up_no_repeated_tick(
     fleet.tick()
     since = status.read_site_status(fleet.place).sites[0].since
     alpha.is_dark = False
-    read = tick.read_snapshot
+    read = tick.snapshot.read_snapshot
 
     def slow(site: Site, **limits: float) -> Snapshot:
         if site.name == "alpha":
             goes_on.wait(60)
         return read(site, **limits)
 
-    monkeypatch.setattr(tick, "read_snapshot", slow)
+    monkeypatch.setattr(tick.snapshot, "read_snapshot", slow)
     ticker = tick.Dispatcher(fleet.place, fleet.decide, repeats=repeats)
     for _ in range(2):
         ticked = ticker.tick()

@@ -26,7 +26,7 @@ from pitools.stage.sources.store_listing import (
     read_file,
     with_digests,
 )
-from pitools.store import digest, manifest
+from pitools.store import digest, manifest, version_list
 from pitools.store.manifest import ArraySchema, Manifest
 
 
@@ -297,6 +297,7 @@ def test_steps_and_episodes_of_a_dataset_of_ours(tmp_path: Path, bridge: Path) -
     path = Path(ingest([bridge], root=tmp_path, name="bridge").path)
     reference, _ = manifest.load_manifest(path)
     (path / manifest.MANIFEST_FILE).unlink()
+    (path / version_list.PUBLISHED_FILE).unlink()
     with pytest.raises(DataError, match="lost its manifest"):
         describe_folder(path)
     assert "action" in describe_folder(build(path.with_name("0" * 32))).arrays
