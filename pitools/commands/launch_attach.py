@@ -12,6 +12,7 @@ from pitools.commands.launch_monitor import find_run_and_site
 from pitools.commands.options import data_option, parse_named_paths, run_argument, site_option
 
 if TYPE_CHECKING:
+    from pitools.core.errors import ClusterError
     from pitools.launch.plan import Plan
     from pitools.site.schema import Site
 
@@ -28,19 +29,21 @@ def attach(run: str, site_name: str, rank: int, command: tuple[str, ...]) -> Non
     """
     import sys
 
-    from pitools.launch.monitor import rank_variables
+    from pitools.launch.monitor import rank_variables, status
     from pitools.launch.plan import load_plan
     from pitools.site.interactive import interactive_call
 
     run_dir, site = find_run_and_site(run, site_name)
+    node, variables = rank_variables.variables_of_rank(run_dir, site, rank)
     plan = load_plan(run_dir)
-    node, variables = rank_variables.variables_of_rank(run_dir, plan, site, rank)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = list(command) or ["bash", "-i"]
     if site.scheduler == "slurm":
         settings = [f"{name}={value}" for name, value in variables.items()]
         argv = [*_srun(run_dir, site, node, plan, is_terminal), "env", *settings, *argv]
         interactive_call(site, argv, terminal=is_terminal).execute()
+    if status.run_status(run_dir, site).state != "RUNNING":
+        raise _not_running_error(run_dir)
     import os
 
     os.chdir(plan.request.workdir)
@@ -49,14 +52,13 @@ def attach(run: str, site_name: str, rank: int, command: tuple[str, ...]) -> Non
 
 def _srun(run_dir: Path, site: Site, node: str, plan: Plan, is_terminal: bool) -> list[str]:
     """Return the srun of a step beside the ranks. Raises ClusterError for a run that is not running."""
-    from pitools.core.errors import ClusterError
     from pitools.launch.submission import submissions
     from pitools.site.connect import client
 
     job = submissions.latest_job(run_dir)
     running = [one for one in client(site).job(job.job_id) if one.state == "RUNNING"] if job else []
     if not running:
-        raise ClusterError("the run is not running", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
+        raise _not_running_error(run_dir)
     return [
         "srun",
         f"--jobid={running[0].raw_id}",
@@ -68,6 +70,12 @@ def _srun(run_dir: Path, site: Site, node: str, plan: Plan, is_terminal: bool) -
         f"--chdir={plan.request.workdir}",
         *(["--pty"] if is_terminal else []),
     ]
+
+
+def _not_running_error(run_dir: Path) -> ClusterError:
+    from pitools.core.errors import ClusterError
+
+    return ClusterError("the run is not running", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
 
 
 @click.command()
@@ -85,13 +93,12 @@ def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[
     import os
 
     from pitools.launch.monitor import rank_variables
-    from pitools.launch.plan import load_plan
     from pitools.launch.sweep.points import parse_point, plan_point
     from pitools.site.load import load_site
 
     if not run.endswith(".toml"):
         run_dir, site = find_run_and_site(run, site_name)
-        _, variables = rank_variables.variables_of_rank(run_dir, load_plan(run_dir), site, rank)
+        _, variables = rank_variables.variables_of_rank(run_dir, site, rank)
         lines = rank_variables.export_lines(variables)
     else:
         plan = plan_point(Path(run), load_site(site_name), parse_point(sets), data=parse_named_paths(data, "--data"))

@@ -11,7 +11,7 @@ from pitools.core import hostlist, strict_toml, trust, units, user_dirs
 from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.core.record import Record
 from pitools.launch import time_limit_signal
-from pitools.launch.request import Request
+from pitools.launch.request import Request, check_env
 from pitools.run import run_folder
 from pitools.site import dialect
 from pitools.site.schema import Container, Hook, Site, SitePartition
@@ -190,10 +190,15 @@ def plan_of_ticket(plan: Plan) -> Plan:
 
 
 def load_plan(run_dir: Path) -> Plan:
-    """Return the plan of a run. Raises DataError."""
+    """Return the plan of a run. Raises DataError, also for a plan that sets a variable which no request can set."""
     plan = run_folder.read_record(run_dir / "plan.json", Plan)
     if plan is None:
         raise DataError("not a run: it has no plan.json", where=str(run_dir))
+    try:
+        check_env(plan.request, str(run_dir / "plan.json"))
+    except ConfigError as error:
+        hint = "somebody changed this file: leave this run alone, and start another"
+        raise DataError(error.message, where=error.where, hint=hint) from error
     return plan
 
 

@@ -243,11 +243,7 @@ def check_request(request: Request, where: str) -> None:
         require(bool(_FLAG.fullmatch(flag)), f"sbatch.{flag} is not a long flag", 'mail-user = "…", without dashes')
         require(not reason, f"sbatch.{flag}: pitools sets this flag itself", reason)
         require(value != "", f"sbatch.{flag} is empty", f"{flag} = true for a flag without a value")
-    for name in request.env:
-        try:
-            dialect.require_settable(dialect.require_variable(name))
-        except PitError as error:
-            raise ConfigError(f"env: {error.message}", where=where, hint=error.hint) from error
+    check_env(request, where)
     for key, value in _texts(request):
         # A command may hold newlines: plan.json carries it, not a script.
         text = value.replace("\n", "") if key == "command" else value
@@ -262,6 +258,15 @@ def check_request(request: Request, where: str) -> None:
             units.parse_duration(value)
         except PitError as error:
             raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
+
+
+def check_env(request: Request, where: str) -> None:
+    """Check the names of a request's variables, of which shells make assignments. Raises ConfigError."""
+    for name in request.env:
+        try:
+            dialect.require_settable(dialect.require_variable(name))
+        except PitError as error:
+            raise ConfigError(f"env: {error.message}", where=where, hint=error.hint) from error
 
 
 def _check_params(request: Request, require: Callable[..., None]) -> None:

@@ -198,6 +198,26 @@ def test_tick_delivers_what_a_killed_job_did_not(pit: Pit, tmp_path: Path) -> No
     assert [record["event"] for record in received(tmp_path / "out")] == ["verdict"]
 
 
+def test_tick_starts_no_hook_of_a_run_that_others_could_have_changed(pit: Pit, tmp_path: Path) -> None:
+    """Its plan names the programs: the error names what to change, and other runs have their hooks."""
+    (tmp_path / "t.toml").write_text(
+        'name = "t"\ncommand = "true"\nsnapshot = false\n'
+        f"[[hooks]]\ncommand = {json.dumps(['sh', '-c', COLLECT, 'sh', str(tmp_path / 'out')])}\n"
+    )
+    runs = tmp_path / "runs"
+    (tmp_path / "out.fail").write_text("1")
+    run = json.loads(pit("launch", "run", "t.toml", "--wait", PIT_RUNS=str(runs)).stdout)
+    plan_path = Path(run["run_dir"]) / "plan.json"
+    plan_path.chmod(0o666)
+    done = pit("launch", "tick", PIT_RUNS=str(runs))
+    assert done.returncode == 3
+    assert str(plan_path) in done.stderr
+    assert received(tmp_path / "out") == []
+    plan_path.chmod(0o644)
+    assert pit("launch", "tick", PIT_RUNS=str(runs)).returncode == 0
+    assert [record["event"] for record in received(tmp_path / "out")] == ["verdict"]
+
+
 @pytest.mark.parametrize(
     ("text", "mode"),
     [

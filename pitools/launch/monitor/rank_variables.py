@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pitools.core.errors import DataError, UsageError
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, load_plan
 from pitools.launch.rank import environment, rendezvous
 from pitools.launch.request import param_variables
 from pitools.run import run_folder
 from pitools.site.schema import Site
 
 
-def variables_of_rank(run_dir: Path, plan: Plan, site: Site, rank: int) -> tuple[str, dict[str, str]]:
+def variables_of_rank(run_dir: Path, site: Site, rank: int) -> tuple[str, dict[str, str]]:
     """Return the node and the variables of a rank of the run's last attempt, without the secret of its rendezvous.
 
-    Raises UsageError for a rank that the run does not have, DataError before the rank has started.
+    Raises ConfigError if other users could have changed the run, because a variable can make a shell run any program;
+    UsageError for a rank that the run does not have, DataError before the rank has started.
     """
+    run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
+    plan = load_plan(run_dir)
     if rank >= plan.ranks:
         raise UsageError(f"no rank {rank}", where=str(run_dir), hint=f"--rank 0 to {plan.ranks - 1}")
     attempt = run_folder.last_attempt(run_dir)

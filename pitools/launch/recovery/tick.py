@@ -126,9 +126,12 @@ def _tick_locked(runs: Path, site: Site, report_error: ReportError, deadline: fl
         if result.action not in ("untouched", "already_ended"):
             yield result
     for path in run_folder.run_dirs(runs):
-        with contextlib.suppress(OSError):
+        try:
             if hooks.is_pending(path) and is_owned_by_user(path) and time.monotonic() < deadline:
+                run_folder.require_own_run(path, group_above=site.paths.runs_access == "group")
                 hooks.deliver(path)
+        except (PitError, OSError) as error:
+            report_error(path, _as_pit_error(error, path))
 
 
 def _due(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -75,12 +76,49 @@ def test_env_of_a_request_runs_its_program(pit: Pit, tmp_path: Path) -> None:
 
 
 def test_a_command_beside_a_rank_here(pit: Pit, tmp_path: Path) -> None:
-    """With the rank's variables, in its working directory."""
+    """With the rank's variables, in its working directory, while the run runs."""
     (tmp_path / "r.toml").write_text(REQUEST.format(framework="none", sleep="{sleep}"))
-    run = json.loads(pit("launch", "run", "r.toml", "--wait").stdout)["run_id"]
-    done = pit("launch", "attach", run, "--rank", "1", "--", "sh", "-c", "echo rank $PIT_RANK in $PWD")
+    run = json.loads(pit("launch", "run", "r.toml", "--set", "sleep=120").stdout)
+    _wait_for(Path(run["run_dir"]) / "env.1")
+    command = ("launch", "attach", run["run_id"], "--rank", "1", "--", "sh", "-c", "echo rank $PIT_RANK in $PWD")
+    done = pit(*command)
     assert done.stdout.startswith("rank 1 in /"), done.stderr
     assert "/code" in done.stdout
+    assert pit("launch", "cancel", run["run_id"]).returncode == 0
+    pit("launch", "watch", run["run_id"])
+    assert pit(*command).returncode == 4
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not path.exists():
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize("command", [("attach", "--", "true"), ("env",)])
+def test_a_run_that_others_could_have_changed(
+    pit: Pit, tmp_path: Path, command: tuple[str, ...], as_root: None
+) -> None:
+    """Its variables decide which programs run: refused, as `reproduce` and `resume` refuse it."""
+    (tmp_path / "r.toml").write_text(REQUEST.format(framework="none", sleep="{sleep}"))
+    run = json.loads(pit("launch", "run", "r.toml", "--wait").stdout)
+    os.chown(run["run_dir"], 65533, -1)
+    done = pit("launch", command[0], run["run_id"], *command[1:])
+    assert (done.returncode, done.stdout) == (3, "")
+
+
+@pytest.mark.parametrize("name", ["A;touch pwned;B", "LD_PRELOAD", "BASH_ENV", "PATH"])
+def test_variables_that_no_request_can_set(pit: Pit, tmp_path: Path, name: str) -> None:
+    """A plan with one is refused where it is used, as the request would have been."""
+    (tmp_path / "r.toml").write_text(REQUEST.format(framework="none", sleep="{sleep}"))
+    run = json.loads(pit("launch", "run", "r.toml", "--wait").stdout)
+    plan_path = Path(run["run_dir"]) / "plan.json"
+    plan = json.loads(plan_path.read_text())
+    plan["request"]["env"][name] = "x"
+    plan_path.write_text(json.dumps(plan))
+    done = pit("launch", "env", run["run_id"])
+    assert (done.returncode, done.stdout) == (5, "")
+    assert pit("launch", "run", "-", stdin=json.dumps(plan)).returncode == 3
 
 
 @pytest.mark.slurm
@@ -91,8 +129,7 @@ def test_a_command_beside_a_rank_in_slurm(clusters: Path, pit: Pit, tmp_path: Pa
     run = json.loads(pit("launch", "run", "r.toml", "--site", "alpha", "--set", "sleep=120", **runs).stdout)
     run_dir = Path(run["run_dir"])
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (run_dir / "env.1").exists():
-        time.sleep(0.3)
+    _wait_for(run_dir / "env.1")
     node = json.loads((run_dir / "attempts/0/ranks/1.json").read_text())["node"]
     command = ("--rank", "1", "--", "sh", "-c", "echo $PIT_RANK $SLURMD_NODENAME $SLURM_JOB_ID")
     done = pit("launch", "attach", run["run_id"], *command, **runs)
