@@ -177,20 +177,21 @@ def _make_plan(
 
 
 def warn_of_unusable(plan: Plan) -> None:
-    """Print a note for each dataset version of a plan that should not be used any more, and each missing program."""
-    import os
+    """Print a note for each dataset version of a plan that should not be used, a missing script, and unusable hooks."""
     import re
-    import shutil
 
+    from pitools.core.errors import PitError
+    from pitools.launch import hooks
     from pitools.store.resolve import warning_for
 
     for data in plan.data:
         if text := warning_for(Path(data.source)):
             click.echo(f"pit: note: dataset {data.name}: {text}", err=True)
     for hook in plan.hooks:
-        name = os.path.expanduser(hook.command[0])  # noqa: PTH111 - a name without "/" is left alone
-        if ("/" not in name or name.startswith("/")) and not shutil.which(name):
-            click.echo(f"pit: note: hook {hook.command[0]}: no such program on this machine", err=True)
+        try:
+            hooks.find_program(hook, Path(plan.request.workdir))
+        except PitError as error:
+            click.echo(f"pit: note: hook {hook.command[0]}: {error.message}", err=True)
     script = re.match(r"\s*python[\d.]*\s+([\w./-]+\.py)(?!\S)", plan.request.command)
     if script and not Path(plan.request.workdir, script[1]).exists():
         click.echo(f"pit: note: command: there is no {script[1]} in {plan.request.workdir}", err=True)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from pitools.core import subprocesses
-from pitools.core.errors import PitError, TryLater
+from pitools.core import subprocesses, trust
+from pitools.core.errors import PitError, ToolMissing, TryLater
 from pitools.core.locks import lock
 from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan, load_plan
@@ -86,6 +87,20 @@ def mark_again(run_dir: Path) -> None:
 def is_pending(run_dir: Path) -> bool:
     """Whether events of a run may have to be delivered."""
     return (run_dir / _PENDING).exists()
+
+
+def find_program(hook: Hook, workdir: Path) -> str:
+    """Return the program of a hook; a relative path is in the run's workdir.
+
+    Raises ToolMissing for a name that is not on the PATH, ConfigError for a file that is missing or that others could
+    change. Programs on the PATH, and files that are arguments, are not checked.
+    """
+    program = os.path.expanduser(hook.command[0])  # noqa: PTH111 - a name without "/" is left alone
+    if "/" in program:
+        trust.require_trusted(workdir / program, "program of a hook")
+    elif shutil.which(program) is None:
+        raise ToolMissing("not on this machine's PATH", where=program)
+    return program
 
 
 def report_nan(attempt: Path, step: int) -> None:
@@ -197,11 +212,10 @@ def _make_input(event: run_folder.Event, run_dir: Path, plan: Plan) -> HookInput
 def _start_hook(hook: Hook, hook_input: HookInput, plan: Plan) -> str:
     """Run one hook to its end; return its error, or ""."""
     workdir = Path(plan.request.workdir)
-    argv = [os.path.expanduser(hook.command[0]), *hook.command[1:]]  # noqa: PTH111 - a name without "/" is left alone
     env = {"PIT_EVENT": hook_input.event, "PIT_RUN_ID": hook_input.run_id, "PIT_RUN_DIR": hook_input.run_dir}
     try:
         done = subprocesses.run(
-            argv,
+            [find_program(hook, workdir), *hook.command[1:]],
             timeout_s=TIMEOUT_S,
             env=env,
             stdin=msgspec.json.encode(hook_input).decode() + "\n",

@@ -125,6 +125,36 @@ def test_a_hook_that_hangs_or_fails_holds_up_nothing(
     assert hooks.last_error(run_dir).startswith(command[0])
 
 
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, -1), (0o755, 54321)])
+def test_a_program_that_others_could_change_is_not_started(
+    tmp_path: Path, mode: int, owner: int, as_root: None
+) -> None:
+    """It would run as this user; a relative path is in the workdir."""
+    program = tmp_path / "h.sh"
+    program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/out\n")
+    program.chmod(mode)
+    os.chown(program, owner, -1)
+    run_dir = make_run(tmp_path, Hook(command=("./h.sh",)))
+    run_folder.append_event(run_dir, "stopped", kind="program", code="failed", reason="x")
+    hooks.deliver(run_dir)
+    assert not (tmp_path / "out").exists()
+    assert "h.sh" in hooks.last_error(run_dir)
+    program.chmod(0o755)
+    os.chown(program, 0, -1)
+    hooks.deliver(run_dir)
+    assert (tmp_path / "out").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("program", ["nosuchprogram", "./nosuch.sh", "hk/h.sh", "/nosuch/prog", "~/nosuch"])
+def test_a_missing_program_is_noted_before_the_launch(pit: Pit, tmp_path: Path, program: str) -> None:
+    """The run is launched, because the program may be there by then, or at the site."""
+    (tmp_path / "t.toml").write_text(
+        f'name = "t"\ncommand = "true"\nsnapshot = false\n[[hooks]]\ncommand = ["{program}"]\n'
+    )
+    done = pit("launch", "plan", "t.toml")
+    assert (done.returncode, f"hook {program}: " in done.stderr) == (0, True)
+
+
 def test_a_run_that_goes_on_after_its_verdict_has_its_hooks(tmp_path: Path) -> None:
     """The verdict is withdrawn by a resume: the next verdict is delivered too."""
     out = tmp_path / "out"
