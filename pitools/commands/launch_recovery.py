@@ -29,8 +29,9 @@ EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t"
 def resume(run: str, site_name: str, force: bool, form: str) -> None:
     """Continue RUN from its last checkpoint if its job has ended; a pending or running job is left alone."""
     from pitools.core.output import Output
-    from pitools.launch.recovery.resume import resume_run
+    from pitools.launch.recovery.resume import TICKET_HINT, resume_run
     from pitools.run.move_record import completed_move
+    from pitools.run.run_folder import is_ticket
 
     run_dir, site = find_run_and_site(run, site_name)
     move = completed_move(run_dir) if force else None
@@ -42,7 +43,8 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
         moved = f"moved to {move.target_site} as {move.new_run_id}, and continues there as well"
         click.echo(f"pit: note: {moved}; {hint}", err=True)
     if result.action == "already_ended":
-        click.echo(f"pit: to continue it nevertheless: pit launch resume {run_dir.name} --force", err=True)
+        hint = f"to continue it nevertheless: pit launch resume {run_dir.name} --force"
+        click.echo(f"pit: {TICKET_HINT if is_ticket(run_dir) else hint}", err=True)
 
 
 @click.command()
@@ -128,6 +130,7 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
     """Return why a run without a verdict is not running, as far as known."""
     from pitools.core.errors import PitError
     from pitools.launch.monitor import status, wait
+    from pitools.run.run_folder import is_ticket
     from pitools.slurm.states import is_final, is_held, may_never_start
 
     try:
@@ -137,7 +140,8 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
     if run.cancel_requested:
         return run.reason
     if is_final(run.state):
-        return f"its job has ended ({run.state}), and nobody has continued the run yet: pit launch resume {run.run_id}"
+        todo = "diagnosed" if is_ticket(run_dir) else "continued"
+        return f"its job has ended ({run.state}), and nobody has {todo} the run yet: pit launch resume {run.run_id}"
     if run.state != "PENDING":
         return "the run is unfinished"
     if is_held(run.pending_reason):

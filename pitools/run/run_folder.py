@@ -310,9 +310,19 @@ def read_or_none(path: Path, kind: type[T]) -> T | None:
     return None
 
 
-def record_created(run_dir: Path, site: str) -> None:
-    """Write the first event of a run, without which nothing continues the run. Raises OSError."""
-    _append_event(run_dir, "created", {"site": site})
+def record_created(run_dir: Path, site: str, *, ticket: bool = False) -> None:
+    """Write the first event of a run, without which nothing continues the run. Raises OSError.
+
+    ticket: see `is_ticket`.
+    """
+    _append_event(run_dir, "created", {"site": site, **({"ticket": True} if ticket else {})})
+
+
+def is_ticket(run_dir: Path) -> bool:
+    """Whether a run is of `pit place`: it has one job, whose script permits no other, and the queue decides on another
+    run."""
+    first = first_event(run_dir)
+    return first is not None and bool(first.detail.get("ticket"))
 
 
 def append_event(run_dir: Path, event: str, **detail: Any) -> None:

@@ -11,6 +11,7 @@ from pitools.core.errors import PitError
 from pitools.launch.job.job_context import JobContext
 from pitools.launch.plan import Plan, load_plan
 from pitools.run import attempt_records as records
+from pitools.run import run_folder
 from pitools.site import load
 from pitools.site.schema import Connection, Recovery, Site
 from pitools.slurm.client import Client, Transport
@@ -44,7 +45,16 @@ def diagnose_and_decide(
     cause = diagnose.diagnose_attempt(job.run_dir, attempt, accounting=accounting_row, in_job=True)
     history = apply_decision.cause_history(job.run_dir, before_attempt=attempt.name)
     nodes = hostlist.expand(job.node_list) if at_begin else None
-    decision = policy.decide(plan, site, cause, history, in_job=True, seconds_left=seconds_left, allocation_nodes=nodes)
+    decision = policy.decide(
+        plan,
+        site,
+        cause,
+        history,
+        in_job=True,
+        is_ticket=run_folder.is_ticket(job.run_dir),
+        seconds_left=seconds_left,
+        allocation_nodes=nodes,
+    )
     if before_slurm_ends and decision.action == "defer" and site.recovery.chain == "requeue":
         # Slurm does not requeue a job that exits before the preemption ends it: request the requeue explicitly.
         decision = msgspec.structs.replace(decision, action="resubmit")

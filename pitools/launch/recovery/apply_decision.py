@@ -66,7 +66,8 @@ def _with_slurm_statement(
     cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=accounting, in_job=True)
     history = cause_history(run_dir, before_attempt=cause.attempt)
     # Slurm is ending the job: none of its time limit remains usable.
-    return cause, policy.decide(plan, site, cause, history, in_job=True, seconds_left=0.0)
+    is_ticket = run_folder.is_ticket(run_dir)
+    return cause, policy.decide(plan, site, cause, history, in_job=True, is_ticket=is_ticket, seconds_left=0.0)
 
 
 def _job_of_attempt(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:

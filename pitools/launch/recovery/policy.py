@@ -57,12 +57,14 @@ def decide(
     history: Sequence[Cause],
     *,
     in_job: bool = False,
+    is_ticket: bool = False,
     seconds_left: float | None = None,
     allocation_nodes: Sequence[str] | None = None,
 ) -> Decision:
     """Decide what the run does next. Pure.
 
-    history: the causes of earlier attempts, oldest first. in_job: called inside a job.
+    history: the causes of earlier attempts, oldest first. in_job: called inside a job. is_ticket: see
+    `run_folder.is_ticket`: no decision is "resubmit".
     seconds_left: to the job's time limit, None without one. allocation_nodes: the nodes of a restarted job that decides
     at its beginning; None at the end of an attempt.
     """
@@ -73,13 +75,13 @@ def decide(
     if decision.action in ("done", "stop"):
         return decision
     if not in_job or (decision.action == "resubmit" and allocation_nodes is None):
-        return _as_site_allows(site, decision, in_job)
+        return _as_site_allows(site, decision, in_job, is_ticket)
     retry = replace(decision, action="retry")
     if _must_leave_allocation(cause, history, decision, allocation_nodes):
-        return _as_site_allows(site, retry, in_job)
+        return _as_site_allows(site, retry, in_job, is_ticket)
     if seconds_left is not None and seconds_left < retry.wait_s + useful_attempt_s(plan):
         reason = f"{retry.reason}; too little time left in this job for another attempt: {max(0, seconds_left):.0f} s"
-        return _as_site_allows(site, replace(retry, reason=reason), in_job)
+        return _as_site_allows(site, replace(retry, reason=reason), in_job, is_ticket)
     return retry
 
 
@@ -146,8 +148,13 @@ def _must_leave_allocation(
     )
 
 
-def _as_site_allows(site: Site, decision: Decision, in_job: bool) -> Decision:
+def _as_site_allows(site: Site, decision: Decision, in_job: bool, is_ticket: bool) -> Decision:
     """Return the decision with the action by which this site continues a run in another job."""
+    if is_ticket:
+        # Of a preempted job, or one that saved before its time limit, the queue makes another run, and fails the others.
+        is_continued = in_job or decision.kind in ("preempted", "time-limit")
+        reason = f"{decision.reason}; this run has one job, and its queue decides on the next: pit place list"
+        return replace(decision, action="defer" if is_continued else "stop", reason=reason)
     if site.recovery.chain == "none":
         # Slurm may still requeue a preempted job: a later call decides, once the job has left the queue.
         reason = f"{decision.reason}; {site.name} has recovery.chain = none: pit launch resume --force"

@@ -30,6 +30,7 @@ from pitools.site.schema import Site
 from pitools.slurm.records import AccountingRow
 from pitools.slurm.states import UNKNOWN, is_final
 
+TICKET_HINT = "see pit place list; to begin its request again: pit place run REQUEST.toml"
 # A controller that lost its state, or has not restored it yet, reports no jobs either.
 _ABSENT_FOR_S = 600.0
 _MAX_STATE_AGE_S = 5.0  # the most seconds that a cached state may be old: a user expects the present one
@@ -57,10 +58,12 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
     force: also continue a run that has its verdict or a cancel request. state: Slurm's state of the newest job, if the
     caller has just queried it, else "".
     Raises TryLater if another process holds the run's lock, if Slurm does not respond, or with `force` if the job of a
-    run with a verdict has not ended; DataError for an incomplete run; ClusterError if Slurm refuses a job;
-    ConfigError for another site than the run's.
+    run with a verdict has not ended; UsageError with `force` for a run of pit place; DataError for an incomplete run;
+    ClusterError if Slurm refuses a job; ConfigError for another site than the run's.
     """
     _check(run_dir, site)
+    if force and run_folder.is_ticket(run_dir):
+        raise UsageError(f"run {run_dir.name} is of pit place, and has one job", where=str(run_dir), hint=TICKET_HINT)
     with hooks.deliver_at_end(run_dir), lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
         verdict = apply_decision.read_verdict(run_dir)
         if verdict and not force:
@@ -74,6 +77,8 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
             apply_decision.reopen(run_dir)
         unresolved_at = _unresolved_since(run_dir)
         ref = submissions.latest_job(run_dir) if unresolved_at is None else None
+        if ref is None and run_folder.is_ticket(run_dir):
+            return _result(run_dir, "untouched", "pit place submits its job")
         if unresolved_at is None and ref is None:
             if verdict:
                 apply_decision.reopen(run_dir)
@@ -306,8 +311,9 @@ def recover(
     history = apply_decision.cause_history(
         run_dir, before_attempt=cause.attempt, before_job=ref.job_number if attempt is None else None
     )
-    decision = policy.decide(plan, site, cause, history)
-    if accounting is None and policy.needs_slurm_state(cause):
+    is_ticket = run_folder.is_ticket(run_dir)
+    decision = policy.decide(plan, site, cause, history, is_ticket=is_ticket)
+    if accounting is None and policy.needs_slurm_state(cause) and not is_ticket:
         # Without accounting it may have been cancelled by a user: then it must not continue.
         decision = replace(decision, action="stop", reason=f"{cause.reason}; to continue: pit launch resume --force")
     if force and decision.action != "resubmit":
@@ -315,6 +321,8 @@ def recover(
     if decision.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
         # submitit finds a callable's pickle by the id of the job that it was submitted with.
         decision = replace(decision, action="stop", reason=f"{cause.reason}; only its submitter can submit it again")
+    if decision.action == "defer":
+        return _result(run_dir, "untouched", decision.reason, attempt=cause.attempt, cause=decision.kind)
     if not may_submit and decision.action not in ("done", "stop"):
         return _result(run_dir, "untouched", "its job has ended, and another one is to continue it")
     decision = apply_decision.apply_decision(

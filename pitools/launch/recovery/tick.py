@@ -208,7 +208,7 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
         if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
             return False
         first = run_folder.first_event(run_dir)
-        return first is not None and first.event == "created"
+        return first is not None and first.event == "created" and not first.detail.get("ticket")
     except OSError:
         return False
 

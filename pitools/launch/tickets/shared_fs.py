@@ -101,8 +101,8 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable
         ticket_plan = msgspec.structs.replace(ticket_plan, request=msgspec.structs.replace(plan.request, env=env))
         text = planning.render_script(ticket_plan, site, run_dir=str(run_dir))
         write_atomic(building / "script.sbatch", grant.add_grant_check(text, str(run_dir)), durable=False)
+        run_folder.record_created(building, site.name, ticket=True)
         if plan.hooks:
-            run_folder.append_event(building, "created", site=site.name)
             hooks.mark_pending(building)
         populate(building)
         os.rename(building, run_dir)

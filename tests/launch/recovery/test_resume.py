@@ -16,7 +16,7 @@ import pytest
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
 from pitools.core.locks import lock
 from pitools.launch.plan import load_plan
-from pitools.launch.recovery import apply_decision, policy, slurm_query
+from pitools.launch.recovery import apply_decision, policy, slurm_query, tick
 from pitools.launch.recovery.resume import ResumeResult, resume_run, settle_run
 from pitools.launch.submission import exclusions, grant, submissions
 from pitools.run import run_folder
@@ -107,6 +107,36 @@ def test_settle_diagnoses_each_task_of_an_array(runs: Runs, cluster: Cluster) ->
     reasons = [json.loads((path / "cause.json").read_text())["reason"] for path in sorted(first.parent.iterdir())]
     assert len(reasons) == 2
     assert not any("repeated" in reason for reason in reasons)
+
+
+def _as_ticket(run_dir: Path) -> None:
+    (run_dir / "events.jsonl").unlink()
+    run_folder.record_created(run_dir, "s", ticket=True)
+
+
+@pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"])
+def test_a_run_of_pit_place_gets_no_second_job(runs: Runs, cluster: Cluster, state: str) -> None:
+    """Its script permits one job. What its queue continues has no verdict, which would end the queue's job."""
+    run_dir = runs.make()
+    _as_ticket(run_dir)
+    runs.attempt(run_dir, progress=68)
+    cluster.states["100"] = state
+    result = resume_run(run_dir, SITE)
+    is_continued = state in ("PREEMPTED", "TIMEOUT")
+    assert (result.action, "pit place" in result.reason) == ("untouched" if is_continued else "stop", True)
+    assert resume_run(run_dir, SITE).action == ("untouched" if is_continued else "already_ended")
+    with pytest.raises(UsageError):
+        resume_run(run_dir, SITE, force=True)
+    assert (cluster.sent, apply_decision.read_verdict(run_dir) is None) == ([], is_continued)
+
+
+def test_tick_leaves_the_runs_of_pit_place_alone(runs: Runs, cluster: Cluster) -> None:
+    """Also those with hooks: their events begin as those of other runs do."""
+    run_dir = runs.make()
+    _as_ticket(run_dir)
+    runs.attempt(run_dir)
+    cluster.states["100"] = "NODE_FAIL"
+    assert tick.unfinished_runs(runs.root, SITE, lambda *_: None) == []
 
 
 def test_the_job_before_does_not_begin_again(runs: Runs, cluster: Cluster) -> None:

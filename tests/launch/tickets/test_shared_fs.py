@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import ConfigError, NoSpace
+from pitools.core.errors import ConfigError, NoSpace, Unreachable
 from pitools.launch import plan as planning
 from pitools.launch.request import Request
 from pitools.launch.tickets import shared_fs
 from pitools.launch.tickets.ticket_state import FolderNotCreated
+from pitools.run import run_folder
 from pitools.site.schema import Paths, Site, SitePartition
 
 
@@ -55,3 +56,17 @@ def test_what_a_killed_tick_left_goes(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(shared_fs, "_submit_with_node_choice", lambda *_: None)
         shared_fs.submit_ticket(plan, site, name="bc.1")
     assert [path.name for path in runs.iterdir()] == ([] if removed else ["bc.1"])
+
+
+def test_its_run_is_known_as_a_ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nothing but the queue decides on another job: the run's script permits only one."""
+    site = Site(name="a", paths=Paths(runs=str(tmp_path / "runs")), partitions={"train": SitePartition(nodes=1)})
+    request = Request(name="bc", command="true", time="1m", partition="train", workdir=str(tmp_path), snapshot=False)
+
+    def no_slurm(*_: object, **__: object) -> None:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(shared_fs.exactly_once, "submit_once", no_slurm)
+    with pytest.raises(Unreachable):
+        shared_fs.submit_ticket(planning.make_plan(request, site, "test"), site, name="bc.1")
+    assert run_folder.is_ticket(tmp_path / "runs" / "bc.1")
