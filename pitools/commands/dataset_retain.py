@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from pitools.commands.completion import complete_sites
 from pitools.commands.dataset_catalog import DIFF_COLUMNS, ROOT_TYPE
-from pitools.commands.options import dataset_argument, format_option, site_option
-from pitools.core.errors import UsageError, suggest
+from pitools.commands.options import dataset_argument, format_option
+from pitools.core.errors import ClusterError, UsageError, suggest
 from pitools.core.output import Output
 
 TAG_COLUMNS = ("name", "tag", "version", "number", "moved_at", "moved_by", "reason")
@@ -117,14 +118,27 @@ def retire(datasets: tuple[str, ...], reason: str, grace: str, undo: bool, form:
     "--runs",
     multiple=True,
     type=ROOT_TYPE,
-    help="Further folder of runs whose datasets stay, besides those of all users of the site; repeatable.",
+    help="Further folder of runs whose datasets stay, besides those of all users of the sites; repeatable.",
 )
-@click.option("--no-site-runs", is_flag=True, help="Leave out the site's folders of runs.")
+@click.option("--no-site-runs", is_flag=True, help="Leave out the sites' folders of runs.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, without changes.")
-@site_option
+@click.option(
+    "--site",
+    "sites",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_sites,
+    help="A site whose runs' datasets stay; repeatable. [default: all but the examples that pitools ships]",
+)
 @format_option
 def gc(
-    root: Path, grace: str, runs: tuple[Path, ...], no_site_runs: bool, dry_run: bool, site_name: str, form: str
+    root: Path,
+    grace: str,
+    runs: tuple[Path, ...],
+    no_site_runs: bool,
+    dry_run: bool,
+    sites: tuple[str, ...],
+    form: str,
 ) -> None:
     """Remove retired versions whose grace is over and that no tag, lease, run or derived version references.
 
@@ -138,21 +152,31 @@ def gc(
     """
     from pitools.dataset.gc.collect import collect_garbage as collect
     from pitools.dataset.gc.run_folders import run_roots
+    from pitools.site.load import site_names
     from pitools.store.resolve import require_root
 
     grace_s = _parse_grace(grace)
     require_root(root)
-    run_dirs = [*runs, *(() if no_site_runs else run_roots(site_name))]
+    run_dirs = list(runs)
+    names = () if no_site_runs else sites or site_names(shipped=False)
+    for name in names:
+        try:
+            run_dirs += run_roots(name)
+        except ClusterError as error:
+            if not dry_run:
+                raise
+            click.echo(f"pit: without --dry-run, gc would end: {error}; {error.hint}", err=True)
+    text = ", ".join(names)
     if not (run_dirs or no_site_runs or dry_run):
-        problem = f"runs: site {site_name} has no folder of runs here (expected one: their plans keep versions)"
+        problem = f"runs: no folder of runs here, of {text} (expected one: their plans keep versions)"
         raise UsageError(
             problem, where="--runs", hint="--runs FOLDER, or --no-site-runs if no run reads these datasets"
         )
     with Output(form, GC_COLUMNS) as out:
-        for result in collect(root, runs=run_dirs, grace_s=grace_s, dry_run=dry_run):
+        for result in collect(root, runs=list(dict.fromkeys(run_dirs)), grace_s=grace_s, dry_run=dry_run):
             out(result)
     if not (run_dirs or no_site_runs):
-        click.echo(f"pit: site {site_name} has no folder of runs here: `gc` needs --runs or --no-site-runs", err=True)
+        click.echo(f"pit: no folder of runs here, of {text}: `gc` needs --runs or --no-site-runs", err=True)
 
 
 @click.command()

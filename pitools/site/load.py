@@ -52,10 +52,10 @@ def search_path() -> list[Path]:
     ]
 
 
-def site_names() -> list[str]:
-    """Return the names of all sites."""
-    names: set[str] = set()
-    for folder in search_path():
+def site_names(*, shipped: bool = True) -> list[str]:
+    """Return the names of all sites. shipped: whether those are included that are only examples of pitools."""
+    names = set() if shipped else {"local"}
+    for folder in search_path()[0 if shipped else 1 :]:
         if folder.is_dir():
             # Editors put locks such as `.#alpha.toml` beside a file.
             names.update(path.stem for path in folder.glob("*.toml") if not path.name.startswith("."))

@@ -15,10 +15,11 @@ USER_PLACEHOLDER = "{user}"
 
 
 def run_roots(name: str) -> list[Path]:
-    """Return the run folders of all users of a site, as `pit launch` creates them; empty where there is none.
+    """Return the run folders of all users of a site, as `pit launch` creates them.
 
-    Unreadable ones are included. Raises ClusterError where the site's storage is not mounted: invisible runs may
-    reference any version.
+    Empty where no user has one, or no folder of runs is here that the site gives by a relative path. Unreadable ones
+    are included. Raises ClusterError where the site's storage, or its folder of runs, is not here: it may not be
+    mounted, and invisible runs may reference any version.
     """
     text = load_site(name).paths.runs
     parts = Path(text).parts
@@ -32,7 +33,8 @@ def run_roots(name: str) -> list[Path]:
         except OSError as error:
             raise _missing_root_error(base, name) from error
         roots = [base / person / Path(*parts[personal + 1 :]) for person in people]
-    if base.is_absolute() and not base.parent.is_dir():
+    is_missing = personal == len(parts) and not _exists_or_unreadable(base)
+    if base.is_absolute() and (is_missing or not base.parent.is_dir()):
         raise _missing_root_error(base, name)
     return [folder for folder in roots if _exists_or_unreadable(folder)]
 
@@ -51,5 +53,6 @@ def _exists_or_unreadable(folder: Path) -> bool:
 
 
 def _missing_root_error(folder: Path, site: str) -> ClusterError:
-    hint = "run this where the site's runs are visible, or leave them out: --no-site-runs"
+    hint = "run this where the site's runs are visible, name the sites whose runs read these datasets (--site), or "
+    hint += "leave all out: --no-site-runs"
     return ClusterError(f"folders of runs of site {site}: not visible here", where=str(folder), hint=hint)

@@ -51,6 +51,28 @@ def test_no_version_for_a_tag(pit, publish, tmp_path, words) -> None:
     assert pit("dataset", "tag", "root/x", "prod", *words).returncode == 2
 
 
+def test_gc_reads_the_runs_of_every_site(pit, lines, publish, tmp_path) -> None:
+    """A version that a run of any site reads stays; if a site's runs are not here, nothing is removed."""
+    version = publish(tmp_path / "root", "x", 0)
+    lines(pit("dataset", "retire", str(version)))
+    sites = tmp_path / "home/.config/pitools/sites"
+    for path in sites.iterdir():
+        path.unlink()
+    for name in ("one", "two"):
+        (sites / f"{name}.toml").write_text(f'name = "{name}"\n[paths]\nruns = "{tmp_path}/{name}"\n')
+    gc = ("dataset", "gc", "root", "--grace", "0s")
+    (tmp_path / "runs").mkdir()  # of site local
+    (tmp_path / "one").mkdir()
+    done = pit(*gc)
+    assert (done.returncode, f"{tmp_path}/two" in done.stderr, version.exists()) == (4, True, True)
+    run = tmp_path / "two/bc-1/plan.json"
+    run.parent.mkdir(parents=True)
+    run.write_text(json.dumps({"data": [{"version": version.name}]}))
+    (kept,) = lines(pit(*gc))
+    assert (kept["state"], kept["reason"]) == ("kept", "run bc-1")
+    assert [line["state"] for line in lines(pit(*gc, "--site", "local", "--site", "one"))] == ["removed"]
+
+
 def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
     """A version is retired by name, shown as such, kept by the site's runs, taken back, and removed in the end."""
     root = tmp_path / "root"
@@ -77,14 +99,15 @@ def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
         refused = pit("dataset", "gc", *wrong, PIT_RUNS=str(tmp_path / "not/mounted"))
         assert refused.returncode == (2 if wrong != ["root"] else 4), refused.stderr
     assert "--grace 7d" in pit("dataset", "retire", str(first), "--grace", "7").stderr
-    done = pit("dataset", "gc", "root", "--grace", "0s", "--dry-run")
+    missing = {"XDG_CONFIG_HOME": str(tmp_path / "none")}  # no site but local
+    done = pit("dataset", "gc", "root", "--grace", "0s", "--dry-run", **missing)
     assert "--no-site-runs" in done.stderr
     (planned,) = lines(done)
     assert planned["state"] == "would-remove"
     assert lines(pit("dataset", "retire", "--undo", str(first))) == []
     assert lines(pit("dataset", "gc", "root", "--grace", "0s", "--no-site-runs")) == []
     lines(pit("dataset", "retire", str(first)))
-    assert pit("dataset", "gc", "root", "--grace", "0s").returncode == 2  # no folder of runs is known
+    assert pit("dataset", "gc", "root", "--grace", "0s", **missing).returncode == 2  # no folder of runs is known
     assert first.exists()
     (gone,) = lines(pit("dataset", "gc", "root", "--grace", "0s", "--no-site-runs"))
     assert (gone["schema"], gone["state"], gone["freed_bytes"]) == (
