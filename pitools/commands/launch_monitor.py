@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import format_option, run_argument, site_option, sites_option
-from pitools.launch.run_lookup import find_run_dir, runs_dir
+from pitools.launch.run_lookup import find_run_dir, missing_runs_dir, runs_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,8 +91,10 @@ def list_command(
                 raise
             report_error(Path(name), error)
             continue
-        if not runs:
-            click.echo(f"pit: no runs of {site.name} in {runs_dir(site)}", err=True)
+        if not runs and (missing := missing_runs_dir(site)):
+            click.echo(f"pit: {missing}; {missing.hint}", err=True)
+        elif not runs:
+            click.echo(f"pit: no runs of {site.name} in {runs_dir(site)} that you may read", err=True)
         all_runs += runs
     wanted = filter_runs(all_runs, conditions)
     show_runs(form, sorted(wanted, key=lambda run: folder.run_id_sort_key(run.run_id)), with_params=with_params)

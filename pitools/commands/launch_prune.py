@@ -67,6 +67,7 @@ def prune(
     from pitools.launch.monitor.run_filter import filter_runs
     from pitools.launch.prune_runs import prune_runs
     from pitools.launch.recovery.resume import settle_run
+    from pitools.launch.run_lookup import missing_runs_dir
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
     from pitools.slurm.states import is_final
@@ -81,6 +82,8 @@ def prune(
         click.echo(f"pit: {path}: {error}", err=True)
 
     sweep_dir = find_sweep_dir(sweep, site_name) if sweep else None
+    if not sweep and (missing := missing_runs_dir(load_site(site_name))):
+        click.echo(f"pit: {missing}; {missing.hint}", err=True)
     freed = 0
     with ExitStack() as stack:
         if sweep_dir and remove:  # nobody launches its points meanwhile

@@ -9,7 +9,7 @@ import click
 
 from pitools.commands.launch_monitor import RUN_COLUMNS, find_run_and_site
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.launch.run_lookup import runs_dir
+from pitools.launch.run_lookup import missing_runs_dir, runs_dir
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError
@@ -177,7 +177,8 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
         site = chosen[0][1]
     paths = [path for path, _ in chosen] or tick.unfinished_runs(runs_dir(site), site, _print_error)
     if not paths:
-        click.echo("pit: no unfinished run", err=True)
+        missing = missing_runs_dir(site)
+        click.echo(f"pit: {missing}; {missing.hint}" if missing else "pit: no unfinished run", err=True)
         return
     try:
         if form in ("auto", "table") and sys.stdout.isatty():
@@ -241,6 +242,8 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
     from pitools.site.load import load_site
 
     site = load_site(site_name)
+    if missing := missing_runs_dir(site):
+        raise missing
     runs = runs_dir(site)
     reported = () if sys.stderr.isatty() else tick.last_tick_errors(runs, site)
     errors: list[PitError] = []

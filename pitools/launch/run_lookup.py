@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pitools.core.errors import ClusterError
     from pitools.site.schema import Site
 
 
@@ -17,6 +19,17 @@ def runs_dir(site: Site) -> Path:
     from pitools.site.template import expand_placeholders
 
     return Path(expand_placeholders(site.paths.runs)).absolute()
+
+
+def missing_runs_dir(site: Site) -> ClusterError | None:
+    """Return the error of a site whose folder of runs is not on this host; None if it is."""
+    from pitools.core.errors import ClusterError
+
+    path = runs_dir(site)
+    if os.path.lexists(path):  # an unreadable one has an error of its own
+        return None
+    hint = f"mount it; or, before the first run: mkdir -p {path}"
+    return ClusterError(f"no folder of runs of site {site.name} on this host", where=str(path), hint=hint)
 
 
 def find_run_dir(run: str, site_name: str) -> Path:

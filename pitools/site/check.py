@@ -79,6 +79,14 @@ def _check_paths(site: Site, live: bool) -> Iterator[SiteFinding]:
             yield SiteFinding(site=site.name, key=f"paths.{key}", problem=error.message, hint=error.hint)
             continue
         if key == "runs" and site.connection.kind == "local":
+            # The first run makes its folder, and a user's own one above that, but no storage.
+            storage = path.parents["{user}" in site.paths.runs]
+            if live and not storage.exists():
+                problem = f"no folder {storage} on this host: runs cannot be made, seen or continued here"
+                yield SiteFinding(
+                    site=site.name, key="paths.runs", problem=problem, hint="mount it, or correct the path"
+                )
+                continue
             existing_dir = next(part for part in (path, *path.parents) if os.access(part, os.F_OK))
             if not existing_dir.is_dir() or not os.access(existing_dir, os.W_OK | os.X_OK):
                 yield SiteFinding(site=site.name, key="paths.runs", problem=f"{existing_dir} is not a writable folder")
@@ -98,6 +106,8 @@ def _check_local_files(site: Site, live: bool) -> Iterator[SiteFinding]:
     python, conf = site.paths.python, site.slurm.conf
     if python and not live and not (Path(python).is_file() and os.access(python, os.X_OK)):
         yield SiteFinding(site=site.name, key="paths.python", problem=f"no such program: {python}")
+    if (fabric := site.topology.file) and not Path(fabric).is_file():
+        yield SiteFinding(site=site.name, key="topology.file", problem=f"no such file: {fabric}")
     if not conf:
         return
     try:

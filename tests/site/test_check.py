@@ -39,6 +39,27 @@ def test_what_is_not_as_the_file_says_is_found(pit: Pit, tmp_path: Path) -> None
     assert {row["key"] for row in problems} == {f"{tmp_path}/odd.toml:7", "paths.python", "slurm.cluster"}
 
 
+@pytest.mark.parametrize(("runs", "keys"), [("gone/runs", ["paths.runs"]), ("gone/{user}/x", []), ("new", [])])
+def test_storage_of_runs_that_is_not_here_is_found(pit: Pit, tmp_path: Path, runs: str, keys: list[str]) -> None:
+    """By --live; a folder that the first run makes is none."""
+    if not keys:
+        (tmp_path / "gone").mkdir()
+    text = f'name = "odd"\nscheduler = "none"\n[paths]\nnvme = "/x"\nruns = "{tmp_path}/{runs}"\n'
+    (tmp_path / "odd.toml").write_text(text)
+    problems = findings(pit("site", "check", "odd", "--live", PIT_SITE_PATH=str(tmp_path)), 1 if keys else 0)
+    assert [row["key"] for row in problems] == keys
+
+
+def test_a_fabric_file_that_is_missing_is_found(pit: Pit, tmp_path: Path) -> None:
+    """A relative path is in the site file's folder."""
+    text = 'name = "odd"\nscheduler = "none"\n[paths]\nnvme = "/x"\n[topology]\nfile = "odd.csv"\n'
+    (tmp_path / "odd.toml").write_text(text)
+    (row,) = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert (row["key"], f"{tmp_path}/odd.csv" in row["problem"]) == ("topology.file", True)
+    (tmp_path / "odd.csv").write_text("n1,leaf1\n")
+    findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 0)
+
+
 def test_a_folder_where_runs_could_be_exchanged_is_found(pit: Pit, tmp_path: Path) -> None:
     """Before the first run is refused; a sticky one will do, and one that is still to be made is its parent's."""
     runs = tmp_path / "runs"

@@ -151,7 +151,7 @@ def _must_leave_allocation(
 def _as_site_allows(site: Site, decision: Decision, in_job: bool, is_ticket: bool) -> Decision:
     """Return the decision with the action by which this site continues a run in another job."""
     if is_ticket:
-        # Of a preempted job, or one that saved before its time limit, the queue makes another run, and fails the others.
+        # The queue continues a preempted job, or one that saved before its time limit, and fails the others.
         is_continued = in_job or decision.kind in ("preempted", "time-limit")
         reason = f"{decision.reason}; this run has one job, and its queue decides on the next: pit place list"
         return replace(decision, action="defer" if is_continued else "stop", reason=reason)

@@ -156,3 +156,17 @@ def test_an_empty_pipe_is_no_plan(pit: Pit) -> None:
     """As where the `plan` before it failed: exit 2, and the reason is looked for there."""
     done = pit("launch", "run", "-")
     assert (done.returncode, "plan: empty input" in done.stderr) == (2, True)
+
+
+def test_a_folder_of_runs_that_is_not_here_is_reported(pit: Pit, tmp_path: Path) -> None:
+    """By `tick` as an error, for cron; others say so beside their answer. No command makes the folder."""
+    runs = {"PIT_RUNS": str(tmp_path / "mnt" / "runs")}
+    assert pit("launch", "tick", **runs).returncode == 4
+    for command in (["list"], ["watch"], ["prune", "--where", "age>1d"], ["tick"]):
+        done = pit("launch", *command, **runs)
+        assert runs["PIT_RUNS"] in done.stderr, command
+        assert "mkdir -p" in done.stderr, command
+    assert not (tmp_path / "mnt").exists()
+    (tmp_path / "mnt" / "runs").mkdir(parents=True)
+    done = pit("launch", "tick", **runs)
+    assert (done.returncode, done.stderr) == (0, "")
