@@ -7,6 +7,7 @@ attempts/<n>/           n counts the starts of the run, over all its jobs; `<tas
     first_failure       `<exit code> <rank> <node>` of the rank that failed first: only the first rank can make the file
     hang.json           pit.hang/1: the hang watch ended an attempt whose ranks made no more steps
     stacks/<rank>.txt   each rank's stack at that time
+    bin/python          a link to the interpreter, where that has another name
     unreachable/<node>.json  pit.unreachable-node/1: a node that did not answer when the ranks were ended
     oom/<rank>.json     pit.oom/1: a rank that the kernel's OOM killer ended, or its child
     decision.json       pit.decision/1: the recovery decision

@@ -86,8 +86,8 @@ def prepare_rank(framework: str) -> None:
         codes = {Unreachable: RENDEZVOUS_FAILED, DataError: DATASET_MISSING, rendezvous.NoFreePorts: NO_PORTS}
         code = codes.get(type(error), WRONG_RANK0_NODE)
         raise SystemExit(code) from error
-    # `python` in a command is this interpreter, as for an entry, not that of the submitter's shell.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    folders = python_folders(Path(sys.executable), context.attempt_dir)
+    os.environ["PATH"] = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
     os.environ.update(rank_environment(context, os.environ, framework, coordinator, data))
     record = run_folder.RankRecord(
         rank=context.rank,
@@ -100,6 +100,22 @@ def prepare_rank(framework: str) -> None:
         oom_kills=oom.oom_kill_count(),
     )
     run_folder.write_record(context.attempt_dir / "ranks" / f"{context.rank}.json", record)
+
+
+def python_folders(executable: Path, attempt_dir: Path) -> list[str]:
+    """Return the first folders of a rank's PATH, in which `python` is this interpreter, as it is for an entry.
+
+    A folder without such a `python`, as Debian's /usr/bin, is preceded by one in the attempt that has a link.
+    """
+    folder, shim = executable.parent, attempt_dir / "bin"
+    with contextlib.suppress(OSError):
+        if (folder / "python").samefile(executable):
+            return [str(folder)]
+    with contextlib.suppress(OSError):  # a full disk: the program may do without `python`
+        shim.mkdir(mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # made by another rank
+            (shim / "python").symlink_to(executable)
+    return [str(shim), str(folder)]
 
 
 def _hold_leases(data: Mapping[str, str]) -> None:

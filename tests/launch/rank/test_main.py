@@ -17,7 +17,7 @@ import pytest
 from pitools.launch import exit_codes
 from pitools.launch import plan as planning
 from pitools.launch.diagnosis import patterns
-from pitools.launch.rank import failure_record
+from pitools.launch.rank import failure_record, main
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -198,3 +198,22 @@ def test_exit_codes_are_the_interpreter_s(
         sys.exit(value)  # type: ignore[arg-type]
     assert failure_record.exit_code(caught.value) == code
     assert (tmp_path / "first_failure").exists() == (code != 0)
+
+
+@pytest.mark.parametrize("other", ["", "#!/bin/sh\nexit 9\n"])
+def test_python_is_the_rank_s_interpreter(tmp_path: Path, other: str) -> None:
+    """Also where that is `python3` in a folder that has no `python`, or one of another version; for each rank."""
+    bin_dir, attempt = tmp_path / "bin", tmp_path / "attempt"
+    bin_dir.mkdir()
+    attempt.mkdir()
+    (bin_dir / "python3").write_text("#!/bin/sh\necho mine\n")
+    (bin_dir / "python3").chmod(0o755)
+    if other:
+        (bin_dir / "python").write_text(other)
+        (bin_dir / "python").chmod(0o755)
+    for _ in range(2):
+        folders = main.python_folders(bin_dir / "python3", attempt)
+    env = {"PATH": os.pathsep.join([*folders, os.defpath])}
+    for name in ("python", "python3"):
+        assert subprocess.run(["sh", "-c", name], env=env, capture_output=True, check=True).stdout == b"mine\n"
+    assert main.python_folders(Path(sys.executable), attempt) == [str(Path(sys.executable).parent)]
