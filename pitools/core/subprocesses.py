@@ -68,7 +68,7 @@ def run(
             process.wait(_GRACE_S)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        problem = f"no answer within {timeout_s:g} s"
+        problem = f"no answer within {round(timeout_s, 1):g} s"
         raise Unreachable(problem, where=" ".join(argv[:3]), hint="try again later") from error
     finally:
         for pipe in (process.stdout, process.stderr):

@@ -95,6 +95,10 @@ def _check_paths(site: Site, live: bool) -> Iterator[SiteFinding]:
                 run_folder.require_safe_runs_dir(existing_dir, group=site.paths.runs_access == "group")
             except ConfigError as error:
                 yield SiteFinding(site=site.name, key="paths.runs", problem=str(error), hint=error.hint)
+    if site.accounts and site.defaults.account and site.defaults.account not in site.accounts:
+        problem = f'"{site.defaults.account}" is not one of accounts'
+        hint = suggest(site.defaults.account, site.accounts)
+        yield SiteFinding(site=site.name, key="defaults.account", problem=problem, hint=hint)
     if site.scheduler == "slurm" and not site.partitions:
         yield SiteFinding(site=site.name, key="partitions", problem="none", hint=f"pit site probe {site.name}")
     if site.connection.kind == "local":

@@ -163,7 +163,7 @@ def _check(site: Site, name: str, where: str) -> None:
         raise ConfigError(f'name = "{site.name}" differs from the file\'s name', where=where, hint=f'name = "{name}"')
     partitions = site.partitions
     if site.defaults.partition and site.defaults.partition not in partitions:
-        hint = suggest(site.defaults.partition, partitions)
+        hint = suggest(site.defaults.partition, partitions) or f"add a table [partitions.{site.defaults.partition}]"
         problem = f'defaults.partition = "{site.defaults.partition}" is not a partition'
         raise ConfigError(problem, where=where, hint=hint)
     if site.tiers and site.defaults.tier not in site.tiers:
@@ -173,15 +173,22 @@ def _check(site: Site, name: str, where: str) -> None:
     if site.slurm.bin and (not site.slurm.bin.startswith("/") or ":" in site.slurm.bin):
         problem = f'slurm.bin = "{site.slurm.bin}" is not an absolute path'
         raise ConfigError(problem, where=where, hint='bin = "/opt/slurm/bin"')
-    for name in (*site.environment, *site.network.env):
-        try:
-            dialect.require_settable(name, by_site=True)
-        except UsageError as error:
-            raise ConfigError(f"environment: {error.message}", where=where, hint=error.hint) from error
-    if site.connection.kind == "ssh" and (not site.connection.host or site.connection.host.startswith("-")):
-        raise ConfigError(
-            f'connection.host = "{site.connection.host}" is not a host', where=where, hint='host = "login.example"'
-        )
+    for table, variables in (("environment", site.environment), ("network.env", site.network.env)):
+        for name in variables:
+            try:
+                dialect.require_settable(dialect.require_variable(name), by_site=True)
+            except UsageError as error:
+                raise ConfigError(f"{table}: {error.message}", where=where, hint=error.hint) from error
+    for flag in site.dialect.extra:
+        if not flag.startswith("-"):  # sbatch would take the line for the end of the script's options
+            raise ConfigError(f'dialect.extra: "{flag}" is no sbatch flag', where=where, hint=f'"--{flag}"')
+    if site.connection.kind == "ssh" and not _is_ssh_host(site.connection.host):
+        hint = 'host = "login.example"; other options of ssh: in ~/.ssh/config'
+        raise ConfigError(f'connection.host = "{site.connection.host}" is not a host', where=where, hint=hint)
+    for key in ("runs", "data", "nvme", "python"):
+        value = getattr(site.paths, key)
+        if value != value.strip() or (key == "runs" and not value):
+            raise ConfigError(f'paths.{key} = "{value}" is not a path', where=where, hint=f'{key} = "/shared/{key}"')
     if site.connection.kind == "local" and site.connection.host:
         problem = f'connection.host = "{site.connection.host}" with kind = "local" (expected kind = "ssh", or no host)'
         raise ConfigError(problem, where=where, hint='kind = "ssh"')
@@ -194,6 +201,15 @@ def _check(site: Site, name: str, where: str) -> None:
         texts = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(text, str) and not text.isprintable() for text in [key, *texts]):
             raise ConfigError(f'key "{key}": control character', where=where, hint="values become script text")
+
+
+def _is_ssh_host(text: str) -> bool:
+    from pitools.slurm.transport import Transport  # most sites need no ssh
+
+    try:
+        return bool(Transport(host=text).host)
+    except ConfigError:
+        return False
 
 
 def _check_remote_paths(site: Site, origins: Mapping[str, str]) -> None:

@@ -72,7 +72,7 @@ def _find_client(transport: Transport) -> tuple[Client, Config]:
 
 
 def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
-    lines = [f"# Filled in by `pit site probe {name}`; set the values marked with ??."]
+    lines = [f"# Filled in by `pit site probe {name}`; set the values with two question marks."]
     lines += [f"name = {_quote(name)}", f"description = {_quote(f'Slurm cluster {config.cluster}')}"]
     return [*lines, f"accounts = [{', '.join(map(_quote, accounts))}]"] if accounts else lines
 

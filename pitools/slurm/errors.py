@@ -12,6 +12,7 @@ from pitools.core.errors import ClusterError, PitError, ToolMissing, TryLater, U
 # ssh keeps 255 for its own failures; the remote wrapper in transport.py keeps Slurm's commands from using it.
 SSH_FAILED = 255
 NOT_FOUND = 127
+BIN_HINT = "set its folder, [slurm] bin, in the site file; pit site probe finds it"
 _SIGNAL_BASE = 128  # a shell adds the signal that ended its command
 
 # The request was not sent, it may have arrived, or the failure is its answer.
@@ -166,7 +167,10 @@ _HINTS = [
     (r"time limit", "request less time: `sinfo -o '%P %l'` lists the limit of each partition"),
     (r"generic resource|gres", "list the GPUs: sinfo -o '%P %G'"),
     (r"Access/permission denied|Invalid user id", "only the job's owner or an operator may do this"),
-    (r"configuration source|configuration file|slurm\.conf|cannot stat", "give --site NAME, or set SLURM_CONF"),
+    (
+        r"configuration source|configuration file|slurm\.conf|cannot stat",
+        "give --site NAME (to site probe: --conf FILE), or set SLURM_CONF",
+    ),
     (r"accounting.storage", "this cluster has no accounting: omit accounts, QOS and sacct"),
     (r"batch script", "the script must begin with a line such as #!/bin/bash"),
     (r"Unable to open file", "the path must exist on the cluster"),
@@ -190,8 +194,7 @@ def error_for(command: str, host: str, code: int, stderr: str) -> PitError:
         reason, delivery, _ = _first(_SSH, last)
         return SlurmUnreachable(message, where=where, hint=hint, reason=reason, delivery=delivery)
     if host and code == NOT_FOUND:
-        hint = "set its folder, [slurm] bin, in the site file; pit site probe finds it"
-        return ToolMissing(f'"{command}" is not on the PATH of {host}', where=where, hint=hint)
+        return ToolMissing(f'"{command}" is not on the PATH of {host}', where=where, hint=BIN_HINT)
     message = error_text(stderr)
     reason, delivery, _ = _first(_SLURM, stderr)
     if delivery != "answered":

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Sequence
 
 from pitools.core import subprocesses
-from pitools.core.errors import ToolMissing
-from pitools.slurm.errors import NOT_FOUND, SSH_FAILED, error_for, has_failed
+from pitools.core.errors import ToolMissing, Unreachable
+from pitools.slurm.errors import BIN_HINT, NOT_FOUND, SSH_FAILED, error_for, has_failed
 from pitools.slurm.fields import parse_error
 from pitools.slurm.transport import QUERY_ENV, RunFunction, Transport, run_command
 
@@ -28,7 +28,12 @@ def run_queries(
     mark = secrets.token_hex(8)  # random: no job name contains it
     end_line = f"printf '\\036%s %s\\n' {mark} \"$r\""
     script = "".join(f"{shlex.join(command)} </dev/null; r=$?; {end_line}; {end_line} >&2\n" for command in commands)
-    done = run_command(transport, ["sh", "-c", script], env=_BATCH_ENV, run=run)
+    try:
+        done = run_command(transport, ["sh", "-c", script], env=_BATCH_ENV, run=run)
+    except Unreachable as error:
+        names = " and ".join(dict.fromkeys(command[0] for command in commands))
+        where = f"{names} on {transport.host}" if transport.host else names
+        raise Unreachable(error.message, where=where, hint=error.hint) from error
     if transport.host and done.code == SSH_FAILED:
         raise error_for("ssh", transport.host, done.code, done.stderr)
     ends = re.compile(rf"\x1e{mark} (\d+)\n")
@@ -45,7 +50,7 @@ def run_queries(
 def stdout_or_raise(transport: Transport, done: subprocesses.Completed) -> str:
     """Return the stdout of a command of a batch. Raises the error of `errors.error_for` if the command failed."""
     if done.code == NOT_FOUND and not transport.host:
-        raise ToolMissing(f'"{done.argv[0]}" is not on the PATH', hint="install it, or run on a host with it")
+        raise ToolMissing(f'"{done.argv[0]}" is not on the PATH', hint=BIN_HINT)
     if has_failed(done):
         raise error_for(done.argv[0], transport.host, done.code, done.stderr or done.stdout)
     return done.stdout

@@ -12,8 +12,9 @@ from typing import BinaryIO
 import msgspec
 
 from pitools.core import subprocesses, trust
-from pitools.core.errors import ConfigError, Unreachable
+from pitools.core.errors import ConfigError, ToolMissing, Unreachable
 from pitools.slurm import ssh_mux
+from pitools.slurm.errors import BIN_HINT
 
 RunFunction = Callable[..., subprocesses.Completed]
 
@@ -155,6 +156,10 @@ def run_command(
         variables = {**slurm_conf_env(transport), **path_env(transport), **transport.env, **env}
         scrubbed = [name for name in os.environ if _SCRUB.fullmatch(name)]
         return run(argv, timeout_s=transport.timeout_s, env=variables, unset=scrubbed, stdin=stdin, **output_file)
+    except ToolMissing as error:
+        if "PATH" in error.message and argv[0] in _COMMANDS:
+            raise ToolMissing(error.message, where=where, hint=BIN_HINT) from error
+        raise
     except Unreachable as error:
         if transport.host:
             ssh_mux.drop(transport.host)  # the next command must not wait for a hanging connection

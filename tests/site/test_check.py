@@ -60,6 +60,16 @@ def test_a_fabric_file_that_is_missing_is_found(pit: Pit, tmp_path: Path) -> Non
     findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 0)
 
 
+def test_a_default_account_that_may_not_be_charged_is_found(pit: Pit, tmp_path: Path) -> None:
+    """By its own key, and with the nearest one."""
+    text = (
+        'name = "odd"\nscheduler = "none"\naccounts = ["robots"]\n[defaults]\naccount = "robot"\n[paths]\nnvme = "/x"\n'
+    )
+    (tmp_path / "odd.toml").write_text(text)
+    rows = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert ("defaults.account", True) in [(row["key"], "robots" in row["hint"]) for row in rows]
+
+
 def test_a_folder_where_runs_could_be_exchanged_is_found(pit: Pit, tmp_path: Path) -> None:
     """Before the first run is refused; a sticky one will do, and one that is still to be made is its parent's."""
     runs = tmp_path / "runs"
@@ -135,6 +145,7 @@ def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Pa
     text = pit("site", "probe", "mine", "--conf", str(conf)).stdout
     (tmp_path / "mine.toml").write_text(text)
     marked = [number for number, line in enumerate(text.splitlines(), 1) if "??" in line]
+    assert marked[0] > 1  # the sentence that explains the marks is no finding
     problems = findings(pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)), 1)
     assert [row["key"] for row in problems] == [f"{tmp_path}/mine.toml:{number}" for number in marked]
     (tmp_path / "mine.toml").write_text(text.replace("??", ""))

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, ToolMissing, Unreachable
+from pitools.slurm import multi_query
 from pitools.slurm.client import Client
 from pitools.slurm.transport import QUERY_ENV, Transport, run_command
 
@@ -289,8 +290,25 @@ def test_a_command_that_is_not_there(far_end: Transport, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", f"{tmp_path}:{tmp_path / 'bin'}")
     with pytest.raises(ToolMissing, match='"sinfo" is not on the PATH of login'):
         Client(far_end).version()
-    with pytest.raises(ToolMissing, match='"sinfo" is not on the PATH'):
+    with pytest.raises(ToolMissing, match='"sinfo" is not on the PATH') as caught:
         Client().version()
+    assert "[slurm] bin" in caught.value.hint
+
+
+def test_queries_without_an_answer_name_the_commands(told_nothing: Transport) -> None:
+    """Not the shell that they run in."""
+    with pytest.raises(Unreachable) as caught:
+        multi_query.run_queries(told_nothing, [["scontrol", "show", "config"], ["sinfo"]])
+    assert caught.value.where == "scontrol and sinfo"
+    assert "within 0.5 s" in caught.value.message
+
+
+@pytest.fixture
+def told_nothing(tmp_path: Path) -> Transport:
+    """A cluster here whose scontrol hangs."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    return Transport(bin=str(tmp_path), timeout_s=0.5049)
 
 
 def test_a_host_that_refuses() -> None:
