@@ -158,8 +158,8 @@ def run(
 
     SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
     <root>/<name>@TAG, or any Zarr store; s3://, gs:// and az:// of a version or a store; or - for `plan`'s records.
-    Several sources are all resolved, then staged one after another, up to the first failure. To resume an interrupted
-    copy, run the same command again.
+    Several sources are all resolved, then staged one after another, up to the first failure. After an interruption, run
+    the same command again: files that were whole are kept. Room is needed for 8 MiB more than the set.
 
     \b
       pit-stage run /data/pick --to '/nvme/{user}/pit' --min-free 100GiB

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`(?: - at `([^`]+)`)?")
 _PATH = re.compile(r" - at `([^`]+)`")
+_LINE = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
+_KEY = re.compile(r"\s*(\[\[?[\w.\"-]+\]\]?|[\w.\"-]+(?=\s*=))")
 _ENUM = re.compile(r"Invalid enum value '([^']*)'")
 
 
@@ -26,17 +28,28 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_toml_and_text(path: Path) -> tuple[dict[str, Any], str]:
     """Read a TOML file's tables, and its text, once: it may be a pipe. Raises ConfigError as `read_toml`."""
+    text = ""
     try:
         text = path.read_bytes().decode()
         return tomllib.loads(text), text
     except FileNotFoundError as error:
         raise ConfigError("no such file", where=str(path)) from error
     except ValueError as error:  # also invalid UTF-8, and integers of more digits than Python accepts
-        raise ConfigError(f"not TOML: {error}", where=str(path)) from error
+        raise ConfigError(f"not TOML: {error}{_key_at(text, str(error))}", where=str(path)) from error
     except RecursionError as error:
         raise ConfigError("TOML nested too deeply", where=str(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _key_at(text: str, problem: str) -> str:
+    """Return the key, without its value, of the line that tomllib's error names, as text to append; "" for none."""
+    if (line_match := _LINE.search(problem)) is None:
+        return ""
+    lines = text.rstrip().split("\n")
+    number = int(line_match[1]) if line_match[1] else len(lines)  # at the end of the document
+    key_match = _KEY.match(lines[number - 1]) if number <= len(lines) else None
+    return f', at "{key_match[1]}"' if key_match else ""
 
 
 def convert_tables(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Mapping[str, str] = {}) -> T:

@@ -33,7 +33,7 @@ _COMPACT = {
     "ST": "STOPPED",
     "TO": "TIMEOUT",
 }
-_JOB_STATES = frozenset(_COMPACT.values())
+JOB_STATES = frozenset(_COMPACT.values())
 
 
 class PendingReason(StrEnum):
@@ -119,7 +119,7 @@ def parse_job_state(text: str) -> str:
     """
     state_text = text.split(" ", 1)[0].strip().upper()
     if state_text.endswith("+"):
-        matches = [state for state in _JOB_STATES if state.startswith(state_text[:-1])]
+        matches = [state for state in JOB_STATES if state.startswith(state_text[:-1])]
         return matches[0] if len(matches) == 1 else state_text
     return _COMPACT.get(state_text, state_text) or UNKNOWN
 

@@ -187,6 +187,20 @@ def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, k
     assert key in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [('name = "x"\nname = "secret"', "name"), ("[a]\n[b]\n[a]\n", "[a]"), ("x = 1\ny.z =\n", "y.z"), ("= 3", "")],
+)
+def test_what_is_no_toml_names_the_key_of_its_line(tmp_path: Path, text: str, key: str) -> None:
+    """And not its value, which may be private."""
+    path = tmp_path / "f.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        strict_toml.read_toml(path)
+    assert f', at "{key}"' in caught.value.message or not key
+    assert "secret" not in caught.value.message
+
+
 def test_an_error_crosses_processes_whole() -> None:
     """With every field, also of one that was added to after it was made."""
     error = ConfigError("no such thing", where="here", hint="look elsewhere", key="a.b")

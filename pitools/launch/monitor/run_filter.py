@@ -12,6 +12,7 @@ from pitools.core.errors import UsageError, suggest
 from pitools.launch.diagnosis import log_timestamps
 from pitools.launch.request import typed_value
 from pitools.run.run_folder import RunRecord
+from pitools.slurm.states import JOB_STATES, UNKNOWN
 
 T = TypeVar("T")
 RowFilter = Callable[[Any], bool]
@@ -49,6 +50,9 @@ def _parse_condition(text: str, field: Callable[[Any, str], Any], now: datetime)
     key, operator, value = match.groups()
     if key == "age":
         return key, _age_condition(operator, value, now)
+    if key == "state" and operator in ("=", "!=") and value.upper() not in JOB_STATES | {UNKNOWN}:
+        hint = suggest(value.upper(), JOB_STATES)
+        raise UsageError(f'no state "{value}"', where=f"--where {text}", hint=hint)
     if operator == "~":
         try:
             pattern = re.compile(value, re.IGNORECASE)
@@ -61,6 +65,8 @@ def _parse_condition(text: str, field: Callable[[Any, str], Any], now: datetime)
 def _age_condition(operator: str, value: str, now: datetime) -> RowFilter:
     if operator not in "<>":
         raise UsageError("age has no = and ~", where="--where", hint="age<2d or age>1h")
+    if value.strip().isdecimal():
+        raise UsageError(f"age{operator}{value}: no unit", where="--where", hint=f"age{operator}{value.strip()}d")
     limit_s = units.parse_duration(value)
 
     def is_within(run: RunRecord) -> bool:

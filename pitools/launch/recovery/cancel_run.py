@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, ConfigError, PitError, ToolMissing, TryLater
-from pitools.core.locks import is_owned_by_user, lock, owner_name
+from pitools.core.locks import is_owned_by_user, lock, not_owner_error, owner_name
 from pitools.launch import hooks, slurm_cache
 from pitools.launch.diagnosis import evidence
 from pitools.launch.recovery import apply_decision, slurm_query
@@ -99,9 +99,14 @@ def execute_cancel(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict
 
 def _request_cancel(run_dir: Path, moving: Verdict | None) -> None:
     """Write the cancel request, and withdraw the verdict of a run that is being moved."""
-    run_folder.write_record(
-        run_dir / cancel_request.CANCEL_FILE, cancel_request.CancelRequest(t=timestamps.now_rfc3339()), durable=True
-    )
+    try:
+        run_folder.write_record(
+            run_dir / cancel_request.CANCEL_FILE, cancel_request.CancelRequest(t=timestamps.now_rfc3339()), durable=True
+        )
+    except ClusterError as error:
+        if is_owned_by_user(run_dir):
+            raise
+        raise not_owner_error(run_dir, f"run {run_dir.name}") from error
     if moving:
         with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=_LOCK_TIMEOUT_S):
             if apply_decision.read_verdict(run_dir) == moving:

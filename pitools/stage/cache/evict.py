@@ -66,7 +66,7 @@ KEPT_TEXT = {
     KeptReason.PINNED: "pinned",
     KeptReason.UNKNOWN_SOURCE: "its source is unknown",
     KeptReason.SOURCE_GONE: "the store that it was copied from is gone",
-    KeptReason.RECENTLY_USED: "used a short time ago",
+    KeptReason.RECENTLY_USED: "used in the last 10 minutes",
     KeptReason.OTHER_NODE: "a copy of another node, which may still write it",
     KeptReason.OF_OTHERS: "staged by others than this policy, or selected by one",
     KeptReason.NOT_PRESENT: "already removed",

@@ -52,7 +52,8 @@ _PRIVATE_DIRS = (BUILD_DIR, QUARANTINE, LOCKS)
 LOCAL_FILE_SYSTEMS = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
 # For folders and the manifest, and to keep the disk from filling up completely.
 MARGIN_BYTES = 8 << 20
-_ELSEWHERE_HINT = "choose another --to, or remove that folder"
+_ELSEWHERE_HINT = "choose another --to"
+_OWNER_HINT = f"only that user or root can change this cache; or {_ELSEWHERE_HINT}"
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -100,7 +101,8 @@ def require_safe(root: Path, *, reading: bool = False) -> None:
             with contextlib.suppress(FileNotFoundError):
                 status = folder.stat() if folder is root else folder.lstat()
                 if reason := _unsafe_reason(status, trusted):
-                    raise ClusterError(reason, where=str(folder), hint=_ELSEWHERE_HINT)
+                    hint = _OWNER_HINT if status.st_uid not in trusted else f"{_ELSEWHERE_HINT}, or remove that"
+                    raise ClusterError(reason, where=str(folder), hint=hint)
                 # In a sticky folder, such as /tmp, other users may add names but cannot replace ours.
                 is_sticky = folder is root and status.st_mode & stat.S_ISVTX
                 if not is_sticky and (writer := other_writers(status, allow_group=False)):

@@ -233,11 +233,12 @@ def _require_space(
         on_evicted(make_record(item, n_bytes, None, dry_run=False))
     if result.missing_bytes:
         if limits.quota_bytes is not None and needed > limits.quota_bytes:
-            message = f"{format_size(needed)} needed, more than the quota of {format_size(limits.quota_bytes)}"
+            quota = format_size(limits.quota_bytes)
+            message = f"version {version[:6]}: {format_size(needed)} needed, more than the quota of {quota}"
             hint = "raise the quota, or stage a part: --arrays, --steps, --episodes"
             raise ClusterError(message, where=str(root), hint=hint)
         raise NoSpace(
-            _shortfall_message(shortfall(_usages(root)), needed, limits),
+            f"version {version[:6]}: {_shortfall_message(shortfall(_usages(root)), needed, limits)}",
             where=str(root),
             hint=no_space_hint(result.kept_reasons),
         )

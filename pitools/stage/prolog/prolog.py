@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pitools.core import strict_toml, trust, units
-from pitools.core.errors import ConfigError, PitError, suggest
+from pitools.core.errors import ConfigError, PitError, UsageError, suggest
 from pitools.stage.prolog import lease_holder
 from pitools.stage.prolog.lease_holder import NodeJob
 
@@ -91,16 +91,28 @@ def run_prolog(environment: Mapping[str, str]) -> int:
     if findings:
         _log("; ".join(findings))
         return EXIT_DISK_FAULT
-    max_lease_s, idle_s = units.parse_duration(config.max_lease), units.parse_duration(config.idle_time)
+    max_lease_s, idle_s = (_duration_s(config, key, environment) for key in ("max_lease", "idle_time"))
     roots = [place.root for place in job_roots]
     for warning in lease_holder.start_holder(Path(config.state), job, roots, max_lease_s=max_lease_s, idle_s=idle_s):
         _log(warning)
     return 0
 
 
+def _config_path(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG_PATH)
+
+
+def _duration_s(config: PrologConfig, key: str, environment: Mapping[str, str]) -> int:
+    try:
+        return units.parse_duration(getattr(config, key))
+    except UsageError as error:
+        where = str(_config_path(environment))
+        raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
+
+
 def load_config(environment: Mapping[str, str]) -> PrologConfig:
     """Load the configuration: PIT_PROLOG_ROOTS (separated by `:`) overrides the file. Raises ConfigError."""
-    path = Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG_PATH)
+    path = _config_path(environment)
     roots = environment.get("PIT_PROLOG_ROOTS", "")
     tables: dict[str, Any] = {}
     if path.exists() or not roots:
@@ -132,6 +144,8 @@ def job_root(root: StagingRoot, job: NodeJob) -> JobRoot:
     # The folder above the first placeholder is the administrator's and must exist; the rest, or a root without
     # placeholders, is created by the first stager.
     parent = Path(root.path.partition("{")[0] + "x").parent if "{" in root.path else path.parent
+    if root.disk and not Path(root.disk).is_absolute():
+        raise ConfigError(f'disk = "{root.disk}" is no absolute path', where=root.path, hint='disk = "/nvme"')
     return JobRoot(path, Path(root.disk) if root.disk else parent, mounted=bool(root.disk))
 
 

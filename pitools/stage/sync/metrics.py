@@ -30,7 +30,7 @@ METRICS = {
     "last_success_timestamp_seconds": ("gauge", "When sync last ended with exit code 0; 0 if never."),
     "last_duration_seconds": ("gauge", "How long the run that last ended took."),
     "last_exit_code": ("gauge", "Exit code of that run: 0, 3 policy, 4 refused, 5 data, 75 later, 128+n signal."),
-    "kept_sets": ("gauge", "Sets that a rule keeps on this node."),
+    "kept_sets": ("gauge", "Sets that a rule keeps on this node, as far as its last run found them whole."),
     "kept_bytes": ("gauge", "Bytes of these sets."),
     "free_bytes": ("gauge", "Bytes free on the disk of a staging root."),
     "staged_sets_total": ("counter", "Sets staged or repaired."),

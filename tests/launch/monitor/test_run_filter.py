@@ -66,7 +66,20 @@ def test_numbers_are_compared_as_numbers(value: int, limit: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["state", "=running", "name~(", "age=2d", "age<soon", "state=a,,b=c"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "state",
+        "=running",
+        "name~(",
+        "age=2d",
+        "age<soon",
+        "age>1",
+        "state=COMPLETE",
+        "state!=done",
+        "state=failed,,b=c",
+    ],
+)
 def test_wrong_conditions_are_named(text: str) -> None:
     """Before any run is read."""
     with pytest.raises(UsageError):

@@ -92,6 +92,21 @@ def test_a_cancel_that_never_succeeds_can_be_taken_back(
 
 
 @pytest.mark.usefixtures("as_root")
+def test_a_run_that_only_its_owner_can_cancel(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the owner, and no other destination."""
+    run_dir = runs.make()
+    os.chown(run_dir, 12345, -1)
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise ClusterError("cannot write: Permission denied", hint="choose a destination you can write to")
+
+    monkeypatch.setattr(cancel_run.run_folder, "write_record", denied)
+    with pytest.raises(ClusterError, match="is 12345's") as caught:
+        cancel_run.cancel_run(run_dir, SITE)
+    assert "only that user" in caught.value.hint
+
+
+@pytest.mark.usefixtures("as_root")
 def test_of_another_user_s_run_what_is_theirs_alone_is_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever an ssh site names is whose jobs are there; a job of which no id is known is not looked for."""
     run_dir = runs.make()

@@ -191,7 +191,7 @@ def test_a_tmpfs_is_reserved_by_the_ledger_alone(tmpfs):
     partial_path(root, "v").mkdir()
     (partial_path(root, "v") / "a").write_bytes(bytes(20 * MIB))
     assert near(space.available_bytes(root), n_free_bytes - 60 * MIB)  # landed bytes are not counted twice
-    with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserve(root, "w", 50 * MIB, RootLimits()):
+    with pytest.raises(NoSpace, match=r"version w: 50\.0 MiB needed, 40"), reserve(root, "w", 50 * MIB, RootLimits()):
         pass
     assert partial_path(root, "v").exists()
     kill(pid)

@@ -321,6 +321,21 @@ def test_a_broken_installation_drains_no_node(node: Node, python: str, said: str
     assert (done.returncode, said in done.stderr) == (0, True), done.stderr
 
 
+def test_a_wrong_python_is_named_with_the_file_that_names_it(node: Node):
+    """A misspelt key too, for which another Python is taken."""
+    node.script = Path(shutil.copy(node.script, node.state.parent / "copy"))
+    node.configure('python = "/bin/false"')
+    done = node.call(PIT_PYTHON="")
+    assert (done.returncode, f'python = "/bin/false" in {node.config}' in done.stderr) == (0, True), done.stderr
+
+
+def test_a_disk_without_a_path_drains_no_node(node: Node):
+    """A disk that cannot be one is a wrong file, and no finding."""
+    node.configure(root=f'[[roots]]\npath = "{node.disk}/{{user}}/pit"\ndisk = "1h"\n')
+    done = node.call()
+    assert (done.returncode, 'disk = "1h"' in done.stderr) == (0, True), done.stderr
+
+
 def test_no_installation_drains_no_node(node: Node):
     """A copy of the script alone, on a machine whose python3 has no pitools, or where the named one is not there."""
     node.script = Path(shutil.copy(node.script, node.state.parent / "copy"))
@@ -387,7 +402,8 @@ def test_an_installed_script_finds_its_own_python(node: Node):
     [
         ("root = 1", {}, 'unknown key "root"'),
         ("timeout_s = 'x'", {}, 'key "timeout_s"'),
-        ("max_lease = 'long'", {}, "not a duration"),
+        ("max_lease = 'long'", {}, 'prolog.toml: max_lease: "long" is not a duration'),
+        ("idle_time = '7D'", {}, 'prolog.toml: idle_time: "7D" is not a duration'),
         ("", {"SLURM_JOB_USER": "../../etc"}, "no name of a user"),
         ("", {"SLURM_JOB_USER": "..", "PIT_PROLOG_ROOTS": "/{user}"}, "no name of a user"),
         ("", {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID"),
