@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.stage.cache.space import RootLimits
+from pitools.stage.prolog import prolog
 from pitools.stage.sync import policy
 from pitools.stage.sync.policy import Rule, load_policy
 from pitools.stage.sync.versions import SourceVersion, fit_cap, newest_versions
@@ -242,3 +245,12 @@ def test_the_docstring_is_a_policy(tmp_path: Path):
     text = (policy.__doc__ or "").partition("\n\n")[2]
     (actual,) = load_policy(write(tmp_path, text)).rules
     assert (actual.name, actual.newest, actual.cap_bytes) == ("pick", 2, 500 << 30)
+
+
+def test_the_page_names_every_key(repo: Path) -> None:
+    """Of a policy, and of the prolog's configuration: an operator has no other list."""
+    page = (repo / "docs" / "operators.md").read_text()
+    keys = {key for row in re.findall(r"^\| (`[^|]*)\|", page, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    kinds = (policy.RuleTable, prolog.PrologConfig, prolog.StagingRoot)
+    fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+    assert fields - {"roots"} <= keys
