@@ -80,7 +80,10 @@ def tick(ctx: click.Context, form: str) -> None:
     from pitools.place.dispatch import status, store, watch
 
     place = store.queue_dir()
-    news = watch.Messages(status.read_site_status(place))
+    last = status.read_site_status(place)
+    if not (last.ticked_at or any(job for part in ("jobs", "done") for job in (place / part).iterdir())):
+        click.echo(f"pit: the queue in {place} is new, and empty; if it should not be, mount its disk", err=True)
+    news = watch.Messages(last)
     ticked = _make_dispatcher(place).tick()
     if ticked is None:
         click.echo("pit: another tick is at work", err=True)
@@ -222,6 +225,8 @@ def declare_lost(ctx: click.Context, site: str, job_ids: tuple[str, ...], form: 
     ]
     for queue_job, ticket in kept:
         store.remove_lost_mark(queue_job, ticket.number)
+    if row and row.state == "misconfigured":
+        reason += '; mend its file; of a cluster that is gone, write one with kind = "ssh" and a host that is not there'
     _print_lines(f"{ticket.name} is not declared lost: {site} {reason or 'has answered'}" for _, ticket in kept)
     if kept:
         ctx.exit(1)
