@@ -99,7 +99,7 @@ class StepLog:
             comm_s=comm_s,
             rank_samples=rank_samples,
             bytes_read=bytes_read,
-            metrics=dict(metrics or {}),
+            metrics={name: float(value) for name, value in (metrics or {}).items()},
         )
         line = msgspec.json.encode(record) + b"\n"
         if self._file.write(line) != len(line):  # the rest of the line would be glued to the next

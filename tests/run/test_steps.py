@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pitools.core.errors import DataError
@@ -62,3 +64,13 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
 def test_no_steps_are_no_summary() -> None:
     """A run that made no step has nothing to add up."""
     assert steps.summarize_steps([[], []]) is None
+
+
+def test_metrics_of_any_number_can_be_read(tmp_path: Path) -> None:
+    """A success that is a bool, or NumPy's mean, is a number: it neither ends the program nor hides the step."""
+    log = steps.StepLog(tmp_path, 0)
+    metrics: Any = {"won": True, "count": 3, "mean": np.mean([0.0, 1.0]), "single": np.float32(0.5), "bad": math.nan}
+    log.write(step=0, loss=1.0, wall_s=1.0, input_s=0, compute_s=0, comm_s=0, rank_samples=1, metrics=metrics)
+    log.close()
+    (step,) = steps.read_step_log(tmp_path / "0.jsonl")
+    assert step.metrics == {"won": 1.0, "count": 3.0, "mean": 0.5, "single": 0.5, "bad": None}
