@@ -34,8 +34,8 @@ def is_stop(observed: TicketState) -> bool:
 def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tuple[Decision, Cause]:
     """Decide whether a job goes on after a ticket whose run was stopped; return also why that was. Raises DataError.
 
-    run_dir: the run's folder here. The action of the decision is "resubmit" or "stop", as by a verdict or a cancel of
-    the run itself.
+    run_dir: the run's folder here. The action of the decision is "resubmit", "stop" or "done", as by a verdict or a
+    cancel of the run itself.
     """
     from pitools.launch.diagnosis import diagnose
     from pitools.launch.recovery import apply_decision, policy
@@ -51,7 +51,8 @@ def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tup
     if (verdict := apply_decision.read_verdict(run_dir)) or cancel_request.pending_cancel(run_dir):
         kind = verdict.kind if verdict and verdict.kind != "moved" else "cancelled"
         reason = verdict.reason if verdict else apply_decision.REASONS["cancelled"]
-        return Decision(attempt=cause.attempt, action="stop", kind=kind, reason=reason), cause
+        action: policy.Action = "done" if verdict and verdict.state == "succeeded" else "stop"
+        return Decision(attempt=cause.attempt, action=action, kind=kind, reason=reason), cause
     # Whatever the site says of runs: here the queue submits the next job.
     queue_site = replace(site, recovery=replace(site.recovery, chain="fresh"))
     return policy.decide(plan, queue_site, cause, history), replace(cause, evidence=())

@@ -99,7 +99,7 @@ def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
 
 
 def _settle_stopped(state: QueueState, site: Site, job: QueueJob, ticket: QueueTicket) -> None:
-    """Queue a job again whose run was stopped, or end it as failed where the policy does. Raises Unreachable."""
+    """Queue a job again whose run was stopped, or end it where the policy does. Raises Unreachable."""
     run_dir = Path(ticket.runs_dir) / ticket.name
     try:
         # From here on its own job cannot go on, should a person requeue it.
@@ -114,12 +114,15 @@ def _settle_stopped(state: QueueState, site: Site, job: QueueJob, ticket: QueueT
         job = state.append_entry(job, EntryKind.ENDED, ticket.number, state="FAILED", reason=reason)
         state.append_entry(job, EntryKind.SETTLED, ticket.number)
         return
-    if decision.action != "resubmit":
-        end_state = "CANCELLED" if decision.kind == "cancelled" else "FAILED"
-        job = state.append_entry(
-            job, EntryKind.ENDED, ticket.number, state=end_state, exit_code=cause.exit_code, reason=decision.reason
-        )
     reason = f"{cause.kind} at {site.name}, to be continued: {cause.reason}"
+    if decision.action == "done":  # it ended well all the same, after the signal
+        reason = ""
+        job = state.append_entry(job, EntryKind.ENDED, ticket.number, state="COMPLETED", exit_code=0)
+    elif decision.action == "stop":
+        end_state, reason = "CANCELLED" if decision.kind == "cancelled" else "FAILED", decision.reason
+        job = state.append_entry(
+            job, EntryKind.ENDED, ticket.number, state=end_state, exit_code=cause.exit_code, reason=reason
+        )
     state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason, run_dir=str(run_dir), cause=cause)
 
 

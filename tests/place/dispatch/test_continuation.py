@@ -97,14 +97,14 @@ class Queue:
         run_folder.write_record(run_dir / "attempts" / "0" / "start.json", start)
         return run_dir
 
-    def stop(self, run_dir: Path, code: int = 95) -> None:
-        """The run's program ends with this code."""
+    def stop(self, run_dir: Path, code: int = 95, state: str = "FAILED") -> None:
+        """The run's program ends with this code, and its job in this state."""
         ended = run_folder.AttemptExit(job_id="", exit_code=code, ended=NOW)
         run_folder.write_record(run_dir / "attempts" / "0" / "exit.json", ended)
         for cluster in self.fleet.clusters.values():
             for job in cluster.jobs.values():
                 if job[0] == run_dir.name:
-                    job[1], cluster.exit_codes[job[0]] = "FAILED", code
+                    job[1], cluster.exit_codes[job[0]] = state, code
 
 
 @pytest.fixture
@@ -206,6 +206,19 @@ def test_progress_resets_the_budget(queue: Callable[..., Queue]) -> None:
         made.stop(run_dir)
     made.fleet.tick()
     assert made.job.state in ("queued", "submitted")
+
+
+@pytest.mark.parametrize("has_verdict", [True, False])
+def test_a_run_that_ends_well_while_it_is_preempted_is_done(queue: Callable[..., Queue], has_verdict: bool) -> None:
+    """Slurm calls its job PREEMPTED although the program ended with 0 in the grace time."""
+    made = queue()
+    run_dir = made.start()
+    if has_verdict:
+        apply_decision.write_verdict(run_dir, "succeeded", "", 0)
+    made.stop(run_dir, 0, "PREEMPTED")
+    made.fleet.tick()
+    assert made.job.end_entry
+    assert (made.job.state, made.job.end_entry.exit_code) == ("done", 0)
 
 
 def test_a_run_that_was_cancelled_is_not_continued(queue: Callable[..., Queue]) -> None:
