@@ -12,7 +12,7 @@ from pitools.commands import completion
 from pitools.commands.options import format_option, site_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pitools.core.errors import PitError
     from pitools.run.run_folder import RunRecord
@@ -66,11 +66,9 @@ def prune(
     from pitools.core.units import format_size
     from pitools.launch.monitor.run_filter import filter_runs
     from pitools.launch.prune_runs import prune_runs
-    from pitools.launch.recovery.resume import settle_run
     from pitools.launch.run_lookup import missing_runs_dir
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
-    from pitools.slurm.states import is_final
 
     if not conditions.strip() and not sweep:
         raise UsageError("no condition", where="--where", hint="--where 'age>30d', or --sweep SWEEP")
@@ -91,10 +89,8 @@ def prune(
         runs = (
             _runs_of_sweep(sweep_dir, report_error) if sweep_dir else runs_of_site(load_site(site_name), report_error)
         )
-        wanted = filter_runs(runs, conditions)
-        for run in wanted:
-            if is_final(run.state) and not run.is_over:
-                settle_run(Path(run.run_dir), load_site(run.site))
+        settled = settle_ended(filter_runs(runs, conditions), report_error)
+        wanted = filter_runs([settled.get(run.run_id, run) for run in runs], conditions)
         out = stack.enter_context(Output(form, _COLUMNS))
         for record in prune_runs(
             wanted, keep_last=keep_last, dry_run=not remove, sweep=sweep_dir.name if sweep_dir else ""
@@ -109,6 +105,30 @@ def prune(
     if freed or not remove:
         click.echo(f"pit: {len(wanted)} runs match: {format_size(freed)} {verb}", err=True)
     ctx.exit(1 if errors else 0)
+
+
+def settle_ended(runs: Sequence[RunRecord], report_error: Callable[[Path, PitError], None]) -> dict[str, RunRecord]:
+    """Record the verdicts of ended runs that have none; return run id → record of those that have one now.
+
+    A site's other runs are left as they are once its Slurm does not respond, and a damaged run goes to `report_error`.
+    """
+    from pitools.launch.monitor import status
+    from pitools.launch.recovery import resume
+    from pitools.site.load import load_site
+    from pitools.slurm.states import is_final
+
+    silent: set[str] = set()
+    settled: dict[str, RunRecord] = {}
+    for run in runs:
+        if not is_final(run.state) or run.is_over or run.site in silent:
+            continue
+        run_dir, site = Path(run.run_dir), load_site(run.site)
+        if not resume.settle_run(run_dir, site):
+            silent.add(run.site)
+            continue
+        now = status.run_statuses([run_dir], site, query_slurm=False, report_error=report_error)
+        settled |= {record.run_id: record for record in now if record.is_over}
+    return settled
 
 
 def _runs_of_sweep(sweep_dir: Path, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:

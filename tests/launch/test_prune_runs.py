@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pitools.checkpoint.store import layout, lookup, owner, publish
+from pitools.commands.launch_prune import settle_ended
 from pitools.core.locks import lock
+from pitools.launch.monitor import status
 from pitools.launch.prune_runs import prune_runs
-from pitools.launch.recovery import apply_decision
+from pitools.launch.recovery import apply_decision, resume
 from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
+from pitools.site import load
 
 CONTENTS = st.fixed_dictionaries(
     {
@@ -186,3 +190,33 @@ def test_as_it_is_typed(pit: Callable[..., subprocess.CompletedProcess[str]], tm
         assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     finally:
         pit("launch", "cancel", running, PIT_RUNS=runs)
+
+
+def test_a_run_that_ended_unwatched_is_pruned_at_once(
+    pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """What is shown is what --remove does next: the verdict that is recorded for it counts already."""
+    (tmp_path / "quick.toml").write_text('name = "quick"\ncommand = "true"\nsnapshot = false\n')
+    runs = str(tmp_path / "runs")
+    pit("launch", "run", "quick.toml", "--wait", PIT_RUNS=runs)
+    (run_dir,) = run_folder.run_dirs(tmp_path / "runs")
+    (run_dir / "verdict.json").unlink()
+    shown = pit("launch", "prune", "--where", "age>0s", "--format", "tsv", PIT_RUNS=runs).stdout
+    assert [line.split("\t")[2] for line in shown.splitlines()[1:]] == ["would be removed"]
+
+
+def test_a_slurm_that_does_not_respond_is_queried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time-out takes 20 s, and there may be a thousand runs; those of another site are settled."""
+    contents = ENDED | {"is_over": False}
+    runs = [replace(make_run(tmp_path, number, contents), site=site) for number, site in enumerate("aaab")]
+    queried: list[str] = []
+
+    def settle_run(run_dir: Path, site: str) -> bool:
+        queried.append(site)
+        return site != "a"
+
+    monkeypatch.setattr(resume, "settle_run", settle_run)
+    monkeypatch.setattr(load, "load_site", lambda name: name)
+    monkeypatch.setattr(status, "run_statuses", lambda run_dirs, *_, **__: [replace(runs[3], is_over=True)])
+    assert list(settle_ended(runs, lambda *_: None)) == [runs[3].run_id]
+    assert queried == ["a", "b"]

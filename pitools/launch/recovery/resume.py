@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, UsageError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
 from pitools.core.fs import write_atomic
 from pitools.core.locks import is_owned_by_user, lock, not_owner_error
 from pitools.core.record import Record
@@ -122,35 +122,57 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
         return recover(run_dir, site, ref, slurm_query.query_end(site, ref.job_id, state), state, force)
 
 
-def settle_run(run_dir: Path, site: Site) -> None:
+def settle_run(run_dir: Path, site: Site) -> bool:
     """Diagnose a run whose job has ended, and record its verdict if no other job is to follow. Submits nothing.
 
-    For commands that show runs: does nothing for another user's run, or while another process holds the run's lock or
-    Slurm does not respond.
+    For commands that show runs: does nothing for another user's run, or while another process holds the run's lock.
+    Returns False if Slurm does not respond.
     """
-    with contextlib.suppress(PitError, OSError):
+    try:
         _check(run_dir, site)
-        with hooks.deliver_at_end(run_dir), lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
-            if apply_decision.read_verdict(run_dir) or cancel_request.pending_cancel(run_dir):
-                return
-            ref = submissions.latest_job(run_dir) if _unresolved_since(run_dir) is None else None
-            if ref is None:
-                return
-            submissions.require_same_cluster(site, ref)
-            ref = _granted_job(run_dir, ref)
-            if site.scheduler == "none":
-                is_open = not is_final(slurm_query.job_states(site, [ref])[ref.job_id])
-                state, is_open = "FAILED", is_open or local_process.is_supervised(run_dir)
-            else:  # the cache of all commands may be out of queries
-                state = slurm_query.current_state(site, ref.job_id) or UNKNOWN
-                is_open = state != UNKNOWN and not is_final(state)
-            accounting = None if is_open else slurm_query.query_end(site, ref.job_id, state)
-            if is_open or not (accounting or is_final(state) or _has_ended(run_dir, site, ref, state)):
-                return
-            recover(run_dir, site, ref, accounting, state, force=False, may_submit=False)
-            for attempt in run_folder.attempt_dirs(run_dir):  # each task of an array has one
-                if not (attempt / "cause.json").exists():
-                    diagnose.diagnose_attempt(run_dir, attempt)
+        with hooks.deliver_at_end(run_dir):
+            ref = _job_to_settle(run_dir, site)
+            # Without the lock: Slurm may be slow, and the job itself needs the lock when it ends.
+            ended = _query_ended(run_dir, site, ref) if ref else None
+            if ref is None or ended is None:
+                return True
+            with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
+                if _job_to_settle(run_dir, site) != ref:
+                    return True
+                recover(run_dir, site, ref, *ended, force=False, may_submit=False)
+                for attempt in run_folder.attempt_dirs(run_dir):  # each task of an array has one
+                    if not (attempt / "cause.json").exists():
+                        diagnose.diagnose_attempt(run_dir, attempt)
+    except Unreachable:
+        return False
+    except (PitError, OSError):
+        pass
+    return True
+
+
+def _job_to_settle(run_dir: Path, site: Site) -> run_folder.JobRef | None:
+    """Return the newest job of a run without a verdict or a cancel request; None while its submission is unfinished."""
+    if apply_decision.read_verdict(run_dir) or cancel_request.pending_cancel(run_dir):
+        return None
+    ref = submissions.latest_job(run_dir) if _unresolved_since(run_dir) is None else None
+    if ref is None:
+        return None
+    submissions.require_same_cluster(site, ref)
+    return _granted_job(run_dir, ref)
+
+
+def _query_ended(run_dir: Path, site: Site, ref: run_folder.JobRef) -> tuple[AccountingRow | None, str] | None:
+    """Return a job's accounting and state if it has ended; else None. Raises what querying raises."""
+    if site.scheduler == "none":
+        is_open = not is_final(slurm_query.job_states(site, [ref])[ref.job_id])
+        state, is_open = "FAILED", is_open or local_process.is_supervised(run_dir)
+    else:  # the cache of all commands may be out of queries
+        state = slurm_query.current_state(site, ref.job_id) or UNKNOWN
+        is_open = state != UNKNOWN and not is_final(state)
+    accounting = None if is_open else slurm_query.query_end(site, ref.job_id, state)
+    if is_open or not (accounting or is_final(state) or _has_ended(run_dir, site, ref, state)):
+        return None
+    return accounting, state
 
 
 def _check(run_dir: Path, site: Site) -> None:

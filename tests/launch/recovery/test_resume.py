@@ -95,6 +95,37 @@ def test_settle_leaves_a_run_that_is_locked_or_was_never_submitted(runs: Runs, c
     assert cluster.sent == []
 
 
+def test_settle_holds_no_lock_while_slurm_is_queried(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's job needs the lock when it ends; what another process did meanwhile counts."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+
+    def current_state(*_: object) -> str:
+        with lock(run_dir / apply_decision.RUN_LOCK, "run"):
+            apply_decision.write_verdict(run_dir, "succeeded")
+        return "FAILED"
+
+    monkeypatch.setattr(slurm_query, "current_state", current_state)
+    assert settle_run(run_dir, SITE)
+    assert apply_decision.read_verdict(run_dir).kind == "succeeded"  # type: ignore[union-attr]
+    assert not (run_dir / "attempts" / "0" / "cause.json").exists()
+
+
+def test_settle_says_that_slurm_does_not_respond(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded then."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+
+    def silent(*_: object) -> str:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(slurm_query, "current_state", silent)
+    assert not settle_run(run_dir, SITE)
+    assert apply_decision.read_verdict(run_dir) is None
+
+
 def test_settle_diagnoses_each_task_of_an_array(runs: Runs, cluster: Cluster) -> None:
     """The tasks of an array are no repetitions of each other."""
     run_dir = runs.make()
