@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ConfigError, NoSpace, Unreachable
+from pitools.launch import hooks
 from pitools.launch import plan as planning
+from pitools.launch.recovery import tick
 from pitools.launch.request import Request
+from pitools.launch.submission import submissions
 from pitools.launch.tickets import shared_fs
 from pitools.launch.tickets.ticket_state import FolderNotCreated
 from pitools.run import run_folder
-from pitools.site.schema import Paths, Site, SitePartition
+from pitools.site.schema import Hook, Paths, Site, SitePartition
 
 
 def test_a_relative_folder_of_runs_is_refused() -> None:
@@ -70,3 +73,16 @@ def test_its_run_is_known_as_a_ticket(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(Unreachable):
         shared_fs.submit_ticket(planning.make_plan(request, site, "test"), site, name="bc.1")
     assert run_folder.is_ticket(tmp_path / "runs" / "bc.1")
+
+
+def test_a_ticket_with_hooks_is_not_continued_by_launch_tick(tmp_path: Path) -> None:
+    """`pit place` decides on its next job; `pit launch tick` delivers its events."""
+    runs, hook = tmp_path / "runs", Hook(command=("true",))
+    site = Site(name="a", paths=Paths(runs=str(runs)), partitions={"train": SitePartition(nodes=1)}, hooks=(hook,))
+    request = Request(name="bc", command="true", time="1m", partition="train", workdir=str(tmp_path))
+    plan = planning.make_plan(request, site, "test")
+    assert plan.hooks
+    shared_fs._create_ticket_dir(runs / "bc.1", plan, site, lambda _: None)
+    submissions.record_intent(runs / "bc.1", 0, site, ())
+    assert hooks.is_pending(runs / "bc.1")
+    assert tick.unfinished_runs(runs, site, lambda path, error: pytest.fail(str(error))) == []
