@@ -455,3 +455,19 @@ def test_what_cannot_be_read_is_not_called_a_copy(
     with pytest.raises(kind, match=os.strerror(number)) as caught:
         resume_run(run_dir, SITE)
     assert "reproduce" not in caught.value.hint
+
+
+def test_settle_leaves_the_next_job_of_a_ticket_to_the_queue(runs: Runs, cluster: Cluster) -> None:
+    """`pit place` submits it, whatever the site says of runs; a verdict of a mere look would end the queue's job."""
+    site = Site(name="s", recovery=Recovery(chain="none"))
+    verdicts = []
+    for is_ticket in (True, False):
+        run_dir = runs.make(f"t-{is_ticket}")
+        runs.attempt(run_dir)
+        if is_ticket:
+            grant.claim(run_dir, grant.grant_token("100"))
+        cluster.states["100"] = "PREEMPTED"
+        settle_run(run_dir, site)
+        verdict = apply_decision.read_verdict(run_dir)
+        verdicts.append(verdict.kind if verdict else "")
+    assert verdicts == ["", "preempted"]
