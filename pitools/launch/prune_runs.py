@@ -77,14 +77,18 @@ def prune_runs(
         try:
             if reason := _keep_reason(run, named):
                 yield replace(record, reason=reason)
-            else:
-                with lock(run_dir / apply_decision.RUN_LOCK, f"run {run.run_id}"):
-                    yield _prune(record, run_dir, sweeps.get(run.run_id, ""), keep_last, dry_run)
+                continue
+            renamed = run_dir.with_name(f"{_REMOVING}{run_dir.name}.{secrets.token_hex(4)}")
+            with lock(run_dir / apply_decision.RUN_LOCK, f"run {run.run_id}"):
+                record = _prune(record, run_dir, sweeps.get(run.run_id, ""), keep_last, None if dry_run else renamed)
+            if record.state == "removed":  # without the lock: NFS keeps a folder with a file that is open
+                shutil.rmtree(renamed)
+            yield record
         except TryLater as error:  # it is being continued, or another prune removes it
             yield replace(record, reason=error.message)
         except (PitError, OSError) as error:
             error = error if isinstance(error, PitError) else from_os_error(error, run_dir)
-            yield replace(record, state="failed", reason=error.message)
+            yield replace(record, state="failed", freed_bytes=0, reason=error.message)
 
 
 def _keep_reason(run: RunRecord, named: dict[str, str]) -> str:
@@ -99,24 +103,25 @@ def _keep_reason(run: RunRecord, named: dict[str, str]) -> str:
     return f"run {named[run.run_id]} names it" if run.run_id in named else ""
 
 
-def _prune(record: PrunedRun, run_dir: Path, sweep: str, keep_last: int, dry_run: bool) -> PrunedRun:
-    """Prune one run; the caller holds its lock, so that nobody reopens it meanwhile. sweep: that keeps it, or ""."""
+def _prune(record: PrunedRun, run_dir: Path, sweep: str, keep_last: int, renamed: Path | None) -> PrunedRun:
+    """Prune one run; the caller holds its lock, so that nobody reopens it meanwhile.
+
+    sweep: that keeps it, or "". renamed: what to rename a run that is to be removed to; None for a dry run.
+    """
     verdict = apply_decision.read_verdict(run_dir)
     if verdict is None or verdict.code == "moving":
         return replace(record, reason="it has not ended" if verdict is None else "its move has not ended")
     if layout.listed_steps(run_dir / _CHECKPOINTS):
-        return _trim(record, run_dir / _CHECKPOINTS, keep_last, dry_run)
+        return _trim(record, run_dir / _CHECKPOINTS, keep_last, renamed is None)
     if sweep:
         return replace(record, reason=f"it belongs to a sweep: pit launch prune --sweep {sweep}")
     if files := _other_files(run_dir):
         return replace(record, reason=f"other files are in it: {', '.join(files[:3])}{', …' if files[3:] else ''}")
     freed = _disk_bytes(run_dir)
-    if dry_run:
+    if renamed is None:
         return replace(record, state="would be removed", freed_bytes=freed)
-    renamed = run_dir.with_name(f"{_REMOVING}{run_dir.name}.{secrets.token_hex(4)}")
     os.rename(run_dir, renamed)
     fsync_dir(renamed.parent)
-    shutil.rmtree(renamed)
     return replace(record, state="removed", freed_bytes=freed)
 
 

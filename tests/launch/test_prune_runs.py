@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -220,3 +221,17 @@ def test_a_slurm_that_does_not_respond_is_queried_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(status, "run_statuses", lambda run_dirs, *_, **__: [replace(runs[3], is_over=True)])
     assert list(settle_ended(runs, lambda *_: None)) == [runs[3].run_id]
     assert queried == ["a", "b"]
+
+
+def test_a_folder_is_removed_without_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS renames a file that is open instead of removing it, and then refuses to remove its folder."""
+    run, rmtree = make_run(tmp_path, 0, ENDED), shutil.rmtree
+
+    def remove(folder: Path) -> None:
+        with lock(folder / apply_decision.RUN_LOCK, "the run"):
+            pass
+        rmtree(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    assert [result.state for result in prune_runs([run], dry_run=False)] == ["removed"]
+    assert list(tmp_path.iterdir()) == []

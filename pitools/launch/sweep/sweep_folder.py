@@ -144,7 +144,7 @@ def forget_removed_runs(sweep_dir: Path) -> None:
     for point in gone:
         remove_point(sweep_dir, point)
     if len(gone) == len(points):
-        shutil.rmtree(sweep_dir)
+        shutil.rmtree(sweep_dir, ignore_errors=True)  # NFS keeps a folder with a file that is open, as the lock's
 
 
 def next_index(points: Sequence[SweepPoint]) -> int:
