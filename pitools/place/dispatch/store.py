@@ -8,7 +8,7 @@
         job.json                pit.queued-request/1: the request; it never changes
         journal.jsonl           pit.journal-entry/1: decisions and observations, oldest first
         run/                    fetched files of its last run over ssh
-        run.<n>/                all files of ticket n's run over ssh, which was stopped, for the next ticket
+        run.<n>/                all files of the run over ssh that was stopped last, ticket n's, for the next ticket
         cancel                  mark: the user cancelled the job
         lost.<n>                mark: the user declared that ticket n will not run; removed as soon as its site
                                 answers for the ticket

@@ -7,6 +7,7 @@ first two are in the job's journal before they are done; if the outcome is uncer
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -124,6 +125,9 @@ def _settle_stopped(state: QueueState, site: Site, job: QueueJob, ticket: QueueT
             job, EntryKind.ENDED, ticket.number, state=end_state, exit_code=cause.exit_code, reason=reason
         )
     state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason, run_dir=str(run_dir), cause=cause)
+    for earlier in job.path.glob("run.*"):  # their checkpoints are in this one's run, or behind them
+        if earlier != run_dir:
+            shutil.rmtree(earlier, ignore_errors=True)
 
 
 def revoke_tickets(state: QueueState, site: Site, tickets: Pairs) -> None:

@@ -208,6 +208,18 @@ def test_progress_resets_the_budget(queue: Callable[..., Queue]) -> None:
     assert made.job.state in ("queued", "submitted")
 
 
+def test_only_the_last_run_that_was_stopped_is_kept(queue: Callable[..., Queue]) -> None:
+    """A job that is preempted for a month does not fill the disk with all that its tickets saved."""
+    made = queue()
+    run_dir = made.start()
+    (made.job.path / "run.0" / "checkpoints").mkdir(parents=True)
+    (run_dir / "progress").write_text("40\n")
+    made.stop(run_dir)
+    made.fleet.tick()
+    assert [path.name for path in made.job.path.glob("run.*")] == []
+    assert run_dir.is_dir()
+
+
 @pytest.mark.parametrize("has_verdict", [True, False])
 def test_a_run_that_ends_well_while_it_is_preempted_is_done(queue: Callable[..., Queue], has_verdict: bool) -> None:
     """Slurm calls its job PREEMPTED although the program ended with 0 in the grace time."""
