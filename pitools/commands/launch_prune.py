@@ -66,7 +66,7 @@ def prune(
     from pitools.core.units import format_size
     from pitools.launch.monitor.run_filter import filter_runs
     from pitools.launch.prune_runs import prune_runs
-    from pitools.launch.run_lookup import missing_runs_dir
+    from pitools.launch.run_lookup import missing_runs_dir, runs_dir, runs_dirs_of_other_sites
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
 
@@ -93,7 +93,11 @@ def prune(
         wanted = filter_runs([settled.get(run.run_id, run) for run in runs], conditions)
         out = stack.enter_context(Output(form, _COLUMNS))
         for record in prune_runs(
-            wanted, keep_last=keep_last, dry_run=not remove, sweep=sweep_dir.name if sweep_dir else ""
+            wanted,
+            keep_last=keep_last,
+            dry_run=not remove,
+            sweep=sweep_dir.name if sweep_dir else "",
+            sweep_roots=[runs_dir(load_site(site_name)), *runs_dirs_of_other_sites(site_name)],
         ):
             if record.state != "kept" or not remove:  # cron mails what is printed
                 out(record)

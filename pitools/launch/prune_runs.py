@@ -57,17 +57,23 @@ class PrunedRun(Record, frozen=True, kw_only=True, tag="pit.pruned-run/1"):
 
 
 def prune_runs(
-    runs: Sequence[RunRecord], *, keep_last: int = 1, dry_run: bool = True, sweep: str = ""
+    runs: Sequence[RunRecord],
+    *,
+    keep_last: int = 1,
+    dry_run: bool = True,
+    sweep: str = "",
+    sweep_roots: Sequence[Path] = (),
 ) -> Iterator[PrunedRun]:
     """Yield what becomes of each run: one without checkpoints is removed, another loses its older checkpoints.
 
     Kept whole: a run that is not over, or whose job has not ended, or of another user, or that another run names.
     Never removed: a run of another sweep than `sweep`, and one with files of its program. keep_last: number of newest
-    checkpoints that stay beside the named ones.
+    checkpoints that stay beside the named ones. sweep_roots: further folders of runs with sweeps: a sweep over several
+    sites is in that of the first.
     """
     roots = dict.fromkeys(Path(run.run_dir).parent for run in runs)
     named = {run_id: other for root in roots for run_id, other in _named_runs(root).items()}
-    sweeps = {run_id: name for root in roots for run_id, name in _sweep_members(root) if name != sweep}
+    sweeps = {run_id: name for root in (*roots, *sweep_roots) for run_id, name in _sweep_members(root) if name != sweep}
     for leftover in () if dry_run else [path for root in roots for path in root.glob(f"{_REMOVING}*")]:
         with contextlib.suppress(OSError):  # another user's
             shutil.rmtree(leftover)

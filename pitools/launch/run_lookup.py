@@ -43,7 +43,7 @@ def find_run_dir(run: str, site_name: str) -> Path:
     try:
         return folder.find_run(runs_dir(load_site(site_name)), run)
     except folder.RunNotFound as error:
-        roots = _runs_dirs_of_other_sites(site_name) if run and Path(run).name == run else []
+        roots = runs_dirs_of_other_sites(site_name) if run and Path(run).name == run else []
         for root in roots:
             with contextlib.suppress(OSError):  # unreadable to this user
                 if (root / run / "plan.json").is_file():
@@ -69,7 +69,8 @@ def _run_names(root: Path) -> list[str]:
         return []
 
 
-def _runs_dirs_of_other_sites(site_name: str) -> list[Path]:
+def runs_dirs_of_other_sites(site_name: str) -> list[Path]:
+    """Return the folders of runs of all sites but this one. A wrong site file is left out."""
     from pitools.core.errors import PitError
     from pitools.site.load import load_site, site_names
 

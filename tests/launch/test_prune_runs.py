@@ -144,6 +144,24 @@ def test_a_run_that_another_plan_names_stays(path: str, tmp_path: Path) -> None:
     assert (result.state, Path(run.run_dir).exists()) == ("kept", True)
 
 
+def test_a_run_of_a_sweep_at_another_site_stays(
+    pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """A sweep over several sites is in the first one's folder of runs; a point without a run would be launched anew."""
+    for name in ("alpha", "beta"):
+        (tmp_path / "pit_sites").mkdir(exist_ok=True)
+        paths = f'[paths]\nruns = "{tmp_path / name}"\n'
+        (tmp_path / "pit_sites" / f"{name}.toml").write_text(f'name = "{name}"\nscheduler = "none"\n{paths}')
+    (tmp_path / "quick.toml").write_text('name = "quick"\ncommand = "true"\nsnapshot = false\n[params]\na = 0\n')
+    sites = {"PIT_SITE_PATH": str(tmp_path / "pit_sites"), "PIT_FORMAT": "tsv"}
+    words = ("--site", "alpha", "--site", "beta", "--set", "a=1,2", "--sweep", "s", "--wait")
+    assert pit("launch", "run", "quick.toml", *words, **sites).returncode == 0
+    shown = pit("launch", "prune", "--where", "age>0s", "--site", "beta", **sites).stdout
+    assert [line.split("\t")[2] for line in shown.splitlines()[1:]] == ["kept"]
+    removed = pit("launch", "prune", "--sweep", "s", "--site", "alpha", "--remove", **sites).stdout
+    assert [line.split("\t")[2] for line in removed.splitlines()[1:]] == ["removed"] * 2
+
+
 def test_what_a_killed_prune_left_is_removed(tmp_path: Path) -> None:
     """The folder of a run whose removal was interrupted goes with the next prune, not with a dry run."""
     (left := tmp_path / ".pruned.r-1.abcd").mkdir()
