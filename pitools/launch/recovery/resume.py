@@ -139,8 +139,6 @@ def settle_run(run_dir: Path, site: Site) -> bool:
             with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
                 if _job_to_settle(run_dir, site) != ref:
                     return True
-                if (run_dir / grant.GRANT_LINK).is_symlink():  # a ticket, which `pit place` continues at any site
-                    site = replace(site, recovery=replace(site.recovery, chain="fresh"))
                 recover(run_dir, site, ref, *ended, force=False, may_submit=False)
                 for attempt in run_folder.attempt_dirs(run_dir):  # each task of an array has one
                     if not (attempt / "cause.json").exists():

@@ -465,7 +465,7 @@ def test_settle_leaves_the_next_job_of_a_ticket_to_the_queue(runs: Runs, cluster
         run_dir = runs.make(f"t-{is_ticket}")
         runs.attempt(run_dir)
         if is_ticket:
-            grant.claim(run_dir, grant.grant_token("100"))
+            _as_ticket(run_dir)
         cluster.states["100"] = "PREEMPTED"
         settle_run(run_dir, site)
         verdict = apply_decision.read_verdict(run_dir)
