@@ -40,11 +40,14 @@ class PitError(Exception):
         self.message = message
         self.where = where
         self.hint = hint
+        if hint:
+            self.add_note(f"next: {hint}")  # a traceback prints it below the message
 
     def with_hint(self, hint: str) -> Self:
         """Return this error with one more hint after its own."""
         error = copy.copy(self)
         error.hint = f"{self.hint}; {hint}" if self.hint else hint
+        error.__notes__ = [f"next: {error.hint}"]
         return error
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import msgspec
@@ -216,6 +217,7 @@ def test_a_hint_is_added_to_a_new_error() -> None:
     more = error.with_hint("edit it").with_hint("or remove it")
     assert (type(more), str(more), more.key, more.hint) == (ConfigError, str(error), "a", "edit it; or remove it")
     assert error.hint == ""
+    assert "next: edit it; or remove it" in "".join(traceback.format_exception(pickle.loads(pickle.dumps(more))))
 
 
 def test_nearest_falls_back_to_the_choices() -> None:
