@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
-from pitools.core.errors import PitError, TryLater
+from pitools.core.errors import ClusterError, PitError, TryLater
 from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.locks import LockOwner, ReportProgress
 from pitools.core.progress import Advance
@@ -45,6 +45,7 @@ from pitools.stage.sources.base import DatasetVersion, Source
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.verify import matches_content
 from pitools.store.publish import fsync_dirs, publish_dir
+from pitools.store.version_state import Quarantine
 
 if TYPE_CHECKING:
     from pitools.stage.fanout.group import Group
@@ -116,9 +117,11 @@ def stage_version(
     require_safe(root, reading=True)
     state: StageState = "present"
     totals = None
+    quarantine = records.read_source_quarantine(dataset.source)
     with _leased_source(dataset.source), _join_fanout(dataset, root, group) as session:
         if not is_complete(final, dataset):  # without the lock, so that sets of a read-only root can be used
             create_root(root, shared=shared)
+            records.record_quarantine(root, dataset.version, quarantine)
             with version_lock(root, dataset.version, timeout_s=timeout_s, on_wait=on_wait) as report_progress:
                 if not is_complete(final, dataset):
                     state = "repaired" if os.path.lexists(final) else "staged"
@@ -136,10 +139,20 @@ def stage_version(
                         link=not verify,
                         replace=state == "repaired",
                     )
+        else:
+            _renew_quarantine(root, dataset.version, quarantine)
         if session:
             session.mark_all_done()
             session.serve_until_done()
         return make_result(dataset, final, state, totals, started, session=session, verified=verify)
+
+
+def _renew_quarantine(root: Path, version: str, quarantine: Quarantine | None) -> None:
+    """Record the quarantine of a present version's source; a note is printed where another user owns the root."""
+    try:
+        records.record_quarantine(root, version, quarantine)
+    except ClusterError as error:
+        print(f"pit-stage: note: the source's quarantine is not recorded: {error}", file=sys.stderr, flush=True)
 
 
 def presence_check(

@@ -27,6 +27,7 @@ from pitools.loader.on_demand.ipc import Greeting
 from pitools.loader.on_demand.version_fetch import VersionFetch
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import create_root, staged_path, touch_lease, version_lock
+from pitools.stage.cache.records import read_source_quarantine, record_quarantine
 from pitools.stage.cache.space import RootLimits
 from pitools.stage.sources.base import DatasetVersion
 from pitools.stage.sources.find import find_source, load_version
@@ -79,6 +80,8 @@ def _run(request: FetchRequest, root: Path) -> None:
                     raise
         if _needs_no_fetcher(dataset, root):
             return _send_greeting(greeting)
+        # Before any loader chooses its episodes.
+        record_quarantine(root, dataset.version, read_source_quarantine(dataset.source))
         fetch = VersionFetch(dataset, root, request.limits, report_progress)
         if fetch.published:
             return _send_greeting(greeting)

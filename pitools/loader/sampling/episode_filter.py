@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError, DataError, UsageError, suggest
 from pitools.loader.sampling.shuffle import Indices
 from pitools.stage.cache import records
-from pitools.stage.cache.layout import OBJECTS
 from pitools.store import retirement, version_state
 from pitools.store.manifest import EPISODE_JSON
 from pitools.store.reader.version_reader import VersionReader
@@ -74,10 +73,12 @@ def filter_episodes(
     """Return the numbers of the episodes that pass all filters, ascending.
 
     source_dir: the version's original folder, whose quarantine applies, if `reader` is a copy; the default for a staged
-    version is the folder it was staged from. Warns if the version is retired. Raises ConfigError if no episode passes,
-    with the counts; UsageError for an unknown split or an invalid pattern; DataError.
+    version is the folder it was staged from; where that is not accessible, its quarantine at the last staging applies.
+    Warns if the version is retired. Raises ConfigError if no episode passes, with the counts; UsageError for an unknown
+    split or an invalid pattern; DataError.
     """
-    source_dir = source_dir or _source_dir(reader.path)
+    quarantine = version_state.read_quarantine(source_dir) if source_dir else records.quarantine_of(reader.path)
+    source_dir = source_dir or records.source_dir(reader.path)
     if reason := retirement.retirement_reason(source_dir):
         warnings.warn(f"{source_dir}: {reason}", stacklevel=2)
     episodes = np.arange(len(reader.offsets) - 1)
@@ -85,22 +86,13 @@ def filter_episodes(
     if filters.instructions or filters.names or filters.success is not None:
         recorded = read_episodes(reader)
     counts = [f"{len(episodes)} episodes"]
-    for step in _active_filters(reader, filters, recorded, source_dir):
+    for step in _active_filters(reader, filters, recorded, quarantine):
         candidates, episodes = episodes, episodes[step.keep(episodes)]
         counts.append(f"{len(episodes)} {step.text}")
         if not len(episodes):
             hint = _describe_choices(reader, recorded, step.kind, candidates)
             raise ConfigError(f"filters: no episode passes: {', '.join(counts)}", where=str(reader.path), hint=hint)
     return episodes
-
-
-def _source_dir(path: Path) -> Path:
-    """Return the folder that a staged version was copied from, if accessible; else its own folder."""
-    if path.parent.name == OBJECTS:
-        source = Path(records.read_stage_record(path.parent.parent, path.name).source)
-        if source.is_absolute() and source.is_dir():
-            return source
-    return path
 
 
 def read_episodes(reader: VersionReader) -> list[RecordedEpisode]:
@@ -126,11 +118,14 @@ class ActiveFilter(NamedTuple):
 
 
 def _active_filters(
-    reader: VersionReader, filters: EpisodeFilters, recorded: Sequence[RecordedEpisode], source_dir: Path
+    reader: VersionReader,
+    filters: EpisodeFilters,
+    recorded: Sequence[RecordedEpisode],
+    quarantine: version_state.Quarantine | None,
 ) -> Iterable[ActiveFilter]:
     if reader.manifest.subset:
         yield ActiveFilter("present", "staged here", lambda episodes: are_complete(reader)[episodes])
-    if not filters.quarantined and (quarantine := version_state.read_quarantine(source_dir)):
+    if not filters.quarantined and quarantine:
         all_quarantined, quarantined = quarantine.whole_version, list(quarantine.episodes)
         yield ActiveFilter(
             "quarantine", "not in quarantine", lambda episodes: ~np.isin(episodes, quarantined) & (not all_quarantined)

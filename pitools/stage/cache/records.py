@@ -1,10 +1,12 @@
-"""Records of the versions at a root, beyond their bytes: the source, and whether a set is pinned.
+"""Records of the versions at a root, beyond their bytes: the source, its quarantine, and whether a set is pinned.
 
 <root>/.records/<version>.json    pit.stage-record/1, replaced by rename
 """
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +14,15 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import timestamps
+from pitools.core.errors import DataError
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import is_world_readable
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.layout import LOCKS, RECORDS, root_lock, staged_path
+from pitools.stage.cache.layout import LOCKS, OBJECTS, RECORDS, root_lock, staged_path
 from pitools.stage.cache.lease import leased_set
+from pitools.stage.sources.base import Source
+from pitools.stage.sources.local import LocalSource
+from pitools.store.version_state import Quarantine, read_quarantine
 
 _TIMEOUT_S = 10.0
 _MAX_STORE_KEYS = 16
@@ -27,7 +33,8 @@ class StageRecord(Record, frozen=True, kw_only=True, tag="pit.stage-record/1"):
 
     source: folder or URL it was staged from, "" when unknown: such a set may be the only copy, and is never evicted.
     staged: when. bytes: of all its files. pinned: never evicted either. store_keys: keys of the plain stores of
-    this content that were staged, the newest last; none for a dataset version.
+    this content that were staged, the newest last; none for a dataset version. quarantine: of the source, as of the
+    last staging.
     """
 
     source: str = ""
@@ -35,6 +42,7 @@ class StageRecord(Record, frozen=True, kw_only=True, tag="pit.stage-record/1"):
     bytes: int = 0
     pinned: bool = False
     store_keys: tuple[str, ...] = ()
+    quarantine: Quarantine | None = None
 
 
 def read_stage_record(root: Path, version: str) -> StageRecord:
@@ -46,8 +54,8 @@ def read_stage_record(root: Path, version: str) -> StageRecord:
 
 
 def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, store_key: str = "") -> StageRecord:
-    """Record a version as staged now; a pin is kept. store_key: of the plain store that was staged. Call with its lock
-    held. Raises NoSpace, TryLater, ClusterError.
+    """Record a version as staged now; pin and quarantine are kept. store_key: of the plain store that was staged. Call
+    with its lock held. Raises NoSpace, TryLater, ClusterError.
 
     Call it before the set is published: a set without a record counts as of unknown source, and is never evicted.
     """
@@ -60,9 +68,55 @@ def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, s
             bytes=n_bytes,
             pinned=old.pinned,
             store_keys=(*other_keys, store_key)[-_MAX_STORE_KEYS:] if store_key else old.store_keys,
+            quarantine=old.quarantine,
         )
 
     return _update_record(root, version, update)
+
+
+def record_quarantine(root: Path, version: str, quarantine: Quarantine | None) -> None:
+    """Record the quarantine of a version's source. Raises as `write_stage_record`."""
+    if read_stage_record(root, version).quarantine != quarantine:
+        _update_record(root, version, lambda old: msgspec.structs.replace(old, quarantine=quarantine))
+
+
+def read_source_quarantine(source: Source) -> Quarantine | None:
+    """Return the quarantine of the version at a source; None if there is none. Raises DataError, else as the source."""
+    if isinstance(source, LocalSource):
+        return quarantine_of(source.folder)
+    from pitools.stage.sources.object_store import remote
+
+    return remote.read_remote_quarantine(source.label)
+
+
+def source_dir(path: Path) -> Path:
+    """Return the folder that a staged version was copied from, if accessible; else its own folder."""
+    if path.parent.name == OBJECTS:
+        source = Path(read_stage_record(path.parent.parent, path.name).source)
+        with contextlib.suppress(OSError):
+            if source.is_absolute() and source.is_dir():
+                return source
+    return path
+
+
+def quarantine_of(path: Path) -> Quarantine | None:
+    """Return the quarantine of the version in folder `path`; of a staged version its source's, and where that is no
+    accessible folder, as it was at the last staging. Warns where that cannot be read. Raises DataError."""
+    folder = source_dir(source_dir(path))  # a staged version may be the source of another one
+    recorded = folder.parent.name == OBJECTS and _recorded_quarantine(_record_path(folder.parent.parent, folder.name))
+    return recorded or read_quarantine(folder)
+
+
+def _recorded_quarantine(path: Path) -> Quarantine | None:
+    try:
+        return decode_json(path.read_bytes(), StageRecord).quarantine
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warnings.warn(f"{path}: {error.strerror}: episodes in quarantine are not left out", stacklevel=3)
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"not a stage record: {error}", where=str(path), hint="remove the file, stage again") from error
 
 
 def set_pinned(root: Path, version: str, *, pinned: bool = True) -> StageRecord:

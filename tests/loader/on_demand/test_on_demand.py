@@ -26,6 +26,7 @@ from s3_server import BUCKET, KEY_ID, SECRET, Exchange, Server, proxied
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, Unreachable, UsageError
 from pitools.loader.loader import Loader
 from pitools.loader.open import open_version
+from pitools.loader.sampling.episode_filter import filter_episodes
 from pitools.loader.sampling.window_samples import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.stage.cache.evict import KeptReason, evict_item, eviction_order
@@ -35,7 +36,7 @@ from pitools.stage.cache.space import RootLimits
 from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import FileFinding, check_versions
-from pitools.store import digest, manifest
+from pitools.store import digest, manifest, version_state
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest
 from pitools.store.reader.read_stats import thread_stats
 from pitools.store.reader.version_reader import VersionReader
@@ -130,7 +131,8 @@ class Switch:
             if record == "flip" and exchange.body:
                 return exchange.head, exchange.body[:-1] + bytes([exchange.body[-1] ^ 1])
         with (self._folder / "log").open("a") as log:
-            log.write(f"{exchange.path.rpartition('/pick/')[2][33:]}\n")
+            if "/.catalog/" not in exchange.path:
+                log.write(f"{exchange.path.rpartition('/pick/')[2][33:]}\n")
         return exchange.head, exchange.body
 
 
@@ -196,6 +198,20 @@ def images(arrays: VersionReader, *, start: int = 0, stop: int = STEPS) -> np.nd
 
 def open_remote(url: str, root: Path, **more: Any) -> VersionReader:
     return open_version(url, cache=root, resident_bytes=RESIDENT, **more)
+
+
+def test_a_quarantine_reaches_loaders_of_a_version_that_is_not_staged(
+    version: Path, root: Path, switch: Switch, server: Server
+):
+    """By the catalog uploaded beside it, while its shards are still missing here."""
+    prefix = "data/bad"
+    s3_server.put_tree(server.port, version, f"{prefix}/{version.name}")
+    record = version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={0: ("black",)})
+    s3_server.put(server.port, {f"{prefix}/.catalog/quarantine/{version.name}.json": msgspec.json.encode(record)})
+    remote = open_remote(f"s3://{BUCKET}/{prefix}/{version.name}", root)
+    assert not remote.path.exists()
+    assert filter_episodes(remote).tolist() == [1]
+    del remote
 
 
 def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(

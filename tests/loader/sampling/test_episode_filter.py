@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pitools.core.errors import ConfigError, UsageError
+from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.dataset.catalog.retirement import retire_version
 from pitools.dataset.reader import open_dataset
 from pitools.loader.loader import Loader
@@ -156,15 +156,26 @@ def test_a_retired_version_is_not_trained_on_without_a_word(record: Callable[...
 
 
 def test_a_staged_set_keeps_to_the_quarantine_of_where_it_came_from(version: Path, tmp_path: Path):
-    """Jobs read copies on their nodes; one that came from elsewhere, or whose source is gone, has none."""
+    """Jobs read copies on their nodes; without the source, its quarantine as of the last staging applies."""
     stage_version(load_version(version), tmp_path)
     copy = staged_path(tmp_path, version.name)
     assert len(filter_episodes(VersionReader(copy))) == 6
     record = version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("black",)})
     version_state.set_quarantine(version, record)
     assert filter_episodes(VersionReader(copy)).tolist() == [0, 2, 3, 4, 5]
-    records.write_stage_record(tmp_path, version.name, source="s3://lab/data/pick", n_bytes=1)
+    stage_version(load_version(version), tmp_path)
+    stage_version(load_version(copy), tmp_path / "second")
+    home = version.parent.rename(tmp_path / "away")
+    for root in (tmp_path, tmp_path / "second"):
+        assert filter_episodes(VersionReader(set_path(root, version.name))).tolist() == [0, 2, 3, 4, 5]
+    home.rename(version.parent)
+    version_state.set_quarantine(version, None)
+    assert stage_version(load_version(version), tmp_path).state == "present"
+    version.parent.rename(home)
     assert len(filter_episodes(VersionReader(copy))) == 6
+    (tmp_path / ".records" / f"{version.name}.json").write_bytes(b"{")
+    with pytest.raises(DataError):
+        filter_episodes(VersionReader(copy))
 
 
 def staged(version: Path, to: Path, steps: tuple[tuple[int, int], ...]) -> Path:

@@ -20,7 +20,7 @@ def test_staging_writes_down_where_a_set_came_from(small: Path, root: Path):
     """The record has frozen keys, and says what an eviction or a repair needs."""
     stage_version(load_version(small), root)
     line = json.loads((root / ".records" / f"{small.name}.json").read_text())
-    assert list(line) == ["schema", "source", "staged", "bytes", "pinned", "store_keys"]
+    assert list(line) == ["schema", "source", "staged", "bytes", "pinned", "store_keys", "quarantine"]
     assert (line["schema"], line["source"], line["pinned"]) == ("pit.stage-record/1", str(small), False)
     assert line["bytes"] == load_version(small).manifest.total_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.record import decode_json
 from pitools.core.shared_progress import WorkerSlot
 from pitools.stage.sources.base import DatasetVersion, all_folders, make_version
@@ -156,6 +157,16 @@ def find_remote_version(url: str) -> str:
     return object_url._replace(prefix=prefixes[0]).url
 
 
+def read_remote_quarantine(url: str) -> Quarantine | None:
+    """Return the quarantine of a version's URL, by the catalog uploaded with its dataset; None if there is none.
+
+    Raises DataError for a record that is damaged, else as `client.call_store`. Safe before a fork: see `run_isolated`.
+    """
+    home, _, version = parse_url(url).prefix.rpartition("/")
+    catalog = parse_url(url)._replace(prefix=f"{home}/{CATALOG}".lstrip("/"))
+    return run_isolated(lambda _: _get_quarantine(catalog, f"quarantine/{version}.json"))
+
+
 def list_datasets(url: str, is_wanted: Callable[[str], bool]) -> dict[str, list[tuple[str, int]]]:
     """Return the datasets directly below a URL; of wanted ones the URL and upload time in ns of each version that
     is neither retired nor in quarantine.
@@ -228,21 +239,33 @@ def _list_datasets(
 
 def _unusable_versions(url: ObjectUrl, slot: WorkerSlot) -> set[str]:
     """Return the versions that are retired or in quarantine as a whole, by the catalog uploaded with the dataset."""
-    import obstore
-
-    store, unusable = cached_store(url), set()
+    unusable = set()
     for entry in _list_objects(url, slot):
         kind, _, name = entry.path.partition("/")
         if kind == "quarantine":
-            data = call_store(partial(obstore.get, store, url.key(entry.path)), url, entry.path).bytes()
-            try:
-                if not decode_json(bytes(data), Quarantine).whole_version:
-                    continue
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"not a record of a quarantine: {error}", where=f"{url.url}/{entry.path}") from error
+            quarantine = _get_quarantine(url, entry.path)
+            if not (quarantine and quarantine.whole_version):
+                continue
         if kind in ("quarantine", "retired"):
             unusable.add(name.removesuffix(".json"))
     return unusable
+
+
+def _get_quarantine(url: ObjectUrl, path: str) -> Quarantine | None:
+    store = cached_store(url)
+    import obstore
+
+    try:
+        data = call_store(lambda: bytes(obstore.get(store, url.key(path)).bytes()), url, path)
+    except DataError:  # missing
+        return None
+    except ClusterError as error:  # without permission to list a bucket, a missing object is a denied one
+        print(f"pit-stage: note: quarantine unknown: {error}", file=sys.stderr, flush=True)
+        return None
+    try:
+        return decode_json(data, Quarantine)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"not a record of a quarantine: {error}", where=f"{url.url}/{path}") from error
 
 
 def _subfolders(url: ObjectUrl, slot: WorkerSlot) -> list[str]:

@@ -16,9 +16,11 @@ from s3_reads import OBJECT, read, refused
 from s3_server import BUCKET, KEY_ID, PUBLIC, SECRET, Exchange, Server, proxied
 
 from pitools.core.errors import DataError, ToolMissing, UsageError
+from pitools.stage.cache import records
 from pitools.stage.sources.object_store import client, remote
 from pitools.stage.sources.object_store.remote import ObjectStoreSource
 from pitools.stage.stage import stage_version
+from pitools.store import version_state
 from pitools.store.manifest import MANIFEST_FILE
 
 MiB = 1 << 20
@@ -38,6 +40,21 @@ def test_a_version_is_staged_from_a_store(uploaded: Path, root: Path):
     retained = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file()) + msgspec.json.encode(record)
     assert SECRET.encode() not in retained
     assert KEY_ID.encode() not in retained
+
+
+def test_a_quarantine_is_staged_from_a_store(uploaded: Path, root: Path, server: Server):
+    """At the first staging, and at each later one; a damaged record is refused."""
+    s3_server.put_tree(server.port, uploaded, f"data/bad/{uploaded.name}")
+    record = version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("black",)})
+    dataset = remote.load_remote_version(f"s3://{BUCKET}/data/bad/{uploaded.name}")
+    key = f"data/bad/.catalog/quarantine/{uploaded.name}.json"
+    for expected in (record, msgspec.structs.replace(record, whole_version=True)):
+        s3_server.put(server.port, {key: msgspec.json.encode(expected)})
+        path = Path(stage_version(dataset, root).path)
+        assert records.quarantine_of(path) == expected
+    s3_server.put(server.port, {key: b"{"})
+    with pytest.raises(DataError):
+        stage_version(dataset, root)
 
 
 def test_a_process_forked_after_use_is_told_and_does_not_hang():
@@ -74,13 +91,13 @@ def test_a_damaged_byte_on_the_way_is_found(
 
 
 def test_a_small_file_costs_one_request(uploaded: Path, server: Server, environment: Callable[[int], None], root: Path):
-    """What the manifest knows is not asked for again: a request a block, and one for an empty file."""
+    """What the manifest knows is not asked for again: a request a block; for an empty file, for a quarantine."""
     with proxied(server.port) as proxy:
         environment(proxy.port)
         dataset = remote.load_remote_version(f"s3://{BUCKET}/data/pick/{uploaded.name}")
         before = proxy.asked.value
         stage_version(dataset, root)
-        assert (before, proxy.asked.value - before) == (1, 1 + 1 + 1 + 2 + 1)
+        assert (before, proxy.asked.value - before) == (1, 1 + 1 + 1 + 2 + 1 + 1)
 
 
 # --- reading ---
