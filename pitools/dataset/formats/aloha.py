@@ -48,7 +48,7 @@ def _describe_episode(source: Hdf5Source, file: h5py.File, steps: int, skip: Seq
     for key, dataset in hdf5.walk_datasets(file):
         name, camera = _array_name(key)
         # compress_len is the length of each image in its padded row; the image's end marker suffices.
-        if key.rpartition("/")[2] == "compress_len" or is_skipped(name, skip, key):
+        if is_skipped(name, skip, key) or key.rpartition("/")[2] == "compress_len":
             continue
         columns.append((name, hdf5.describe_column_or_images(dataset, steps, source, camera=camera)))
         attributes_by_array[name] = drop_storage_attributes(hdf5.read_attributes(dataset))

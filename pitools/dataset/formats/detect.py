@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from pitools.core.errors import DataError
@@ -24,8 +25,14 @@ _SIGNATURES = {
     b"PAR1": "one Parquet file of a dataset",
     b"\x1f\x8b": "a gzip file",
     b"\x28\xb5\x2f\xfd": "a Zstandard file",
+    b"\x1a\x45\xdf\xa3": "a Matroska or WebM video",
+    **{bytes([0x80, protocol]): "a Python pickle" for protocol in range(2, 6)},
 }
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_TFRECORD = "a TFRecord file (RLDS)"
 _MAX_SNIFFED_FILES = 32
+_SNIFFED_BYTES = 256
+_TEXT_BYTES = bytes([*b"\t\r\n", *range(0x20, 0x7F)])
 
 
 def scan_recording(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bool = False) -> Recording:
@@ -36,7 +43,7 @@ def scan_recording(path: Path, layout: str, skip: Sequence[str] = (), *, keep_ne
     """
     if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
         raise DataError("neither a file nor a folder", where=str(path), hint="give the recording itself")
-    if path.is_file() and (problem := _unsupported_format(path)):
+    if path.is_file() and (problem := _unsupported_format(path) or _text_or_empty(path)):
         raise DataError(f"{problem} is not a supported format", where=str(path), hint=_CONVERT_HINT)
     detected = detect_layout(path) if layout == "auto" else layout
     if detected == "lerobot":
@@ -79,9 +86,15 @@ def detect_layout(path: Path) -> str:
                 return "robomimic"
             if hdf5.get_child(file, "action", h5py.Dataset) is not None:
                 return "aloha"
+            for name in file:
+                hdf5.require_local(file, name)
             names, layouts = sorted(file), ("robomimic", "aloha")
     hint = "; ".join(f"{layout} has {EXPECTED_CONTENT[layout]}" for layout in layouts)
-    inside = (path / name for name in names[:_MAX_SNIFFED_FILES]) if path.is_dir() else ()
+    inside = [path / name for name in names[:_MAX_SNIFFED_FILES]] if path.is_dir() else []
+    if any(map(_is_hdf5, inside)):
+        raise DataError("a folder of HDF5 files", where=str(path), hint=f"name the files: {path}/*.hdf5")
+    if path.is_dir():  # RLDS has a folder of each dataset's name, and in it one of each version
+        inside += sorted(islice(chain(path.glob("*/*"), path.glob("*/*/*")), _MAX_SNIFFED_FILES))
     if problem := next(filter(None, map(_unsupported_format, inside)), ""):
         problem = f"the folder has a file of an unsupported format: {problem}"
         raise DataError(problem, where=str(path), hint=f"{_CONVERT_HINT}; {hint}")
@@ -97,12 +110,31 @@ def _unsupported_format(path: Path) -> str:
         if not path.is_file():
             return ""
         with path.open("rb") as file:
-            data = file.read(16)
+            data = file.read(_SNIFFED_BYTES)
     except OSError:
         return ""  # the reader reports why the file cannot be read
     # A TFRecord has no signature: it begins with a length of 8 bytes and its masked checksum.
     checksum = crc32c(data[:8])
     masked = ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    if data[8:12] == masked.to_bytes(4, "little"):
-        return "a TFRecord file, such as RLDS has"
+    if data[8:12] == masked.to_bytes(4, "little") or ".tfrecord" in path.name:
+        return _TFRECORD
+    if data[4:8] == b"ftyp":
+        return "an MP4 video"
     return next((problem for mark, problem in _SIGNATURES.items() if data.startswith(mark)), "")
+
+
+def _text_or_empty(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_SNIFFED_BYTES)
+    except OSError:
+        return ""
+    return "" if data.translate(None, _TEXT_BYTES) else "a text file" if data else "an empty file"
+
+
+def _is_hdf5(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+    except OSError:
+        return False

@@ -51,15 +51,27 @@ def walk_datasets(group: h5py.Group, visited: set[int] | None = None) -> Iterato
         raise DataError(f"{group.name} is linked twice", where=group.file.filename, hint="remove the second link")
     visited.add(address)
     for key in sorted(group, key=natural_sort_key):
-        # An external link would read a file that the user did not name; a soft link may point to an external one.
-        if isinstance(group.get(key, getlink=True), h5py.ExternalLink) or not _same_file(node := group[key], group):
-            problem, hint = f"{group.name}/{key} is a link to another file", "write it into one file with h5repack"
-            raise DataError(problem, where=group.file.filename, hint=hint)
+        require_local(group, key)
+        node = group[key]
         if isinstance(node, h5py.Group):
             for name, dataset in walk_datasets(node, visited):
                 yield f"{key}/{name}", dataset
         elif isinstance(node, h5py.Dataset):
             yield key, node
+
+
+def is_local(group: h5py.Group, key: str) -> bool:
+    """Return whether a member is in the same file: neither a link to another one, nor to nothing."""
+    # An external link would read a file that the user did not name; a soft link may point to an external one.
+    is_external = isinstance(group.get(key, getlink=True), h5py.ExternalLink)
+    return not is_external and (node := group.get(key)) is not None and _same_file(node, group)
+
+
+def require_local(group: h5py.Group, key: str) -> None:
+    """Raise DataError for a member that `is_local` denies."""
+    if not is_local(group, key):
+        problem = f"{group.name.rstrip('/')}/{key} is a link to another file, or to nothing"
+        raise DataError(problem, where=group.file.filename, hint="copy what it names into this file: h5py's File.copy")
 
 
 def get_child(group: h5py.Group, key: str, kind: type) -> Any:

@@ -41,8 +41,8 @@ _BOOKKEEPING = ("frame_index", "episode_index", "index")
 class _FileChecks:
     """Checks of the data files and videos that the episodes name, each file once."""
 
-    def __init__(self, info: LeRobotInfo, rows: Sequence[EpisodeRow]) -> None:
-        self.info = info
+    def __init__(self, info: LeRobotInfo, rows: Sequence[EpisodeRow], tasks: Mapping[int, str]) -> None:
+        self.info, self._tasks = info, tasks
         self.first_rows: dict[Path, int] = {}
         self.notes: list[str] = []
         self._episodes: defaultdict[Path, list[tuple[int, int]]] = defaultdict(list)
@@ -82,6 +82,9 @@ class _FileChecks:
             self._check_step_order(
                 claimed, parquet_reader.read_column(path, "frame_index"), parquet_reader.read_column(path, "timestamp")
             )
+            if self._tasks and "task_index" in self.info.features:
+                unknown = set(parquet_reader.read_column(path, "task_index").tolist()) - self._tasks.keys()
+                self.notes += [f"task_index {index} is not in meta/tasks.parquet" for index in sorted(unknown)[:1]]
             return ""
         index = next((i for i, pair in enumerate(zip(actual, claimed, strict=False)) if pair[0] != pair[1]), None)
         if index is None:
@@ -137,7 +140,7 @@ def scan_lerobot(path: Path, skip: Sequence[str]) -> Recording:
     features = _features_by_store_name(info, rows, skip)
     for name, feature in features.items():
         feature.check(f"{path}: {name}")
-    files = _FileChecks(info, rows)
+    files = _FileChecks(info, rows, tasks)
     episodes: list[Episode] = []
     rejected: list[RejectedEpisode] = []
     array_attributes = {
@@ -208,7 +211,7 @@ def _features_by_store_name(info: LeRobotInfo, rows: Sequence[EpisodeRow], skip:
     features: dict[str, Feature] = {}
     for key, feature in info.features.items():
         name = store_name(key)
-        if key in skipped_keys or is_skipped(name, skip, key):
+        if is_skipped(name, skip, key) or key in skipped_keys:
             continue
         if name in features:
             problem = f"{features[name].key} and {key} would both be {name!r}"

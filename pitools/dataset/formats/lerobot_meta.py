@@ -105,6 +105,7 @@ class LeRobotInfo(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     video_path: str | None = None
     robot_type: str | None = None
     total_episodes: int | None = None
+    total_frames: int | None = None
     splits: dict[str, str] = {}
     path: Path = Path()
 
@@ -198,6 +199,8 @@ def read_episodes(info: LeRobotInfo) -> tuple[EpisodeRow, ...]:
     if info.total_episodes not in (None, len(episodes)) or not episodes:
         problem = f"{len(episodes)} episodes (expected {info.total_episodes}: info.json)"
         raise DataError(problem, where=where, hint=RETRY_HINT)
+    if info.total_frames not in (None, steps := sum(row.steps for row in episodes)):
+        raise DataError(f"{steps} frames (expected {info.total_frames}: info.json)", where=where, hint=RETRY_HINT)
     return tuple(episodes)
 
 

@@ -31,24 +31,41 @@ def scan_robomimic(path: Path, file: h5py.File, skip: Sequence[str], *, keep_nex
     data = hdf5.get_child(file, "data", h5py.Group)
     if data is None:
         raise DataError("not robomimic's layout (expected a group data)", where=str(path), hint="give --layout auto")
-    names = sorted((key for key in data if hdf5.get_child(data, key, h5py.Group) is not None), key=natural_sort_key)
+    names = sorted(data, key=natural_sort_key)
+    demos = {name for name in names if hdf5.get_child(data, name, h5py.Group) is not None}
+    # Other datasets may stand beside demos, but not one named like them, and no link may hide a demo.
+    likenesses = {name.rstrip("0123456789") for name in demos}
+    names = [
+        name
+        for name in names
+        if name in demos or name.rstrip("0123456789") in likenesses or not hdf5.is_local(data, name)
+    ]
     if not names:
         raise DataError("no demos: group data is empty", where=str(path), hint="record some first")
     attributes = hdf5.read_attributes(file) | hdf5.read_attributes(data)
-    attributes.pop("total", None)  # the sum of the episodes' steps
+    claimed_steps = attributes.pop("total", None)
     instruction, source = take_instruction(attributes), hdf5.column_source(path)
     described: list[Episode] = []
     rejected: list[RejectedEpisode] = []
     for name in names:
         try:
             with hdf5.translate_errors(path):
+                hdf5.require_local(data, name)
+                if name not in demos:
+                    raise DataError(
+                        "not a group (expected a demo)", where=f"{path}: {data.name}/{name}", hint="move it out of data"
+                    )
                 described.append(_describe_demo(source, data[name], skip, instruction, keep_next_obs))
         except DataError as error:
             rejected.append(rejection(name, path, error))
     episodes, differing = partition_by_schema(described)
+    steps, notes = sum(episode.steps for episode in described), []
+    if isinstance(claimed_steps, int) and claimed_steps != steps and not rejected:
+        notes.append(f"its demos have {steps} steps (expected {claimed_steps}: total of data): some may be lost")
     skips_next_obs = (
-        not keep_next_obs and not is_skipped("next_obs/", skip) and any("next_obs" in data[name] for name in names)
+        not keep_next_obs and not is_skipped("next_obs/", skip) and any("next_obs" in data[name] for name in demos)
     )
+    notes += [SKIPPED_NEXT_OBS] * skips_next_obs
     splits = _read_masks(file, names, {episode.name for episode in episodes})
     return Recording(
         path=path,
@@ -58,7 +75,7 @@ def scan_robomimic(path: Path, file: h5py.File, skip: Sequence[str], *, keep_nex
         attributes=attributes,
         rejected=(*rejected, *differing),
         files=(path,),
-        notes=(SKIPPED_NEXT_OBS,) * skips_next_obs,
+        notes=tuple(notes),
     )
 
 
@@ -75,7 +92,7 @@ def _describe_demo(
         head, _, _ = key.partition("/")
         name = SINGULAR.get(key, key)
         # next_obs repeats obs one step later; storing it would double the dataset.
-        if (keep_next_obs or head != "next_obs") and not is_skipped(name, skip, key):
+        if not is_skipped(name, skip, key) and (keep_next_obs or head != "next_obs"):
             columns.append((name, hdf5.describe_column_or_images(dataset, steps, file)))
             attributes_by_array[name] = drop_storage_attributes(hdf5.read_attributes(dataset))
     attributes = hdf5.read_attributes(demo)

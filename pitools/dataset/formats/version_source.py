@@ -40,7 +40,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
     columns = {
         name: store.metadata_of(name)
         for name in sorted(manifest.arrays)
-        if manifest.along_steps(name) and not is_skipped(name, skip)
+        if not is_skipped(name, skip) and manifest.along_steps(name)
     }
     names = _episode_names(records, store.attributes)
     array_attributes = zarr_store.read_array_attributes(path, columns)

@@ -181,7 +181,7 @@ def _columns_by_store_name(
     for key, array in arrays.items():
         name = key.removeprefix("data/")
         name = SINGULAR.get(name, name)
-        if key == ends or is_skipped(name, skip, key) or (name.startswith("next_obs/") and not keep_next_obs):
+        if is_skipped(name, skip, key) or key == ends or (name.startswith("next_obs/") and not keep_next_obs):
             continue
         if name in columns:
             problem = f"{columns[name].path} and {key} would both be {name!r}"

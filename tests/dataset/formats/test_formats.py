@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,8 @@ FORMATS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ".npz": ("a.npz", npz),
     "ZIP": ("a.zip", zipped),
     "NumPy": ("a.npy", lambda path: np.save(path, np.zeros(3))),
+    "MP4": ("a.mp4", lambda path: path.write_bytes(b"\0\0\0\x20ftypisom" + bytes(99))),
+    "pickle": ("a.pkl", lambda path: path.write_bytes(pickle.dumps({"action": 3}))),
 }
 
 
@@ -62,6 +65,23 @@ def test_formats_of_files(tmp_path, name, layout) -> None:
     with pytest.raises(DataError) as caught:
         detect.scan_recording(tmp_path, "auto")
     assert name in caught.value.message
+
+
+def test_folders_of_other_formats(robomimic, tmp_path) -> None:
+    """RLDS is named by its top folder, and by the name of a damaged file; a folder of HDF5 files gets the command."""
+    for folder in ("rlds/bridge/1.0.0", "lab"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "rlds/bridge/1.0.0/bridge-train.tfrecord-00000-of-00001").write_bytes(b"damaged")
+    for folder in ("rlds", "rlds/bridge", "rlds/bridge/1.0.0"):
+        with pytest.raises(DataError, match="RLDS"):
+            detect.scan_recording(tmp_path / folder, "auto")
+    robomimic(3).rename(tmp_path / "lab/a.hdf5")
+    with pytest.raises(DataError) as caught:
+        detect.scan_recording(tmp_path / "lab", "auto")
+    assert f"{tmp_path}/lab/*.hdf5" in caught.value.hint
+    (tmp_path / "a.csv").write_text("time,q0\n")
+    with pytest.raises(DataError, match="a text file"):
+        detect.scan_recording(tmp_path / "a.csv", "auto")
 
 
 def test_a_filter_that_is_not_installed(robomimic) -> None:

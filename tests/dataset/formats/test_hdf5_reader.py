@@ -209,11 +209,9 @@ def test_links_to_other_files(tmp_path, link) -> None:
                 "soft group": h5py.SoftLink("/way"),
             }[link]
     recording = detect.scan_recording(tmp_path / "a.hdf5", "robomimic")
-    if link == "demo":
-        assert [episode.name for episode in recording.episodes] == ["demo_0"]
-    else:
-        assert recording.episodes == ()
-        assert "is a link to another file" in recording.rejected[0].reason
+    assert [episode.name for episode in recording.episodes] == (["demo_0"] if link == "demo" else [])
+    assert [item.name for item in recording.rejected] == ["demo_1" if link == "demo" else "demo_0"]
+    assert "is a link to another file" in recording.rejected[0].reason
 
 
 def test_link_within(tmp_path) -> None:

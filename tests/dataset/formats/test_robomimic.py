@@ -43,7 +43,39 @@ def test_broken_link(robomimic) -> None:
         file["data/demo_0/lost"] = h5py.SoftLink("/nowhere")
     recording = detect.scan_recording(path, "auto")
     assert [item.name for item in recording.rejected] == ["demo_0"]
-    assert "cannot be read as HDF5" in recording.rejected[0].reason
+    assert "is a link to another file, or to nothing" in recording.rejected[0].reason
+
+
+def test_demos_that_are_elsewhere(robomimic, tmp_path) -> None:
+    """A link to another file or to nothing, and a dataset named like a demo, are rejected by name; a link within the
+    file is followed, and other datasets are ignored."""
+    robomimic(3, name="other.hdf5")
+    path = robomimic(3, 4)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_2"] = h5py.ExternalLink("other.hdf5", "/data/demo_0")
+        file["data/demo_3"] = h5py.SoftLink("/nowhere")
+        file["data/demo_4"] = h5py.SoftLink("/data/demo_0")
+        file["data/demo_5"] = np.zeros(3)
+        file["data/gains"] = np.zeros(3)
+    recording = detect.scan_recording(path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["demo_0", "demo_1", "demo_4"]
+    assert [item.name for item in recording.rejected] == ["demo_2", "demo_3", "demo_5"]
+    with h5py.File(tmp_path / "links.hdf5", "w") as file:
+        file["data"] = h5py.ExternalLink("other.hdf5", "/data")
+    with pytest.raises(DataError, match="/data is a link"):
+        detect.scan_recording(tmp_path / "links.hdf5", "auto")
+
+
+def test_lost_demos(robomimic) -> None:
+    """A file whose demos have fewer steps than it says has a note."""
+    path = robomimic(3, 4)
+    with h5py.File(path, "r+") as file:
+        file["data"].attrs["total"] = np.int64(7)
+    notes = detect.scan_recording(path, "auto").notes
+    with h5py.File(path, "r+") as file:
+        file["data"].attrs["total"] = np.int64(500)
+    (note,) = set(detect.scan_recording(path, "auto").notes) - set(notes)
+    assert "500" in note
 
 
 def test_next_obs(robomimic, whole) -> None:
@@ -61,5 +93,5 @@ def test_unknown_file(tmp_path) -> None:
     with pytest.raises(DataError, match=r"x\.txt") as caught:
         detect.scan_recording(tmp_path / "a", "auto")
     assert "meta/info.json" in caught.value.hint
-    with pytest.raises(DataError, match="cannot be read as HDF5"):
+    with pytest.raises(DataError, match="empty file"):
         detect.scan_recording(tmp_path / "a/x.txt", "auto")
