@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 
+import msgspec
+
 from pitools.core.errors import DataError
-from pitools.dataset.formats.model import Recording, list_files
+from pitools.dataset.formats.model import Recording, SkipPatterns, list_files
 
 EXPECTED_CONTENT = {
     "robomimic": "data/<demo>/actions",
@@ -41,9 +43,15 @@ def scan_recording(path: Path, layout: str, skip: Sequence[str] = (), *, keep_ne
     `rejected` has incomplete episodes, and those of an uncommon schema. Raises DataError for an unreadable recording,
     and for another layout.
     """
+    patterns = SkipPatterns(skip)
+    recording = _scan_layout(path, layout, patterns, keep_next_obs=keep_next_obs)
+    return msgspec.structs.replace(recording, matched_skips=frozenset(patterns.matched))
+
+
+def _scan_layout(path: Path, layout: str, skip: SkipPatterns, *, keep_next_obs: bool) -> Recording:
     if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
         raise DataError("neither a file nor a folder", where=str(path), hint="give the recording itself")
-    if path.is_file() and (problem := _unsupported_format(path) or _text_or_empty(path)):
+    if path.is_file() and (problem := _unsupported_format(path) or _text_format(path)):
         raise DataError(f"{problem} is not a supported format", where=str(path), hint=_CONVERT_HINT)
     detected = detect_layout(path) if layout == "auto" else layout
     if detected == "lerobot":
@@ -123,13 +131,13 @@ def _unsupported_format(path: Path) -> str:
     return next((problem for mark, problem in _SIGNATURES.items() if data.startswith(mark)), "")
 
 
-def _text_or_empty(path: Path) -> str:
+def _text_format(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(_SNIFFED_BYTES)
     except OSError:
         return ""
-    return "" if data.translate(None, _TEXT_BYTES) else "a text file" if data else "an empty file"
+    return "" if not data or data.translate(None, _TEXT_BYTES) else "a text file"
 
 
 def _is_hdf5(path: Path) -> bool:

@@ -7,7 +7,7 @@ import math
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -162,7 +162,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder: its episodes in order, its splits as episode names, and its attributes.
 
     rejected: episodes that cannot be ingested. files: all files that the scan and the ingest read; `fingerprints`:
-    theirs, taken before the scan. notes: remarks for the user, none of them an error.
+    theirs, taken before the scan. notes: remarks for the user, none of them an error. matched_skips, matched_drops: the
+    globs of `skip`, and of the transform's `drop`, that matched an array.
     """
 
     path: Path
@@ -174,6 +175,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[Path, ...] = ()
     fingerprints: tuple[tuple[int, int, int], ...] = ()
     notes: tuple[str, ...] = ()
+    matched_skips: frozenset[str] = frozenset()
+    matched_drops: frozenset[str] = frozenset()
 
 
 def natural_sort_key(text: str) -> tuple[list[str | int], str]:
@@ -192,12 +195,24 @@ def list_files(path: Path) -> list[str]:
         raise DataError(problem, where=str(error.filename or path), hint=hint) from error
 
 
+class SkipPatterns(tuple[str, ...]):
+    """Globs of arrays to be left out. matched: those that matched an array so far."""
+
+    matched: set[str]
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.matched = set()
+
+
 def is_skipped(name: str, skip: Sequence[str], key: str = "") -> bool:
     """Return whether an array matches one of the glob patterns, by its name in a version or its key in the recording.
 
-    Two arrays that would get the same name differ only in their keys.
+    Two arrays that would get the same name differ only in their keys. The matching ones of SkipPatterns are recorded.
     """
-    return any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(key, pattern) for pattern in skip)
+    matching = {p for p in skip if fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(key, p)}
+    if isinstance(skip, SkipPatterns):
+        skip.matched |= matching
+    return bool(matching)
 
 
 def check_unique(names: Sequence[str], where: str) -> None:
@@ -326,7 +341,12 @@ def schema_difference(first: Episode, second: Episode) -> str:
     """Return why two episodes cannot be in one dataset, "" if names, row shapes and dtypes of arrays are equal."""
     for name in sorted(first.columns.keys() ^ second.columns.keys()):
         present_in, missing_in = (first, second) if name in first.columns else (second, first)
-        return f"{missing_in.name} has no {name}, which {present_in.name} has"
+        missing, present = (
+            (f"{each.name} of {each.path.name}" for each in (missing_in, present_in))
+            if missing_in.name == present_in.name
+            else (missing_in.name, present_in.name)
+        )
+        return f"{missing} has no {name}, which {present} has"
     for name, column in first.columns.items():
         other_column = second.columns[name]
         if (other_column.row, other_column.dtype) != (column.row, column.dtype):

@@ -23,7 +23,6 @@ Order: rename arrays, derive features (by the new names), drop arrays (inputs of
 
 from __future__ import annotations
 
-import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +40,10 @@ from pitools.dataset.formats.model import (
     Recording,
     RejectedEpisode,
     ResizeOp,
+    SkipPatterns,
     check_row,
     check_unique,
+    is_skipped,
 )
 from pitools.store import digest
 
@@ -132,7 +133,8 @@ def apply_transform(transform: TransformFile, recording: Recording) -> Recording
     many, so an unknown array only rejects that episode.
     """
     try:
-        episodes = tuple(_apply_to_episode(transform, episode) for episode in recording.episodes)
+        drop = SkipPatterns(transform.tables.drop)
+        episodes = tuple(_apply_to_episode(transform, drop, episode) for episode in recording.episodes)
     except MissingName as error:
         if len(recording.episodes) > 1:
             raise
@@ -146,10 +148,10 @@ def apply_transform(transform: TransformFile, recording: Recording) -> Recording
             where=f"{episode.path}: {episode.name}",
         )
         return msgspec.structs.replace(recording, episodes=(), rejected=(*recording.rejected, item))
-    return msgspec.structs.replace(recording, episodes=episodes)
+    return msgspec.structs.replace(recording, episodes=episodes, matched_drops=frozenset(drop.matched))
 
 
-def _apply_to_episode(transform: TransformFile, episode: Episode) -> Episode:
+def _apply_to_episode(transform: TransformFile, drop: SkipPatterns, episode: Episode) -> Episode:
     tables, where = transform.tables, f"{episode.path}: {episode.name}"
     for old in tables.rename:
         _find_column(transform, episode.columns, old, f"rename.{old}")
@@ -159,11 +161,7 @@ def _apply_to_episode(transform: TransformFile, episode: Episode) -> Episode:
     derived = {
         name: _derived_column(transform, recorded, name, derive, where) for name, derive in tables.derive.items()
     }
-    columns = {
-        name: column
-        for name, column in (recorded | derived).items()
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in tables.drop)
-    }
+    columns = {name: column for name, column in (recorded | derived).items() if not is_skipped(name, drop)}
     for name, wanted in tables.resize.items():
         columns[name] = _resized_column(
             transform, _find_column(transform, columns, name, f"resize.{name}"), name, *_size_and_method(wanted)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pitools.core import worker_pool
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import ConfigError, DataError, UsageError, suggest
 from pitools.core.fs import write_atomic
 from pitools.core.progress import progress_bar
 from pitools.core.record import Record
@@ -68,12 +68,17 @@ def scan_recordings(
     parent: ParentVersion | None,
     workers: int,
 ) -> ScanResult:
-    """Scan recordings by their metadata alone. Raises UsageError, or DataError for an unreadable recording."""
+    """Scan recordings by their metadata alone.
+
+    Raises UsageError; ConfigError of the transform; DataError for an unreadable recording.
+    """
     ordered = _natural_order(paths)
     results = _scan(ordered, partial(_Scanner, layout, tuple(skip), transform), workers)
     refused = [item for item in results if isinstance(item, RejectedEpisode)]
     recordings = [item for item in results if isinstance(item, Recording)]
     refused += [item for recording in recordings for item in recording.rejected]
+    if all(isinstance(item, Recording) for item in results):
+        _require_matches(skip, transform, recordings)
     recordings, more = _partition_by_schema(recordings, parent)
     kept = [recording for recording in recordings if recording.episodes]
     files, places = _recording_files(kept)
@@ -134,10 +139,12 @@ def require_accepted(scan: ScanResult, *, skip_rejected: bool) -> None:
             f"{refused[0].hint or 'repair it'}; or leave it out with --skip-rejected" if accepted else refused[0].hint
         )
         raise DataError(refused[0].reason, where=refused[0].where, hint=hint)
-    for item in refused[: len(refused) if not skip_rejected else _MAX_REPORTED]:
-        print(f"pit: refused: {item.where or item.path}: {item.reason}", file=sys.stderr)
+    # Episodes of one lost file have one line.
+    lines = dict.fromkeys(f"pit: refused: {item.where or item.path}: {item.reason}" for item in refused)
+    for line in list(lines)[: len(lines) if not skip_rejected else _MAX_REPORTED]:
+        print(line, file=sys.stderr)
     if refused and skip_rejected:
-        print(f"pit: {len(refused)} refused and left out; --report FILE lists them", file=sys.stderr)
+        print(f"pit: {len(refused)} refused and left out; the report of --report FILE has each", file=sys.stderr)
     if refused and not skip_rejected:
         whole = sum(not item.name for item in refused)
         episodes = len(refused) - whole
@@ -257,6 +264,21 @@ def _scan(paths: Sequence[Path], start: Callable[[], _Scanner], workers: int) ->
             results[number] = item
             advance(1)
     return [results[number] for number in range(len(paths))]
+
+
+def _require_matches(skip: Sequence[str], transform: TransformFile | None, recordings: Sequence[Recording]) -> None:
+    """Raise UsageError for a glob of `skip`, ConfigError for one of `drop`, that matches no array of any recording."""
+    names = {name for recording in recordings for episode in recording.episodes for name in episode.columns}
+    matched = {pattern for recording in recordings for pattern in recording.matched_skips}
+    for pattern in skip:
+        if pattern not in matched:
+            where = f"--skip-array {pattern}"
+            raise UsageError("no array of this name", where=where, hint=suggest(pattern, names))
+    matched = {pattern for recording in recordings for pattern in recording.matched_drops}
+    for pattern in transform.tables.drop if transform else ():
+        if transform and names and pattern not in matched:
+            problem = f"{pattern!r}: no array of this name"
+            raise ConfigError(problem, where=f"{transform.path}: drop", hint=suggest(pattern, names))
 
 
 def _partition_by_schema(

@@ -93,5 +93,5 @@ def test_unknown_file(tmp_path) -> None:
     with pytest.raises(DataError, match=r"x\.txt") as caught:
         detect.scan_recording(tmp_path / "a", "auto")
     assert "meta/info.json" in caught.value.hint
-    with pytest.raises(DataError, match="empty file"):
+    with pytest.raises(DataError, match="cannot be read as HDF5"):
         detect.scan_recording(tmp_path / "a/x.txt", "auto")
