@@ -14,6 +14,7 @@ from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.dataset.catalog.episodes import EpisodeInfo
+    from pitools.store.manifest import Manifest
 
 LIST_COLUMNS = ("name", "version", "tags", "state", "quarantined_episodes", "episodes", "steps", "bytes", "published")
 SHOW_COLUMNS = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "non_finite")
@@ -39,7 +40,8 @@ def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, f
     \b
     A condition is KEY, an operator and a value:
       name version tag state array instruction parent  =GLOB  !=GLOB  ~TEXT (contains, in either case)
-      episodes steps files size date                        =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
+      episodes quarantined_episodes steps files bytes (or size), published (or date)
+                                                       =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
 
     \b
       pit dataset list datasets --where 'instruction~drawer' --where 'episodes>=50' --where 'date>=2026-11-01'
@@ -94,7 +96,7 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
     with Output(form, SHOW_COLUMNS) as out:
         for array in list_arrays(manifest):
             out(array)
-    _print_version_notes(path, version, manifest.parent)
+    _print_version_notes(path, version, manifest)
 
 
 @click.command()
@@ -124,7 +126,7 @@ def _episodes(path: Path, number: int | None) -> Iterator[EpisodeInfo]:
     return list_episodes(path, number)
 
 
-def _print_version_notes(path: Path, version: object, parent: str) -> None:
+def _print_version_notes(path: Path, version: object, manifest: Manifest) -> None:
     """Print tags, parent, retirement and quarantine of a version on stderr."""
     from pitools.dataset.versions import VersionInfo
     from pitools.store import retirement, tags, version_state
@@ -136,7 +138,8 @@ def _print_version_notes(path: Path, version: object, parent: str) -> None:
     quarantine = version_state.read_quarantine(path)
     parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
     parts += [f"tag {tag}" for tag in named]
-    parts += [f"parent {parent}"] if parent else []
+    parts += [f"parent {manifest.parent}"] if manifest.parent else []
+    parts += [f"a part of version {manifest.subset.whole}"] if manifest.subset else []
     parts += ["retired"] if retirement.retirement_of(root, name, resolved.name, resolved) else []
     if quarantine:
         parts.append(

@@ -58,7 +58,7 @@ def check(
     """
     from pitools.dataset import check as checking
     from pitools.dataset.check import thresholds
-    from pitools.dataset.check.finding import CheckSummary
+    from pitools.dataset.check.finding import CheckSummary, Finding
     from pitools.dataset.check.quarantine import quarantine_episodes as keep
     from pitools.store.resolve import resolve_version
 
@@ -73,19 +73,22 @@ def check(
         return _lift(path)
     limits = thresholds.load_thresholds(thresholds_file) if thresholds_file else thresholds.Thresholds()
     parent = resolve_version(against) if against else None
-    findings = []
+    records = checking.check_version(path, thresholds=limits, parent=parent, deep=deep, readers=threads or 0)
+    kept = None
+    if quarantine:  # before a record is printed: a reader that ends early, such as `head`, ends this process
+        records = iter(judged := list(records))
+        kept = keep(path, [record for record in judged if isinstance(record, Finding)])
     summary = None
     with Output(form, _COLUMNS) as out:
-        for record in checking.check_version(path, thresholds=limits, parent=parent, deep=deep, readers=threads or 0):
+        for record in records:
             if isinstance(record, CheckSummary):
                 summary = record
             else:
                 out(record)
-                findings.append(record)
     assert summary is not None
     _print_summary(summary)
     if quarantine:
-        _print_quarantine(keep(path, findings), path, summary)
+        _print_quarantine(kept, path, summary)
     return 5 if summary.damage else 1 if summary.faults else 0
 
 
@@ -97,10 +100,11 @@ def _print_summary(summary: CheckSummary) -> None:
         for count, noun in ((summary.damage, "damage"), (summary.faults, "fault"), (summary.warnings, "warning"))
         if count
     )
+    part = f", a part of version {summary.part_of}" if summary.part_of else ""
     frames = f", {summary.frames} frames checked" if summary.frames else ""
     click.echo(
-        f"{summary.name} {summary.version}: {counts or 'nothing found'}; read {format_size(summary.read_bytes)} in "
-        f"{summary.files} files{frames}, {format_duration(summary.wall_s)}",
+        f"{summary.name} {summary.version}{part}: {counts or 'nothing found'}; "
+        f"read {format_size(summary.read_bytes)} in {summary.files} files{frames}, {format_duration(summary.wall_s)}",
         err=True,
     )
 

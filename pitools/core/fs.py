@@ -14,10 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from pitools.core.errors import ClusterError, NoSpace, PitError, UsageError
+from pitools.core.errors import ClusterError, NoSpace, PitError, Unreachable, UsageError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
+# Of a network file system.
+TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 # Of <fcntl.h> and <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 # Characters of a path below a folder, hence at most half as many levels.
@@ -201,6 +203,17 @@ def fs_type(path: Path) -> str:
         if place.startswith(point) and len(point) >= longest:  # a later mount hides an earlier one at the same place
             kind, longest = description.split(" ")[0], len(point)
     return kind
+
+
+def access_error(error: OSError, path: Path) -> PitError | None:
+    """Return the error of a failed read that tells nothing of the data: this user may not read them, or their file
+    system fails. None for another failure, such as a missing file."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        problem, hint = f"cannot be read: {os.strerror(error.errno)}", "ask its owner for permission: chmod a+r"
+        return ClusterError(problem, where=str(path), hint=hint)
+    if error.errno in TRANSIENT_ERRNOS:
+        return Unreachable(f"cannot be read: {os.strerror(error.errno)}", where=str(path))
+    return None
 
 
 def from_os_error(error: OSError, path: Path) -> PitError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.fs import open_regular
+from pitools.core.fs import access_error, open_regular
 from pitools.core.record import Record, decode_json
 from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3_FILE
 
@@ -27,6 +28,7 @@ EPISODE_OFFSETS, EPISODE_JSON = "episode_offsets", "episode_json"
 # Limits of a path: a file system's longest name; half of the kernel's PATH_MAX, which leaves the other half for the
 # folders above; and fewer folders than Python's limit of recursion.
 MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PARTS = 255, 2048, 128
+_VERSION = re.compile(r"[0-9a-f]{32}")
 _SAFE_LENGTH = MAX_NAME_BYTES // 4
 
 
@@ -139,6 +141,11 @@ def version_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
+def is_version(name: str) -> bool:
+    """Whether `name` is a version: 32 lower-case hex digits."""
+    return _VERSION.fullmatch(name) is not None
+
+
 def decode_manifest(data: bytes, where: str) -> Manifest:
     """Decode and check a manifest. Raises DataError."""
     try:
@@ -223,8 +230,12 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
             raise DataError(problem, where=where)
 
 
-def load_manifest(dataset: Path) -> tuple[Manifest, bytes]:
-    """Return the manifest of a version's folder, and its bytes. Raises DataError if it is missing or invalid."""
+def load_manifest(dataset: Path, *, verify: bool = True) -> tuple[Manifest, bytes]:
+    """Return the manifest of a version's folder, and its bytes.
+
+    verify: compare its digest with the name of a folder named as a version. Raises DataError if it is missing, invalid
+    or of another version; ClusterError or Unreachable if it cannot be read.
+    """
     path = dataset / MANIFEST_FILE
     try:
         with open_regular(path) as file:
@@ -233,5 +244,11 @@ def load_manifest(dataset: Path) -> tuple[Manifest, bytes]:
         hint = "pass the folder of a version, such as <root>/<name>/<version>"
         raise DataError("not a dataset: it has no manifest.json", where=str(dataset), hint=hint) from error
     except OSError as error:
-        raise DataError(f"manifest: cannot be read: {error.strerror}", where=str(path)) from error
-    return decode_manifest(data, str(path)), data
+        access = access_error(error, path)
+        raise access or DataError(f"manifest: cannot be read: {error.strerror}", where=str(path)) from error
+    manifest, name = decode_manifest(data, str(path)), dataset.resolve().name
+    if verify and is_version(name) and name != version_of(data):
+        problem = f"manifest: changed: its digest is {version_of(data)} (expected {name}, the folder's name)"
+        hint = "copy manifest.json back from another copy of this version, or ingest its recordings again"
+        raise DataError(problem, where=str(path), hint=hint)
+    return manifest, data

@@ -144,6 +144,9 @@ def _version_of_tag(root: Path, name: str, tag: str) -> Path:
 
 def _version_of_prefix(home: Path, prefix: str) -> Path:
     matches = [path for path in version_dirs(home.parent, home.name) if path.name.startswith(prefix)]
+    for path, error in lost_versions(home.parent, home.name):
+        if path.name.startswith(prefix):
+            raise error
     if len(matches) != 1:
         names = ", ".join(path.name for path in matches[:5])
         problem = (

@@ -22,10 +22,10 @@ from pitools.core.errors import DataError
 from pitools.core.fs import open_regular
 from pitools.core.record import Record, decode_json
 from pitools.store.manifest import MANIFEST_FILE
+from pitools.store.manifest import is_version as is_version
 
 PUBLISHED_FILE = "published.json"
 SCHEMA = "pit.zarr/1"  # attribute `schema` of a version's group
-_VERSION = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -40,11 +40,6 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def is_version(name: str) -> bool:
-    """Whether `name` has the form of a version, which is a digest."""
-    return _VERSION.fullmatch(name) is not None
-
-
 def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
     """Yield the folders of published versions in a root, or of dataset `name`, ordered by name, then oldest first.
 
@@ -55,7 +50,7 @@ def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
         for folder in _list_dir(root / home) if is_name(home) else ():
             with contextlib.suppress(OSError):
                 path = root / home / folder
-                if _VERSION.fullmatch(folder) or not path.is_symlink():
+                if is_version(folder) or not path.is_symlink():
                     (path / MANIFEST_FILE).stat()
                     folders.append((home, published_ns(path), folder))
     yield from (root / home / folder for home, _, folder in sorted(folders))

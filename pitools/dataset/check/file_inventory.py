@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.fs import open_regular
+from pitools.core.fs import access_error, open_regular
 from pitools.dataset.check.finding import Finding
 from pitools.store import digest
 from pitools.store import manifest as manifests
@@ -42,7 +42,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_inventory(path: Path, manifest: Manifest, data: bytes) -> Inventory:
-    """Compare a version's folder with its manifest; shards are not read."""
+    """Compare a version's folder with its manifest; shards are not read. Raises ClusterError or Unreachable for a file
+    that cannot be judged, as this user may not read it."""
     findings = list(_misnamed(path, data))
     present: list[FileEntry] = []
     texts: dict[str, bytes] = {}
@@ -83,6 +84,8 @@ def _check_size(path: Path, entry: FileEntry) -> Finding | None:
     try:
         status = os.lstat(f"{path}/{entry.path}")
     except OSError as error:
+        if access := access_error(error, path / entry.path):
+            raise access from error
         return _damage_finding(entry.path, "the file is missing", got=os.strerror(error.errno or 0), check="file")
     if not stat.S_ISREG(status.st_mode):
         return _damage_finding(entry.path, "not a regular file", check="file")
@@ -105,6 +108,8 @@ def _metadata(path: Path, entry: FileEntry) -> bytes:
         with open_regular(path / entry.path) as file:
             text = file.read(entry.bytes)
     except OSError as error:
+        if access := access_error(error, path / entry.path):
+            raise access from error
         raise DataError(f"the file cannot be read: {error.strerror}") from error
     hasher = digest.hasher_for(entry.digest)
     hasher.update(text)

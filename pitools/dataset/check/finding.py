@@ -38,7 +38,8 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.dataset-finding/1"):
 
 
 class CheckSummary(Record, frozen=True, kw_only=True, tag="pit.dataset-check/1"):
-    """Counts of a check. read_bytes: of files, each counted once. frames: examined camera frames."""
+    """Counts of a check. read_bytes: of files, each counted once. frames: examined camera frames. part_of: the whole
+    version, of a part of one."""
 
     name: str
     version: str
@@ -53,6 +54,7 @@ class CheckSummary(Record, frozen=True, kw_only=True, tag="pit.dataset-check/1")
     warnings: int
     deep: bool
     wall_s: float
+    part_of: str = ""
 
 
 class ReadCounts(msgspec.Struct):

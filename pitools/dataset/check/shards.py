@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.core.fs import open_regular
+from pitools.core.fs import access_error, open_regular
 from pitools.dataset.check.file_inventory import ShardFile
 from pitools.dataset.check.finding import Finding
 from pitools.store.digest import hasher_for
@@ -48,7 +48,8 @@ class ShardChecker:
         self._mine = threading.local()
 
     def __call__(self, shard: ShardFile, on_steps: OnSteps | None, advance: Callable[[int], None]) -> ShardResult:
-        """Check a shard, and pass its steps to `on_steps`, in order, up to the first damage."""
+        """Check a shard, and pass its steps to `on_steps`, in order, up to the first damage. Raises ClusterError or
+        Unreachable for a shard that cannot be judged."""
         layout = chunk_layout(shard.array)
         try:
             with open_regular(self._path / shard.entry.path) as file:
@@ -63,6 +64,8 @@ class ShardChecker:
                 if not any(finding.level == "damage" for finding in findings):  # more specific than the digest
                     findings = digest_finding + findings
         except OSError as error:
+            if access := access_error(error, self._path / shard.entry.path):
+                raise access from error
             return ShardResult([damage_finding(shard, "it cannot be read", error.strerror or str(error))], 0)
         except DataError as error:  # of a form that zarr-python alone reads
             findings = [damage_finding(shard, error.message, "")]

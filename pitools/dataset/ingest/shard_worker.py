@@ -15,14 +15,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, Unreachable
-from pitools.core.fs import open_regular
+from pitools.core.fs import TRANSIENT_ERRNOS, open_regular
 from pitools.dataset.formats.model import ChangedDuringRead, Column, Episode, changed_during_read
 from pitools.dataset.formats.readers import open_reader
 from pitools.dataset.ingest import shard_writer, statistics
 from pitools.dataset.ingest.journal import FinishedJob, IngestJournal
 from pitools.dataset.ingest.plan import HashJob, IngestPlan, Job, ShardJob
 from pitools.dataset.ingest.statistics import PartialStats
-from pitools.dataset.ingest.unreadable_episodes import TRANSIENT_ERRNOS, add_episode
+from pitools.dataset.ingest.unreadable_episodes import add_episode
 from pitools.dataset.ingest.work_dir import IngestWorkDir
 from pitools.store import digest
 from pitools.store.manifest import FileEntry

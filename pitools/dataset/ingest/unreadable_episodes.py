@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +10,7 @@ import numpy as np
 
 from pitools.core import worker_pool
 from pitools.core.errors import DataError, Unreachable
+from pitools.core.fs import TRANSIENT_ERRNOS
 from pitools.core.progress import progress_bar
 from pitools.dataset.formats.model import (
     ChangedDuringRead,
@@ -22,8 +22,6 @@ from pitools.dataset.formats.model import (
 )
 from pitools.dataset.formats.readers import open_reader
 
-# Transient errors of a network file system.
-TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 _BLOCK_BYTES = 4 << 20
 
 

@@ -26,6 +26,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
+from pitools.core.fs import access_error
 from pitools.store.reader.open_shard import OpenShard, open_shard
 from pitools.store.reader.read_stats import thread_stats
 from pitools.store.zarr.chunk_layout import ChunkLayout
@@ -258,6 +259,8 @@ def _open(
     try:
         descriptor = _descriptor(opener, path(number))
     except OSError as error:
+        if access := access_error(error, folder / path(number)):
+            raise access from error
         problem = f"{path(number)}: {os.strerror(error.errno or 0)}"
         raise DataError(problem, where=str(folder), hint=DAMAGE_HINT) from error
     try:

@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.core.errors import DataError, UsageError, suggest
+from pitools.core.errors import DataError, PitError, UsageError, suggest
+from pitools.core.fs import access_error
 from pitools.core.record import decode_json
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, EPISODE_OFFSETS, EPISODE_PREFIX, FileEntry
 from pitools.store.reader.array_reader import DAMAGE_HINT, ArrayReader, ChecksumMode, ChunkNotStored, Opener, open_below
 from pitools.store.reader.resident import ResidentArray, missing_steps_error
-from pitools.store.version_list import is_version
 from pitools.store.zarr import metadata
 from pitools.store.zarr.chunk_layout import chunk_layout
 
@@ -60,7 +60,6 @@ class VersionReader:
             self.manifest, data = manifests.load_manifest(path)
         self.version = manifests.version_of(data)
         if verify_digests:
-            _check_name(path, self.version)
             named = {entry.path: entry for entry in self.manifest.files}
             self._opener = partial(_open_verified, path, self._opener, named, {})
         self._known: dict[str, metadata.ArrayMetadata] = {}
@@ -253,7 +252,9 @@ class VersionReader:
         finally:
             os.close(descriptor)
 
-    def _unreadable(self, path: str, error: OSError) -> DataError:
+    def _unreadable(self, path: str, error: OSError) -> PitError:
+        if access := access_error(error, self.path / path):
+            return access
         reason = "missing" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
         return DataError(f"{path}: {reason}", where=str(self.path), hint=DAMAGE_HINT)
 
@@ -292,13 +293,6 @@ class VersionReader:
 def repair_hint(folder: Path) -> str:
     """Return the hint for a damaged version."""
     return f"use an intact copy, or repair it: `pit dataset rebuild {folder} --from RECORDINGS --publish`"
-
-
-def _check_name(path: Path, version: str) -> None:
-    name = path.resolve().name
-    if is_version(name) and name != version:
-        problem = f"manifest: of another version than the folder's name (expected {name}, got {version})"
-        raise DataError(problem, where=str(path), hint=repair_hint(path))
 
 
 def _open_verified(

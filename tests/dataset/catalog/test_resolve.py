@@ -60,6 +60,8 @@ def test_newest_has_lost_its_manifest(robomimic, tmp_path) -> None:
     with pytest.raises(DataError) as caught:
         resolve_version(root / "x")
     assert caught.value.where == str(new)
+    with pytest.raises(DataError):
+        resolve_version(f"{root}/x/{new.name[:6]}")
     (old / "manifest.json").unlink()
     with pytest.raises(DataError):
         resolve_version(root / "x")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pitools.cli import run
 from pitools.commands.dataset_check import check
+from pitools.core.errors import ClusterError
+from pitools.store import version_state
+from pitools.store.reader.version_reader import VersionReader
 
 
 @pytest.fixture
@@ -79,6 +86,56 @@ def test_damage(invoke, copy) -> None:
     code, records, err = invoke(str(copy), "--quarantine", "--deep")
     assert (code, records[0]["level"], records[0]["file"]) == (5, "damage", "action/c/0/0")
     assert "in quarantine: the whole version" in err
+
+
+def test_not_for_this_user(invoke, copy, monkeypatch) -> None:
+    """A file that this user may not read, or that its file system fails to read, says nothing of the data: exit 4 or
+    75, and no quarantine."""
+    real = os.lstat
+    for number, expected in ((errno.EACCES, 4), (errno.EIO, 75)):
+
+        def refuse(path, number=number, **rest):
+            if str(path).endswith("action/c/0/0"):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, **rest)
+
+        monkeypatch.setattr(os, "lstat", refuse)
+        code, records, err = invoke(str(copy), "--quarantine")
+        assert (code, records) == (expected, [])
+        assert "action/c/0/0" in err
+    monkeypatch.setattr(os, "lstat", real)
+    opened = os.open
+
+    def refuse_open(path, *rest, **more):
+        if str(path).endswith("action/c/0/0"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse_open)
+    assert invoke(str(copy), "--quarantine")[0] == 4
+    assert version_state.read_quarantine(copy) is None
+    with pytest.raises(ClusterError):
+        VersionReader(copy).read("action", 0, 1)
+
+
+def test_a_reader_that_ends_early(make) -> None:
+    """The quarantine is written before the records, which nobody may read to their end."""
+    path = make(lambda demos: demos[3]["actions"].__setitem__(5, float("nan")))
+    words = [sys.executable, "-m", "pitools", "dataset", "check", str(path), "--quarantine", "--format", "jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout
+        process.stdout.close()
+    quarantine = version_state.read_quarantine(path)
+    assert quarantine
+    assert list(quarantine.episodes) == [3]
+
+
+def test_a_part_is_called_one(invoke, pit, copy, tmp_path) -> None:
+    """What was staged of some arrays or episodes says so, also where it is shown."""
+    assert pit("stage", "run", str(copy), "--to", str(tmp_path / "node"), "--arrays", "action").returncode == 0
+    (part,) = (tmp_path / "node/objects").iterdir()
+    assert f"a part of version {copy.name}" in invoke(str(part))[2]
+    assert f"a part of version {copy.name}" in pit("dataset", "show", str(part)).stderr
 
 
 def test_warnings(invoke, make, tmp_path) -> None:
