@@ -94,6 +94,9 @@ def test_episodes_are_filtered(version: Path) -> None:
     assert episodes == {0, 2}
     batch = next(pitools.load(version, **OPTIONS, shuffle=False, pad=True))
     assert batch.valid_mask["action"].all()
+    assert batch.extras["step"].tolist() == [0, 1, 2, 3]
+    batch = next(pitools.load(version, **OPTIONS, shuffle=False, pad=False))
+    assert batch.valid_mask["action"].all()
     assert batch.arrays["action"].shape == (4, 3, 3)
 
 

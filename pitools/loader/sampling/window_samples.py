@@ -19,7 +19,8 @@ from pitools.store.reader.version_reader import VersionReader
 class WindowSamples:
     """Windows of one dataset in the computed order, each once an epoch.
 
-    `extras`: `episode`, the episode number, and `instruction`, an index into `instructions` or -1.
+    `extras`: `episode`, the episode number; `step`, the anchor's within the episode; and `instruction`, an index into
+    `instructions` or -1.
     """
 
     planned_batch_size = 0
@@ -61,15 +62,13 @@ class WindowSamples:
             gather.gather_windows(self._reader, name, buffers[name], to, part, span)
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
-        """As `Samples.valid_mask`; empty for windows without padding."""
-        if not self._windows.pad:
-            return {}
+        """As `Samples.valid_mask`."""
         return {name: _valid_mask(drawn.locations, span) for name, span in self._windows.spans.items()}
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
-        """Return `episode` and `instruction`, (n,) each."""
-        episode = drawn.locations.episode
-        return {"episode": episode, "instruction": self._instructions.indices_of(episode)}
+        """Return `episode`, `step` and `instruction`, (n,) each."""
+        episode, step = drawn.locations.episode, drawn.locations.anchor - drawn.locations.start
+        return {"episode": episode, "step": step, "instruction": self._instructions.indices_of(episode)}
 
     @property
     def instructions(self) -> tuple[str, ...]:
