@@ -142,8 +142,8 @@ def gc(
 ) -> None:
     """Remove retired versions whose grace is over and that no tag, lease, run or derived version references.
 
-    Also removes ingests abandoned for as long. Prints one record for each, with the reason to keep it. `pit-stage` and
-    loaders outside a run take no lease: they have --grace to finish.
+    Also removes ingests abandoned for as long, and for 10 minutes at least. Prints one record for each, with the
+    reason to keep it. `pit-stage` and loaders outside a run take no lease: they have --grace to finish.
 
     \b
       pit dataset gc datasets --dry-run

@@ -30,6 +30,9 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+_STATES = ("live", "quarantined", "retired")
+
+
 class VersionListing(VersionInfo, frozen=True, kw_only=True, tag="pit.dataset-listing/1"):
     """One version as `pit dataset list` prints it. state: `live`, `retired`, `quarantined` (the whole version).
 
@@ -56,6 +59,10 @@ class _DatasetView:
             return "retired"
         return "quarantined" if self.home.quarantined.get(row.folder, 0) < 0 else "live"
 
+    def quarantined_episodes(self, row: VersionRow) -> int:
+        quarantined = self.home.quarantined.get(row.folder, 0)
+        return row.episodes if quarantined < 0 else quarantined
+
     def named(self, row: VersionRow) -> str:
         return "\n".join(sorted(self.tags.get(row.folder, ())))
 
@@ -74,14 +81,15 @@ _VERSION_KEYS: dict[str, Callable[[_DatasetView, VersionRow], str]] = {
     "state": lambda place, row: place.state(row),
     "tag": lambda place, row: place.named(row),
 }
-_NUMERIC_KEYS: dict[str, Callable[[VersionRow], int]] = {
-    "episodes": operator.attrgetter("episodes"),
-    "steps": operator.attrgetter("steps"),
-    "bytes": operator.attrgetter("bytes"),
-    "size": operator.attrgetter("bytes"),
-    "files": operator.attrgetter("files"),
-    "published": operator.attrgetter("published_ns"),
-    "date": operator.attrgetter("published_ns"),
+_NUMERIC_KEYS: dict[str, Callable[[_DatasetView, VersionRow], int]] = {
+    "episodes": lambda _, row: row.episodes,
+    "quarantined_episodes": lambda place, row: place.quarantined_episodes(row),
+    "steps": lambda _, row: row.steps,
+    "bytes": lambda _, row: row.bytes,
+    "size": lambda _, row: row.bytes,
+    "files": lambda _, row: row.files,
+    "published": lambda _, row: row.published_ns,
+    "date": lambda _, row: row.published_ns,
 }
 KEYS = (*_DATASET_KEYS, *_SHARED_KEYS, *_VERSION_KEYS, *_NUMERIC_KEYS)
 
@@ -157,6 +165,8 @@ def _text_predicate(key: str, sign: str, value: str) -> Predicate:
     if key in ("version", "parent") and re.fullmatch(r"[0-9a-f]{6,}", value):
         value += "*"  # as everywhere, its first digits will do
     if sign in ("=", "!="):
+        if key == "state" and not any(fnmatchcase(state, value) for state in _STATES):
+            raise UsageError(f'state: expected {", ".join(_STATES)}, got "{value}"', hint=suggest(value, _STATES))
         # A version without a tag or parent has one empty line, which only an empty value matches.
         return lambda lines: (
             any((line or not value) and fnmatchcase(line, value) for line in lines.split("\n")) == (sign == "=")
@@ -172,7 +182,7 @@ def _numeric_condition(key: str, sign: str, value: str) -> Condition:
     if key in ("published", "date"):
         return _date_condition(sign, value)
     bound = _parse_amount(key, value)
-    return lambda _, rows: [row for row in rows if compare(get(row), bound)]
+    return lambda place, rows: [row for row in rows if compare(get(place, row), bound)]
 
 
 def _date_condition(sign: str, value: str) -> Condition:
@@ -209,7 +219,6 @@ def _parse_date_range(value: str) -> tuple[int, int]:
 
 
 def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> VersionListing:
-    quarantined = place.home.quarantined.get(row.folder, 0)
     return VersionListing(
         name=place.name,
         version=row.version or row.folder,
@@ -222,6 +231,6 @@ def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> Versio
         published=format_ns(row.published_ns),
         tags=tuple(sorted(place.tags.get(row.folder, ()))),
         state=place.state(row),
-        quarantined_episodes=row.episodes if quarantined < 0 else quarantined,
+        quarantined_episodes=place.quarantined_episodes(row),
         parent=row.parent,
     )

@@ -20,15 +20,15 @@ IDLE_S = 600
 _INGEST_DIR = re.compile(r".+\.[0-9a-f]{32}(\.[0-9a-f]{8})?|rebuild\..+\.[0-9a-f]{8}")
 
 
-def remove_abandoned(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Iterator[tuple[str, int]]:
+def remove_abandoned(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Iterator[tuple[str, int | None]]:
     """Remove folders in `<root>/.tmp/` not written to for `grace_s` seconds (at least IDLE_S); yield name and bytes of
-    each."""
+    each, None for the bytes of one that is kept since it was written to."""
     limit = moment.timestamp() - max(grace_s, IDLE_S)
     for path in () if (root / BUILD_DIR).is_symlink() else version_state.list_names(root / BUILD_DIR):
-        size = _abandoned_bytes(path, limit) if _INGEST_DIR.fullmatch(path.name) else None
-        if size is None:
+        if not _INGEST_DIR.fullmatch(path.name):
             continue
-        if not dry_run:
+        size = _abandoned_bytes(path, limit)
+        if size is not None and not dry_run:
             trash = root / version_state.TRASH / f"{path.name}.{os.urandom(4).hex()}.deleting"
             try:
                 trash.parent.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pitools.core import timestamps
+from pitools.core import timestamps, units
 from pitools.core.errors import ClusterError, PitError
 from pitools.core.fs import from_os_error, iter_tree, remove_tree
 from pitools.core.record import Record
@@ -97,7 +97,11 @@ def collect_garbage(
                 file=sys.stderr,
             )
     for name, size in abandoned_ingests.remove_abandoned(root, grace_s, moment, dry_run=dry_run):
-        yield GcResult(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
+        if size is None:
+            least = units.format_duration(max(grace_s, abandoned_ingests.IDLE_S))
+            yield _kept_result(VersionKey(name, ""), f"an ingest that wrote in the last {least}")
+        else:
+            yield GcResult(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
     if not dry_run:
         _end_leases(root, moment)
         with contextlib.suppress(OSError):

@@ -9,11 +9,12 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog import index, search
 from pitools.dataset.catalog.retirement import retire_version, undo_retirement
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.versions import describe_version
+from pitools.loader.open import open_version
 from pitools.store import manifest as manifests
 from pitools.store import tags, version_state
 
@@ -76,6 +77,8 @@ def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
         (["tag=prod"], []),
         (["published>=2020-01-01"], [10, 200, 50, 60, 70]),
         (["published<2020-01-01T00:00:00Z"], []),
+        (["quarantined_episodes>0"], []),
+        (["quarantined_episodes=0", "state=l*"], [10, 200, 50, 60, 70]),
     ],
     ids=str,
 )
@@ -132,6 +135,7 @@ def test_what_is_said_of_versions(root) -> None:
     matches = {actual.episodes: actual for actual in search.search(root, index.load_index(root)[0], ["name=pick"])}
     assert (matches[200].tags, matches[200].quarantined_episodes, matches[200].state) == (("best", "prod"), 2, "live")
     assert matches[10].state == "retired"
+    assert [episodes for _, episodes in find(root, "quarantined_episodes=2")] == [200]
     undo_retirement(root, "pick", small.name)
     tags.move_tag(root, "pick", "best", small.name)
     version_state.set_quarantine(large, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
@@ -310,8 +314,31 @@ def test_strange_provenance(publish, tmp_path) -> None:
     for text in (b'"many"', b"null", b"{}", b"[1]"):
         path.write_bytes(data.replace(b'"bytes": 1000', b'"bytes": ' + text))
         assert path.read_bytes() != data
+        path = path.parent.rename(path.parent.with_name(manifests.version_of(path.read_bytes()))) / "manifest.json"
         (matches,) = search.search(tmp_path / "root", index.load_index(tmp_path / "root", rebuild=True)[0], [])
         assert matches.recording_bytes == describe_version(path.parent)[0].recording_bytes == 0
+
+
+def test_changed_manifest(pit, publish, tmp_path) -> None:
+    """A version whose manifest was edited, or whose folder was renamed, is refused by whoever reads its manifest."""
+    path = publish(tmp_path / "root", "x") / "manifest.json"
+    data = path.read_bytes()
+    path.write_bytes(data + b"\n")
+    for words in (["list", "root"], ["show", "root/x"]):
+        done = pit("dataset", *words)
+        assert (done.returncode, path.parent.name in done.stderr) == (5, True)
+    with pytest.raises(DataError):
+        open_version(tmp_path / "root/x")
+    path.write_bytes(data)
+    renamed = path.parent.rename(tmp_path / "root/x" / ("0" * 32))
+    with pytest.raises(DataError):
+        describe_version(renamed)
+
+
+def test_unknown_state(root) -> None:
+    """A state that no version can have is a mistake, and not an empty answer."""
+    with pytest.raises(UsageError):
+        find(root, "state=foo")
 
 
 def test_lost_manifest(pit, robomimic, tmp_path) -> None:
