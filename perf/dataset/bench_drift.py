@@ -38,8 +38,9 @@ PARENTS, APPENDS = (1, 2, 3, 5, 10, 20, 50, 150), (1, 2, 3, 5, 10, 20)
 TASKS = ("hammer-v3", "button-press-v3", "shelf-place-v3", "dial-turn-v3", "window-open-v3")
 CAMERA = "obs/eye_image"
 # Fewer episodes say nothing of a fault: new ones of a joint that rests, or, of 10 steps each, of a camera, of which one
-# frame in 32 is looked at; and a parent's of one column alone.
-LEAST_NEW, LEAST_KNOWN = {"dead joint": 5, "dark": 5, "bright": 5}, {"x57.3 of one column": 5}
+# frame in 32 is looked at; and a parent's of one column alone, or of a smaller factor.
+LEAST_NEW = {"dead joint": 5, "dark": 5, "bright": 5, "x0.1": 5}
+LEAST_KNOWN = {"x57.3 of one column": 5, "x10": 5, "x0.1": 5}
 Floats = NDArray[np.float64]
 Episode = dict[str, Floats]  # (steps, columns) by array; of a camera, (steps, H, W, 3)
 
@@ -150,6 +151,8 @@ def light(change: Callable[[Floats], Floats]) -> Callable[[list[Episode], np.ran
 FAULTS = {
     "x1000": scaled(1000),
     "x57.3": scaled(57.3),
+    "x10": scaled(10),
+    "x0.1": scaled(0.1),
     "x57.3 of one column": scaled(57.3, one=True),
     "dead joint": dead,
     "dark": light(lambda grey: grey / 4),

@@ -27,16 +27,21 @@ from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statis
 # and by the second, over the root of the parent's number.
 # Chosen so that at most one healthy append in a hundred is refused: perf/dataset/bench_drift.py.
 _FEW_MEAN, _FEW_WIDE, _FEW_NARROW, _FEW_RANGE, _FEW_GREY, _FEW = (3, 12), (2, 12), (12, 4), (0, 7), (1, 0.5), (2.3, 0.5)
-# A column that is constant in fewer episodes than the first, or hardly moves in fewer than the second, is not compared;
-# nor is a range, if the parent has so few.
+# A column that is constant in fewer episodes than the first, or hardly moves in fewer than the second, is not compared,
+# but where all of an array's are constant; nor is a range, if the parent has so few.
 _MANY, _MANY_NARROW = 5, 10
 # In fewer episodes, the columns of an action are compared together: in another unit, most are wider by the first
 # factor, or all are narrower by the second. One or two columns, such as a gripper's, may rest.
 _UNIT_WIDE, _UNIT_NARROW, _LEAST_COLUMNS = 20.0, 30.0, 3
+# A unit shows in most columns of an action at once, where chance shows in one: half of them may be wider or narrower by
+# this share of what `deviation_ratio` allows, with any number of episodes from _MANY on. In healthy appends of
+# bridge and reach, it was at most 2.1 times as wide: perf/dataset/bench_drift.py.
+_UNIT_SHARE = 1.5
 # A column that rests at an end of its range is a warning where that is more probable than this: the mean's distance
 # from that end, over the range, is the least share of episodes in which it does not rest. Of an action, this holds only
 # for a column of two values, such as a gripper's, whose variance is nearly as large as its mean allows.
 _CHANCE, _TWO_VALUED = 0.05, 0.9
+_UNITS = {"mean": "deviations of the parent", "deviation": "times", "range": "ranges of the parent"}
 # Relative to a squared value that is a difference of two others.
 _NOISE = 1e-12
 # Relative to a range: the precision of a mean that is computed as a difference.
@@ -277,7 +282,9 @@ def _constants(
     """Yield columns that became constant, and columns that were. now: mean, deviation. before: these and the range."""
     (mean, deviation), (mean_0, deviation_0, low_0, high_0) = now, before
     dead = moved & ~moves
-    if part.episodes >= _MANY and dead.any():
+    # In few episodes a joint may rest, but not all of an arm.
+    all_dead = dead.sum() >= _LEAST_COLUMNS and bool((dead == moved).all())
+    if (part.episodes >= _MANY or all_dead) and dead.any():
         size = np.where(moved, high_0 - low_0, 1)
         at_end = np.minimum(np.abs(mean - low_0), np.abs(mean - high_0)) <= _ROUNDING * size
         elsewhere = np.clip(np.abs(mean - mean_0) / size, 0, 1)
@@ -318,16 +325,23 @@ def _compare_spread(
     In one or two episodes, a joint may hardly move.
     """
     problem, base = f"the spread of {_describe_part(part)} steps differs", bounds.deviation_ratio - 1
-    narrow, all_constant = 1 / np.where(both, ratio, 1), is_action(name) and both.any()
+    narrow = 1 / np.where(both, ratio, 1)
+    half_wider, half_narrower = (
+        float(np.median(values[both])) if is_action(name) and both.any() else 0.0 for values in (ratio, narrow)
+    )
+    unit_limit = 1 + base * _UNIT_SHARE if both.sum() >= _LEAST_COLUMNS else np.inf
     if part.parent_episodes >= _MANY:
         limit = 1 + base * part.tolerance_factor(_FEW_WIDE)
+        limit = min(limit, unit_limit) if half_wider > unit_limit else limit
         yield from _worst_columns("deviation", name, ratio, both, limit, problem, deviation, deviation_0)
-    elif all_constant and np.median(ratio[both]) > _UNIT_WIDE:
+    elif half_wider > _UNIT_WIDE:
         yield from _worst_columns("deviation", name, ratio, both, _UNIT_WIDE, problem, deviation, deviation_0)
-    if part.episodes >= _MANY_NARROW:
+    is_unit = part.episodes >= _MANY <= part.parent_episodes and half_narrower > unit_limit
+    if is_unit or part.episodes >= _MANY_NARROW:
         limit = 1 + base * part.tolerance_factor(_FEW_NARROW)
+        limit = min(limit, unit_limit) if is_unit else limit
         yield from _worst_columns("deviation", name, narrow, both, limit, problem, deviation, deviation_0)
-    elif all_constant and both.sum() >= _LEAST_COLUMNS and narrow[both].min() > _UNIT_NARROW:
+    elif is_action(name) and both.sum() >= _LEAST_COLUMNS and narrow[both].min() > _UNIT_NARROW:
         yield from _worst_columns("deviation", name, narrow, both, _UNIT_NARROW, problem, deviation, deviation_0)
 
 
@@ -345,7 +359,7 @@ def _worst_columns(
     over = where & (measure > limit)
     if over.any():
         column = int(np.where(over, measure, -1).argmax())
-        expected = f"{before[column]:.4g} ({measure[column]:.3g}, where {limit:.3g} is allowed)"
+        expected = f"{before[column]:.4g} ({measure[column]:.3g} {_UNITS[check]}, where {limit:.3g} are allowed)"
         got = f"{now[column]:.4g} in column {column}"
         yield _drift_finding(check, name, f"{problem}: {_columns(over)}", got, expected, level)
 

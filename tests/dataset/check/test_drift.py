@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from pitools.dataset import check
+from pitools.dataset.check import drift
 from pitools.dataset.check.drift import new_part
 from pitools.dataset.check.thresholds import Thresholds
 from pitools.store import manifest as manifests
@@ -101,6 +103,24 @@ def test_values_that_drift(kind, change, expected) -> None:
     output = {name for level, name, _ in checks(drift) if level == "fault"}
     assert expected & output
     assert output <= expected | {"range", "constant"}
+
+
+@pytest.mark.parametrize("factor", [8, 1 / 8])
+def test_another_unit(factor) -> None:
+    """All columns of an action in another unit are refused where one column so wide or narrow may be by chance."""
+    parent = data(12)
+    added = data(6, seed=1, action=lambda rows: rows * factor)
+    assert ("fault", "deviation", "action") in checks(check.check_drift(*appended(parent, added)))
+    added = data(6, seed=1, action=lambda rows: rows * [1, 1, factor, 1])
+    assert checks(check.check_drift(*appended(parent, added))) == []
+
+
+def test_an_array_of_zeros() -> None:
+    """An array that no longer changes at all is refused also in few episodes, in which one column may rest."""
+    added = data(3, seed=1, action=lambda rows: rows * 0)
+    assert ("fault", "constant", "action") in checks(check.check_drift(*appended(data(12), added)))
+    added = data(3, seed=1, action=lambda rows: rows * [1, 1, 0, 1])
+    assert checks(check.check_drift(*appended(data(12), added))) == []
 
 
 def test_it_says_what_and_how_much() -> None:
@@ -254,6 +274,26 @@ def test_bounds() -> None:
         ("warning", "mean", "action")
     ]
     assert check.check_drift(*pair, Thresholds(levels={"mean-drift": "off"})) == []
+
+
+def test_limits_of_the_page(repo) -> None:
+    """docs/data.md has the limits that these numbers of episodes have."""
+    rows = re.findall(r"^\| (\d+), and (\d+) \| (.*) \|$", (repo / "docs/data.md").read_text(), re.M)
+    assert len(rows) == 4
+    bounds = Thresholds()
+    for known, added, cells in rows:
+        part = drift.ComparedPart(
+            episodes=int(added), parent_episodes=int(known), steps=1, statistics={}, instructions={}, appended=True
+        )
+        spread = bounds.deviation_ratio - 1
+        limits = [
+            bounds.mean_shift * part.tolerance_factor(drift._FEW_MEAN),
+            1 + spread * part.tolerance_factor(drift._FEW_WIDE),
+            1 + spread * part.tolerance_factor(drift._FEW_NARROW) if int(added) >= drift._MANY_NARROW else None,
+            bounds.range_growth * part.tolerance_factor(drift._FEW_RANGE),
+        ]
+        expected = [f"{limit:.1f}" if limit else "" for limit in limits]
+        assert [cell.strip().removesuffix(" times") for cell in cells.split("|")] == expected
 
 
 def test_without_statistics() -> None:

@@ -167,7 +167,7 @@ def test_a_staged_set_keeps_to_the_quarantine_of_where_it_came_from(version: Pat
     stage_version(load_version(copy), tmp_path / "second")
     home = version.parent.rename(tmp_path / "away")
     for root in (tmp_path, tmp_path / "second"):
-        assert filter_episodes(VersionReader(set_path(root, version.name))).tolist() == [0, 2, 3, 4, 5]
+        assert filter_episodes(VersionReader(staged_path(root, version.name))).tolist() == [0, 2, 3, 4, 5]
     home.rename(version.parent)
     version_state.set_quarantine(version, None)
     assert stage_version(load_version(version), tmp_path).state == "present"

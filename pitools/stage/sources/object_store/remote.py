@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 READ_BYTES = 8 << 20
+_PREFIX = re.compile(r"[0-9a-f]{6,31}")
 # A manifest of a million files is about this large; a larger object is none.
 MANIFEST_BYTES = 256 << 20
 _MAX_OBJECTS = 2_000_000
@@ -153,7 +155,8 @@ def find_remote_version(url: str) -> str:
         raise _no_manifest(object_url)
     if len(prefixes) > 1:
         names = ", ".join(name.rpartition("/")[2] for name in prefixes)
-        raise UsageError(f"there are {len(prefixes)} versions: {names}", where=object_url.url, hint="name one of them")
+        hint = f"name one of them: {object_url.url}/VERSION"
+        raise UsageError(f"there are {len(prefixes)} versions: {names}", where=object_url.url, hint=hint)
     return object_url._replace(prefix=prefixes[0]).url
 
 
@@ -212,6 +215,10 @@ def _get_manifest(url: ObjectUrl) -> bytes:
 
 
 def _no_manifest(url: ObjectUrl) -> DataError:
+    name = url.prefix.rpartition("/")[2]
+    if "@" in name or _PREFIX.fullmatch(name):
+        problem = f"not a dataset: {name!r} is a tag or a version's first digits (expected a whole version)"
+        return DataError(problem, where=url.url, hint="`pit dataset show` of the dataset's folder prints the version")
     message, hint = f"not a dataset: no {MANIFEST_FILE}", "give one version's URL: s3://BUCKET/<name>/<version>"
     return DataError(message, where=url.url, hint=hint)
 

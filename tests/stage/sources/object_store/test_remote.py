@@ -190,6 +190,14 @@ def test_several_versions_have_to_be_named(server: Server):
 
 
 @pytest.mark.parametrize("ask", [remote.load_remote_version, remote.find_remote_version], ids=["load", "find"])
+def test_what_an_object_store_does_not_have(uploaded: Path, ask: Callable[[str], object]):
+    """A tag and the first digits of a version are called that."""
+    for name in ("pick@train", f"pick/{uploaded.name[:6]}"):
+        with pytest.raises(DataError, match="expected a whole version"):
+            ask(f"s3://{BUCKET}/data/{name}")
+
+
+@pytest.mark.parametrize("ask", [remote.load_remote_version, remote.find_remote_version], ids=["load", "find"])
 def test_what_is_no_dataset_says_so(ask: Callable[[str], object]):
     """A prefix without a manifest, and a bucket that is not there."""
     with pytest.raises(DataError, match=r"manifest\.json"):
