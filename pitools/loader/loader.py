@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -66,7 +66,7 @@ class LoaderState(Record, frozen=True, kw_only=True, tag="pit.loader-state/1"):
     """A loader's position. position: samples given to all ranks together. identity: see `Samples.identity`."""
 
     identity: dict[str, str]
-    position: int
+    position: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Stateful:

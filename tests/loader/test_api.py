@@ -63,6 +63,13 @@ def test_every_framework_gets_the_same_batches(version: Path, way: dict[str, Any
     np.testing.assert_array_equal(arrays(resumed, 2), expected[2:4])
 
 
+def test_a_position_that_cannot_be_is_refused_as_it_is_loaded(version: Path) -> None:
+    """And not at the next batch."""
+    batches = pitools.load(version, **OPTIONS)
+    with pytest.raises(ConfigError):
+        batches.load_state_dict({**batches.state_dict(), "position": -1})
+
+
 def test_jax_gets_the_same_batches(version: Path, tmp_path: Path) -> None:
     """In the same order, and after a state."""
     subprocess.run([sys.executable, "-c", JAX, version, tmp_path / "it.npy"], check=True, timeout=120)

@@ -33,9 +33,10 @@ class ParentVersion:
         """Raises UsageError for a version of another dataset, DataError for a damaged version or a subset."""
         described, self.manifest = describe_version(path)
         where, self.path, self.version = str(path), path, described.version
-        if self.manifest.name != name:
-            problem = f'parent: a version of "{self.manifest.name}" (expected one of "{name}")'
-            raise UsageError(problem, where=where, hint=f"--name {self.manifest.name}")
+        home = path.resolve().parent.name  # not the manifest's name alone: a dataset's folder may have been renamed
+        if name not in (home, self.manifest.name):
+            problem = f'parent: a version of "{home}" (expected one of "{name}")'
+            raise UsageError(problem, where=where, hint=f"--name {home}")
         if self.manifest.subset:
             raise DataError("parent: is a subset of a version", where=where, hint="append to the complete version")
         check_complete(path, self.manifest)

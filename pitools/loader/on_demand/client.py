@@ -134,8 +134,8 @@ class _OwnedDescriptor:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, the module's names may be gone
+        close(self._descriptor)
 
 
 def _read_greeting(read_fd: int) -> Greeting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from array import array as numbers
+from collections.abc import Callable
 
 from pitools.store.zarr.metadata import ShardingSpec
 from pitools.store.zarr.shard_index import BufferedFile, ShardError, ShardIndex, read_index
@@ -16,8 +17,8 @@ class OpenShard:
     def __init__(self, descriptor: int, index: ShardIndex) -> None:
         self.descriptor, self.index, self.verified = descriptor, index, bytearray(len(index.offsets))
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, the module's names may be gone
+        close(self.descriptor)
 
 
 def open_shard(descriptor: int, sharding: ShardingSpec | None) -> OpenShard:

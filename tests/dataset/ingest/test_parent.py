@@ -178,6 +178,15 @@ def test_what_does_not_go_together(tmp_path) -> None:
         ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
 
 
+def test_a_renamed_dataset(tmp_path) -> None:
+    """A dataset whose folder was renamed is appended to by its new name."""
+    one, two = record(tmp_path / "a.hdf5", [9], 1), record(tmp_path / "b.hdf5", [8], 2)
+    first = Path(ingest([one], root=tmp_path / "root", name="x").path)
+    renamed = first.parent.rename(tmp_path / "root/y")
+    second = ingest([two], root=tmp_path / "root", name="y", append=renamed / first.name)
+    assert Path(second.path).parent == renamed
+
+
 @pytest.mark.parametrize("damage", ["swapped", "flipped", "last", "lengths"])
 def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
     """A shard that is linked, one that is made again, and what is said of episodes are the parent's, or refused."""

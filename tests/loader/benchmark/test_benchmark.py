@@ -172,6 +172,12 @@ def test_what_is_in_memory_reads_nothing(version: Path):
     assert "disk" not in stages[-1].advice
 
 
+def test_a_version_of_less_than_a_batch_is_measured_for_longer(version: Path):
+    """What is in memory is as warm the second time: an epoch of one batch is not all that is measured."""
+    stages = benchmark_loader(version, batch_size=64, length=8, names=["action"], limit_s=0)
+    assert min(stage.samples for stage in stages) >= 2 * 64
+
+
 def test_invalid_input_is_refused(version: Path, tmp_path: Path):
     """A missing array, a failing transform and a folder without a dataset raise errors that name them."""
     with pytest.raises(UsageError, match="obs/eye_imag"):

@@ -20,6 +20,7 @@ from zarr.codecs import Crc32cCodec, GzipCodec
 from pitools.core.errors import DataError
 from pitools.store import digest, manifest
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest, Subset
+from pitools.store.reader import open_shard
 from pitools.store.reader.array_reader import open_below
 from pitools.store.reader.read_stats import thread_stats
 from pitools.store.reader.resident import ResidentArray
@@ -279,3 +280,14 @@ def test_it_can_be_sent_to_another_process(part: tuple[Path, dict[str, Any]]):
     assert record.resident_rows("action") is None
     assert np.array_equal(record.read("action", 50, 60), content["action"][50:60])
     assert record.attributes == {"splits": {"train": [0]}}
+
+
+def test_a_shard_is_closed_when_its_module_is_gone(tmp_path, monkeypatch) -> None:
+    """At the exit of a program, modules may go before what they made."""
+    (tmp_path / "0").write_bytes(b"data")
+    shard = open_shard.open_shard(os.open(tmp_path / "0", os.O_RDONLY), None)
+    descriptor = shard.descriptor
+    monkeypatch.setattr(open_shard, "os", None)
+    del shard
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
