@@ -136,13 +136,15 @@ def _print_version_notes(path: Path, version: object, manifest: Manifest) -> Non
     root, name = resolved.parent.parent, resolved.parent.name
     named = sorted(tag for tag, value in tags.read_tags(root, name).items() if value.version == resolved.name)
     quarantine = version_state.read_quarantine(path)
-    parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
+    counted = ((version.episodes, "episode"), (version.steps, "step"))
+    parts = [f"{count} {noun}{'s' * (count != 1)}" for count, noun in counted]
     parts += [f"tag {tag}" for tag in named]
     parts += [f"parent {manifest.parent}"] if manifest.parent else []
     parts += [f"a part of version {manifest.subset.whole}"] if manifest.subset else []
     parts += ["retired"] if retirement.retirement_of(root, name, resolved.name, resolved) else []
     if quarantine:
+        count = len(quarantine.episodes)
         parts.append(
-            "in quarantine" if quarantine.whole_version else f"{len(quarantine.episodes)} episodes in quarantine"
+            "in quarantine" if quarantine.whole_version else f"{count} episode{'s' * (count != 1)} in quarantine"
         )
     click.echo(f"{version.name} {version.version}: {', '.join(parts)}", err=True)

@@ -59,6 +59,9 @@ def load(
         raise UsageError("workers without torch", where="load", hint='framework="torch"; others read by threads')
     if transform and not workers:
         raise UsageError("transform without workers", where="load", hint="call it in the loop, or give workers=4")
+    for name, value in (("splits", splits), ("instructions", instructions)):
+        if isinstance(value, str):  # a sequence of letters
+            raise UsageError(f"{name} = {value!r}: not a sequence of texts", where="load", hint=f"{name}=[{value!r}]")
     if rank is None or world_size is None:
         require_one_worker("pitools.load")
     own_rank, ranks = _ranks() if rank is None or world_size is None else (rank, world_size)

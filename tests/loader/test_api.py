@@ -116,6 +116,8 @@ def test_episodes_are_filtered(version: Path) -> None:
         {"device": "cpu"},
         {"framework": "torch", "workers": 2, "device": "cuda"},
         {"windows": {}},
+        {"splits": "train"},
+        {"instructions": "pick"},
         {"windows": {"action": 8}},
         {"windows": ["action"]},
         {"windows": {"actoin": (0, 1)}},

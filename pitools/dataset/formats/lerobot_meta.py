@@ -139,8 +139,10 @@ def load_info(path: Path) -> LeRobotInfo:
     try:
         tables = msgspec.json.decode(where.read_bytes())
         version = str(tables["codebase_version"])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except FileNotFoundError as error:
         raise DataError(f"not LeRobot's layout: {error}", where=str(where), hint="give --layout auto") from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"not LeRobot's format: {error}", where=str(where), hint=RETRY_HINT) from error
     if not version.startswith(_VERSION):
         hint = (
             "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=… (first convert older ones to v2.1)"

@@ -85,7 +85,8 @@ def _describe_demo(
     where = f"{file.path}: {demo.name}"
     actions = hdf5.get_child(demo, "actions", h5py.Dataset)
     if actions is None:
-        raise DataError("no actions", where=where, hint="remove the demo, or record it again")
+        hint = "remove the demo, or record it again with one array `actions`"
+        raise DataError("no actions", where=where, hint=hint)
     steps = hdf5.step_count(actions)
     columns, attributes_by_array = [], {}
     for key, dataset in hdf5.walk_datasets(demo):

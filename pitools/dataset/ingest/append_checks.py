@@ -66,8 +66,9 @@ def require_no_drift(findings: Sequence[Finding], parent: Path, *, accept_drift:
         print(f"pit: {finding.level}: {finding.reason}{numbers}; {hint}", file=sys.stderr)
     faults = [finding for finding in findings if finding.level == "fault"]
     if faults and not accept_drift:
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise DriftError(
-            f"the added episodes drift from the parent: {len(faults)} faults, the first: {faults[0].reason}",
+            f"the added episodes drift from the parent: {count}, the first: {faults[0].reason}",
             where=str(parent),
             hint="inspect the recordings; --accept-drift publishes them unchanged and reuses the finished shards",
         )

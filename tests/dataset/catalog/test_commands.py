@@ -158,7 +158,7 @@ def test_show(pit, lines, robomimic, tmp_path) -> None:
         done = pit("dataset", "show", name)
         shown = {line["array"]: line for line in lines(done)}
         assert shown["action"]["shape"] == [7, 7]
-        assert "tag prod, 1 episodes in quarantine" in done.stderr
+        assert "tag prod, 1 episode in quarantine" in done.stderr
     first, second = lines(pit("dataset", "show", "root/x", "--episodes"))
     assert (first["name"], first["start"], first["steps"], first["recording"]) == ("demo_0", 0, 3, "reach.hdf5")
     assert (second["instruction"], second["start"], second["quarantined"]) == ("reach 1", 3, ["black frames"])
