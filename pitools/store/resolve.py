@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from pitools.core.errors import DataError, UsageError, suggest
+from pitools.core.errors import DataError, PitError, UsageError, suggest
 from pitools.core.output import format_cell
 from pitools.store import retirement, tags, version_state
 from pitools.store.manifest import MANIFEST_FILE
@@ -117,7 +117,7 @@ def warning_for(path: Path) -> str:
     """Return the warning for users of the version in folder `path`; "" if none."""
     try:
         why = unusable_reason(path)
-    except DataError as error:
+    except PitError as error:
         why = f"state unknown: {error}"
     return f"{path}: {why}" if why else ""
 

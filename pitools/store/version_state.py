@@ -23,7 +23,7 @@ import msgspec
 
 from pitools.core import locks, timestamps, trust
 from pitools.core.errors import ClusterError, DataError, UsageError
-from pitools.core.fs import from_os_error, open_regular, write_atomic
+from pitools.core.fs import access_error, from_os_error, open_regular, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.store.manifest import MANIFEST_FILE
 
@@ -107,7 +107,8 @@ def make_dir(path: Path) -> None:
 
 
 def read_quarantine(path: Path) -> Quarantine | None:
-    """Return the quarantine of the version in folder `path`; None if there is none. Raises DataError."""
+    """Return the quarantine of the version in folder `path`; None if there is none. Raises DataError; ClusterError or
+    Unreachable where it cannot be read."""
     file = quarantine_file(*_split_path(path))
     try:
         with open_regular(file) as opened:
@@ -115,6 +116,8 @@ def read_quarantine(path: Path) -> Quarantine | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and (access := access_error(error, file)):
+            raise access from error
         hint = f"remove the file, and repeat `pit dataset check {path} --quarantine`"
         raise DataError(f"not a record of a quarantine: {error}", where=str(file), hint=hint) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import units
-from pitools.core.errors import ConfigError, DataError, PitError, suggest
+from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.stage.sources.find import dataset_version_dirs, is_url
 from pitools.stage.sources.local import read_error
 from pitools.stage.sync.policy import Rule
@@ -81,7 +81,7 @@ def _versions(folder: Path, on_error: Callable[[PitError], None]) -> Iterator[So
         try:
             if unusable_reason(version):
                 continue
-        except DataError as error:
+        except PitError as error:
             on_error(error)
             continue
         with contextlib.suppress(FileNotFoundError):  # removed by `gc` meanwhile

@@ -116,6 +116,16 @@ def test_not_for_this_user(invoke, copy, monkeypatch) -> None:
     assert version_state.read_quarantine(copy) is None
     with pytest.raises(ClusterError):
         VersionReader(copy).read("action", 0, 1)
+    version_state.set_quarantine(copy, version_state.Quarantine(whole_version=False, set_at="", set_by=""))
+
+    def refuse_record(path, *rest, **more):
+        if ".catalog" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse_record)
+    with pytest.raises(ClusterError):
+        version_state.read_quarantine(copy)
 
 
 def test_a_reader_that_ends_early(make) -> None:
