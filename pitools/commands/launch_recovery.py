@@ -140,8 +140,12 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
     if run.cancel_requested:
         return run.reason
     if is_final(run.state):
-        todo = "diagnosed" if is_ticket(run_dir) else "continued"
-        return f"its job has ended ({run.state}), and nobody has {todo} the run yet: pit launch resume {run.run_id}"
+        resume_command = f"pit launch resume {run.run_id}"
+        if is_ticket(run_dir):
+            return (
+                f"its job has ended ({run.state}), and its queue decides on the next; for its verdict: {resume_command}"
+            )
+        return f"its job has ended ({run.state}), and nobody has continued the run yet: {resume_command}"
     if run.state != "PENDING":
         return "the run is unfinished"
     if is_held(run.pending_reason):
