@@ -153,8 +153,11 @@ class SyncRun:
         if not self._dry_run and (owned, sorted(wanted)) != (previous.versions, previous.wanted_versions):
             self._write_state(root, owned, wanted)
         if not self._dry_run:
-            for path in old_states:
-                path.unlink(missing_ok=True)
+            for path, rest in old_states.items():
+                if rest.versions:
+                    write_atomic(path, msgspec.json.encode(rest) + b"\n", mode=0o600)
+                else:
+                    path.unlink(missing_ok=True)
 
     @contextmanager
     def _catch_errors(self, rule: str, where: Path) -> Iterator[None]:
@@ -345,12 +348,12 @@ def _wanted_by_others(root: Path, policy: SyncPolicy) -> set[str]:
     return {version for state in states if not _is_gone(state) for version in state.wanted_versions}
 
 
-def _inherit(root: Path, policy: SyncPolicy, rules: list[Rule]) -> tuple[dict[str, str], list[Path]]:
-    """Return the versions, with their rules, that a policy takes over from policies whose file is gone, and the states
-    of these.
+def _inherit(root: Path, policy: SyncPolicy, rules: list[Rule]) -> tuple[dict[str, str], dict[Path, SyncState]]:
+    """Return the versions, with their rules, that a policy takes over from policies whose file is gone, and what their
+    states are then: the other versions are left to other policies.
     """
     sources = {rule.name: f"{rule.source}/" for rule in rules}
-    versions, paths = dict[str, str](), []
+    versions, states = dict[str, str](), dict[Path, SyncState]()
     for path, state in _states_of_others(root, policy).items():
         own = {
             version: rule
@@ -359,8 +362,10 @@ def _inherit(root: Path, policy: SyncPolicy, rules: list[Rule]) -> tuple[dict[st
         }
         if own:
             versions |= own
-            paths.append(path)
-    return versions, paths
+            rest = {version: rule for version, rule in state.versions.items() if version not in own}
+            rest = {version: rule for version, rule in rest.items() if os.path.lexists(staged_path(root, version))}
+            states[path] = structs.replace(state, versions=rest)
+    return versions, states
 
 
 def _is_gone(state: SyncState) -> bool:

@@ -284,6 +284,22 @@ def test_a_renamed_policy_takes_over_its_sets(site: Site):
     assert site.changes() == [("evicted", second)]
 
 
+def test_a_policy_split_into_two_files_leaves_each_its_sets(site: Site, tmp_path: Path):
+    """The first of them to run takes over the sets of its own rules, and forgets none of the other's."""
+    site.rules('pattern = "a"', 'pattern = "b"')
+    of_a, of_b = site.put("a"), site.put("b")
+    assert site.changes() == [("staged", of_a), ("staged", of_b)]
+    site.age()
+    newer_a, newer_b = site.put("a"), site.put("b")
+    _, first, second = site.file.read_text().split("[[rules]]\n")
+    site.file.unlink()
+    for name, rule, newer, older in (("a.toml", first, newer_a, of_a), ("b.toml", second, newer_b, of_b)):
+        site.file = tmp_path / name
+        site.file.write_text(f"[[rules]]\n{rule}")
+        assert site.changes() == [("staged", newer), ("evicted", older)]
+    assert len(list((site.root / ".records").glob(".sync.*"))) == 2
+
+
 def test_a_policy_that_was_removed_keeps_no_set(site: Site, tmp_path: Path):
     """What it selected is evicted by the policy that staged it."""
     version = site.put("pick")
