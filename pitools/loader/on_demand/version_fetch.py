@@ -79,11 +79,12 @@ class VersionFetch:
         if not is_new:
             remove_stale(folder, files, done, linked)
         self._ranges = done.ranges
+        self._resumed_bytes = {index: written_range_bytes(files, {index: done.ranges[index]}) for index in done.ranges}
         missing = [entry for index, entry in enumerate(files) if index not in self._present]
         require_inodes(self._root, len(missing))
         self._bytes = self._dataset.manifest.total_bytes - sum(entry.bytes for entry in missing)
         in_flight = _FILE_THREADS * max((entry.bytes for entry in missing), default=0)
-        needed = needed_bytes(missing) - written_range_bytes(files, done.ranges)
+        needed = needed_bytes(missing) - sum(self._resumed_bytes.values())
         self._report_used = self._stack.enter_context(
             reserve(self._root, version, needed, limits, in_flight=min(needed, in_flight))
         )
@@ -160,7 +161,7 @@ class VersionFetch:
                 self._journal.flush()
                 self._present.add(index)
                 del self._futures[index]
-                self._report_used(entry.bytes - self._resumed_bytes(index))
+                self._report_used(entry.bytes - self._resumed_bytes.get(index, 0))
                 self._bytes += entry.bytes
                 self._report_progress(self._bytes, self._dataset.manifest.total_bytes)
                 if len(self._present) == len(self._files):
@@ -169,13 +170,13 @@ class VersionFetch:
             if index not in self._present:
                 self._drop_future(index)  # the next request retries the file; the next process retries publishing
 
-    def _resumed_bytes(self, index: int) -> int:
-        return written_range_bytes(self._files, {index: self._ranges.get(index, ())})
-
     def _drop_future(self, index: int) -> None:
+        path = self._folder / self._files[index].path
         with self._lock:
             if index not in self._ranges:
-                (self._folder / self._files[index].path).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                path.chmod(0o600)  # also where it was whole, and could not be recorded
             self._futures.pop(index, None)  # so that the next request tries again
 
     def _fetch(self, index: int, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,9 +99,34 @@ def test_a_wrong_range_is_fetched_again(
     source, root = Path(dataset.source.label) / "L", tmp_path / "nvme"
     write_first_range(dataset, root, bytes(RANGE_BYTES))
     with fetching(dataset, root, monkeypatch) as (fetch, parts):
+        freed: list[int] = []
+        monkeypatch.setattr(fetch, "_report_used", freed.append)
         assert read_file(fetch) == source.read_bytes()
         assert sum(parts) == RANGE_BYTES + 2 * LAST_BYTES
         fetch.finish()
+    assert freed == [LAST_BYTES], "the first range was on the disk before, and is not reserved"
+
+
+def test_a_file_that_could_not_be_recorded_can_be_written_again(
+    dataset: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full for a moment: the next request opens the file for writing, also where it was whole."""
+    source, root = Path(dataset.source.label) / "L", tmp_path / "nvme"
+    write_first_range(dataset, root, source.read_bytes()[:RANGE_BYTES])
+
+    def flush(_: CopyJournal) -> None:
+        raise NoSpace("full")
+
+    with fetching(dataset, root, monkeypatch) as (fetch, _):
+        with monkeypatch.context() as full:
+            full.setattr(CopyJournal, "flush", flush)
+            assert read_file(fetch) == source.read_bytes()
+            fetch._record_threads.shutdown()
+        assert (partial_path(root, dataset.version) / "L").stat().st_mode & 0o777 == 0o600
+        fetch._record_threads = ThreadPoolExecutor(1)
+        assert read_file(fetch) == source.read_bytes()
+        fetch.finish()
+    assert fetch.published
 
 
 def test_ranges_of_a_file_that_fails_its_digest_are_forgotten(
