@@ -26,6 +26,7 @@ from pitools.stage.sources.find import dataset_version_dirs, find_version_dir, l
 from pitools.stage.sources.local import LocalSource, translate_errors
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
+from pitools.store.version_list import PUBLISHED_FILE
 
 FileProblem = Literal["missing", "size", "digest", "extra", "unreadable"]
 
@@ -127,7 +128,7 @@ class _VerifyWorker:
 
 
 def _find_extra_files(dataset: DatasetVersion, root: Path) -> Iterator[FileFinding]:
-    expected = {entry.path for entry in dataset.manifest.files} | {MANIFEST_FILE}
+    expected = {entry.path for entry in dataset.manifest.files} | {MANIFEST_FILE, PUBLISHED_FILE}
     for folder, folders, names in os.walk(root):
         # os.walk lists a link to a folder as a folder, and does not enter it: report it as an extra file.
         links = [name for name in folders if (Path(folder) / name).is_symlink()]

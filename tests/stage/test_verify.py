@@ -12,6 +12,7 @@ from pitools.stage.sources.base import DatasetVersion
 from pitools.stage.sources.find import load_version
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import CheckTotals, FileFinding, check_versions
+from pitools.store.version_list import PUBLISHED_FILE
 
 
 def judge(path: Path) -> tuple[dict[str, str], CheckTotals]:
@@ -128,3 +129,14 @@ def test_a_manifest_that_cannot_be_opened_does_not_end_the_check(
     finding, totals = check_versions(root, readers=1)
     assert (finding.version, finding.problem) == (unreadable, "unreadable")
     assert (totals.sets, totals.findings) == (2, 1)
+
+
+def test_an_ingested_version_has_no_extra_file(make_dataset):
+    """The time of its publication is beside the manifest, which does not list it."""
+    folder = make_dataset({"a": b"x"})
+    (folder / PUBLISHED_FILE).write_text("{}")
+    (folder / "b").mkdir()
+    (folder / "b" / PUBLISHED_FILE).write_text("{}")
+    *findings, totals = check_versions(folder, readers=1)
+    assert isinstance(totals, CheckTotals)
+    assert [finding.path for finding in findings if isinstance(finding, FileFinding)] == [f"b/{PUBLISHED_FILE}"]
