@@ -29,6 +29,7 @@ from pitools.site import remote_files
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.errors import OutcomeUnknown
+from pitools.store.version_list import published_at
 
 pytestmark = pytest.mark.slurm
 
@@ -216,7 +217,7 @@ def test_data_goes_on_where_the_disk_was_full(
 
 
 def test_data_that_changed_is_not_published(site: Site, make_plan: MakePlan, far_side: Any, make_dataset: Any) -> None:
-    """A byte that differs from the manifest is found there; put right, only its batch is sent again."""
+    """A byte that differs from the manifest is found there; put right, its batch alone is sent again, and its time."""
     version = make_dataset([1000, 2000])
     (staged,) = planned(make_plan, version).data
     right = (version / "a" / "1").read_bytes()
@@ -226,8 +227,10 @@ def test_data_that_changed_is_not_published(site: Site, make_plan: MakePlan, far
     final = far_side.root / "data" / "pick" / version.name
     assert not final.exists()
     (version / "a" / "1").write_bytes(right)
+    os.utime(version / "manifest.json", (1000, 1000))
     assert remote.send_dataset(staged, site).bytes == 3000
     assert (final / "a" / "1").read_bytes() == right
+    assert published_at(final) == published_at(version)
 
 
 def test_data_that_is_sent_twice_at_once(site: Site, make_plan: MakePlan, far_side: Any, make_dataset: Any) -> None:

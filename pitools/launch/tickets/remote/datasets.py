@@ -16,6 +16,7 @@ import msgspec
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, ToolMissing, Unreachable
+from pitools.core.fs import from_os_error
 from pitools.core.progress import progress_bar
 from pitools.launch.plan import Plan, StagedDataset
 from pitools.launch.tickets.remote import paths
@@ -27,6 +28,7 @@ from pitools.slurm.transport import Transport, run_command
 from pitools.store import manifest
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 from pitools.store.publish import BUILD_DIR
+from pitools.store.version_list import published_at
 
 BATCH_BYTES, BATCH_MAX_FILES = 256 << 20, 4096
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -35,7 +37,7 @@ _VERIFY_BYTES_PER_S = 20 << 20  # a slow file system, in bytes per second; it bo
 _DIGEST_OF = f'sha256sum "$d/{MANIFEST_FILE}" 2>/dev/null | cut -c1-32 | grep .'
 _DIGEST_SCRIPT = f"while IFS= read -r d; do {_DIGEST_OF} || echo -; done; echo end"
 _DIGEST = re.compile(r"[0-9a-f]{32}|-")
-_RECEIVE_SCRIPT = '"$1" -m pitools.launch.tickets.remote.receive "$2" "$3"'
+_RECEIVE_SCRIPT = '"$1" -m pitools.launch.tickets.remote.receive "$2" "$3" "$4"'
 
 
 class DatasetTransfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +111,7 @@ def send_dataset(staged: StagedDataset, site: Site) -> DatasetTransfer:
     sent_bytes = 0
     try:
         sent_bytes = _send_batches(staged, site, batch_root, contents)
-        _run_receive(site, batch_root, final, contents, raw)
+        _run_receive(staged, site, batch_root, final, contents, raw)
     except (ClusterError, DataError):
         # A concurrent upload may have published the dataset and removed the batches.
         if not remote_files.existing(site, [f"{final}/{MANIFEST_FILE}"]):
@@ -128,12 +130,17 @@ def _send_batches(staged: StagedDataset, site: Site, batch_root: str, contents: 
     return sent_bytes
 
 
-def _run_receive(site: Site, batch_root: str, final: str, contents: manifest.Manifest, raw: bytes) -> None:
+def _run_receive(
+    staged: StagedDataset, site: Site, batch_root: str, final: str, contents: manifest.Manifest, raw: bytes
+) -> None:
+    try:
+        published = published_at(Path(staged.source))
+    except OSError as error:
+        raise from_os_error(error, Path(staged.source)) from error
+    arguments = (paths.remote_python(site), batch_root, final, published)
     with tar_stream.TarPipe(lambda out: out.write(raw), is_source=True) as source:
         timeout_s = 120 + contents.total_bytes / _VERIFY_BYTES_PER_S
-        done = remote_files.run_shell(
-            site, _RECEIVE_SCRIPT, paths.remote_python(site), batch_root, final, stdin=source, timeout_s=timeout_s
-        )
+        done = remote_files.run_shell(site, _RECEIVE_SCRIPT, *arguments, stdin=source, timeout_s=timeout_s)
     if done.code:
         raise _receive_error(site, done, final)
 

@@ -1,7 +1,7 @@
-"""Publish an uploaded dataset, at the remote site: `python -m pitools.launch.tickets.remote.receive HOME FINAL`.
+"""Publish an uploaded dataset, at the remote site: `python -m pitools.launch.tickets.remote.receive HOME FINAL TIME`.
 
 The manifest is on stdin. Every file of the batches in HOME is compared with it. Then all files are published as FINAL,
-and HOME is removed.
+and HOME is removed. TIME is when the version was published first.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.fs import from_os_error, open_regular, sync_fs, write_atomic
 from pitools.store import digest, manifest
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
 from pitools.store.publish import publish_dir
+from pitools.store.version_list import PUBLISHED_FILE, Publication
 
 _READERS = 4
 
 
-def receive_dataset(batch_root: Path, final: Path, raw: bytes) -> None:
+def receive_dataset(batch_root: Path, final: Path, raw: bytes, published_at: str) -> None:
     """Publish the dataset at `final`, unless it exists. Safe to repeat, and to run twice concurrently.
 
-    raw: the manifest. Raises DataError for a file that is missing or differs from the manifest, after removing its
-    batch, or all batches, for a new upload. Raises NoSpace, ClusterError.
+    raw: the manifest. published_at: when the version was published first, by which it is ordered here too. Raises
+    DataError for a file that is missing or differs from the manifest, after removing its batch, or all batches, for a
+    new upload. Raises NoSpace, ClusterError.
     """
     if manifest.version_of(raw) != final.name:
         message = f"manifest of version {manifest.version_of(raw)} (expected {final.name})"
@@ -38,6 +42,8 @@ def receive_dataset(batch_root: Path, final: Path, raw: bytes) -> None:
             building.mkdir(parents=True)
             _link_batches(batch_root, building, contents.files)
             write_atomic(building / MANIFEST_FILE, raw)
+            record = Publication(published_at=published_at)
+            write_atomic(building / PUBLISHED_FILE, msgspec.json.encode(record) + b"\n")
             sync_fs(building)
             publish_dir(building, final)
         except OSError as error:
@@ -88,9 +94,9 @@ def _digest_file(path: Path, entry: FileEntry) -> tuple[int, str]:
 
 def main(argv: list[str]) -> int:
     """Publish the dataset of the command line; return the exit code."""
-    batch_root, final = map(Path, argv)
+    batch_root, final, published_at = argv
     try:
-        receive_dataset(batch_root, final, sys.stdin.buffer.read())
+        receive_dataset(Path(batch_root), Path(final), sys.stdin.buffer.read(), published_at)
     except PitError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -12,6 +12,9 @@ import pytest
 from pitools.core.errors import ConfigError, DataError
 from pitools.launch.tickets.remote.receive import receive_dataset
 from pitools.store import digest, manifest
+from pitools.store.version_list import published_at
+
+PUBLISHED = "2026-01-02T03:04:05.678Z"
 
 
 @pytest.fixture
@@ -31,11 +34,12 @@ def come(tmp_path: Path) -> tuple[Path, Path, bytes]:
 
 
 def test_all_of_it_appears(come: tuple[Path, Path, bytes]) -> None:
-    """By one rename, the manifest with it; what was for the journey is gone, and again is no harm."""
+    """By one rename, with its manifest and time; what was for the journey is gone, and again is no harm."""
     home, final, raw = come
     for _ in range(2):
-        receive_dataset(home, final, raw)
-        assert {path.name for path in final.iterdir()} == {"a", "manifest.json"}
+        receive_dataset(home, final, raw, PUBLISHED)
+        assert {path.name for path in final.iterdir()} == {"a", "manifest.json", "published.json"}
+        assert published_at(final) == PUBLISHED
         assert (final / "a" / "3").stat().st_size == 3000
         assert not home.exists()
 
@@ -55,7 +59,7 @@ def test_what_is_not_right_does_not_appear(come: tuple[Path, Path, bytes], damag
         path.rename(home / "b0" / "elsewhere")
         path.symlink_to(home / "b0" / "elsewhere")
     with pytest.raises(DataError, match="a/3:"):
-        receive_dataset(home, final, raw)
+        receive_dataset(home, final, raw, PUBLISHED)
     assert not final.exists()
     assert {path.name for path in home.iterdir()} <= {"b0", "b1", ".b2.x.part"}
     assert (home / "b0").exists() == (damage != "gone")  # nobody there knows in which batch it should have come
@@ -66,13 +70,13 @@ def test_a_manifest_of_another_version(come: tuple[Path, Path, bytes]) -> None:
     """The name is the manifest's digest, or nothing is done."""
     home, final, raw = come
     with pytest.raises(ConfigError, match=final.name):
-        receive_dataset(home, final, raw + b" ")
+        receive_dataset(home, final, raw + b" ", PUBLISHED)
 
 
 def test_as_a_program(come: tuple[Path, Path, bytes]) -> None:
     """Exit codes and words, as ssh carries them back."""
     home, final, raw = come
-    argv = [sys.executable, "-m", "pitools.launch.tickets.remote.receive", str(home), str(final)]
+    argv = [sys.executable, "-m", "pitools.launch.tickets.remote.receive", str(home), str(final), PUBLISHED]
     (home / "b0" / "a" / "1").unlink()
     done = subprocess.run(argv, input=raw, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (5, b"a/1: missing\n")
