@@ -16,7 +16,14 @@ from pitools.core.errors import DataError, PitError, UsageError, suggest
 from pitools.core.output import format_cell
 from pitools.store import retirement, tags, version_state
 from pitools.store.manifest import MANIFEST_FILE
-from pitools.store.version_list import is_version, lost_manifest_of, lost_versions, published_ns, version_dirs
+from pitools.store.version_list import (
+    has_versions,
+    is_version,
+    lost_manifest_of,
+    lost_versions,
+    published_ns,
+    version_dirs,
+)
 
 PREFIX_DIGITS = 6
 _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
@@ -50,7 +57,7 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
     if home != path and home.is_dir():
         name, separator, tag = path.name.partition("@")
         return _version_of_tag(home.parent, name, tag) if separator else _version_of_prefix(home, path.name)
-    if any(version_dirs(path.parent, path.name)):
+    if has_versions(path.parent, path.name):
         if not newest:
             problem = "dataset: not a version (this command requires one)"
             raise UsageError(problem, where=text, hint="pass ROOT/NAME/VERSION")
@@ -63,7 +70,7 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
 def exists(path: Path) -> bool:
     """Whether a path exists, or names a version of an existing dataset."""
     home = _dataset_dir(path)
-    return os.path.lexists(path) or (home != path and any(version_dirs(home.parent, home.name)))
+    return os.path.lexists(path) or (home != path and has_versions(home.parent, home.name))
 
 
 def unusable_reason(path: Path) -> str:
@@ -83,7 +90,7 @@ def unusable_reason(path: Path) -> str:
 def split_dataset_path(text: str) -> tuple[Path, str]:
     """Return root and name of `ROOT/NAME`. Raises UsageError if there is no dataset."""
     path = _path(text).absolute()
-    if not any(version_dirs(path.parent, path.name)):
+    if not has_versions(path.parent, path.name):
         if (path / MANIFEST_FILE).is_file():
             problem = "a version (expected a dataset, ROOT/NAME)"
             raise UsageError(problem, where=str(path), hint=f"pass {path.parent}")
@@ -97,7 +104,7 @@ def require_root(root: Path) -> None:
     for home in (path, path.parent):
         # Folders that are not versions may have a manifest.json, too.
         has_version = any(is_version(version.name) for version in version_dirs(home.parent, home.name))
-        if has_version and not any(version_dirs(home)):
+        if has_version and not has_versions(home):
             problem = "a dataset or version (expected a root of datasets)"
             raise UsageError(problem, where=str(root), hint=f"pass {home.parent}")
 
@@ -189,7 +196,7 @@ def _unknown_error(path: Path) -> UsageError:
         hint = ours if names else "give ROOT/NAME, ROOT/NAME@TAG or a version's folder"
         return UsageError("not a dataset: it has no manifest.json", where=str(path), hint=hint)
     home = path.parent.absolute()
-    if any(version_dirs(home.parent, home.name)):
+    if has_versions(home.parent, home.name):
         hint = f"see `pit dataset list {home.parent}`; the first {PREFIX_DIGITS} digits of a version will do"
         return UsageError("no such version", where=str(path), hint=hint)
     for place in (path, path.parent):  # ROOT/NAME, or ROOT/NAME/VERSION

@@ -46,14 +46,25 @@ def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
     Skips unreadable and removed folders, and links that are not named as a version, such as `latest`.
     """
     folders = []
+    for home, folder in _published_folders(root, name):
+        with contextlib.suppress(OSError):
+            folders.append((home, published_ns(root / home / folder), folder))
+    yield from (root / home / folder for home, _, folder in sorted(folders))
+
+
+def has_versions(root: Path, name: str | None = None) -> bool:
+    """Whether `version_dirs` yields any; reads no time of publication."""
+    return any(True for _ in _published_folders(root, name))
+
+
+def _published_folders(root: Path, name: str | None) -> Iterator[tuple[str, str]]:
     for home in _list_dir(root) if name is None else [name]:
         for folder in _list_dir(root / home) if is_name(home) else ():
             with contextlib.suppress(OSError):
                 path = root / home / folder
                 if is_version(folder) or not path.is_symlink():
                     (path / MANIFEST_FILE).stat()
-                    folders.append((home, published_ns(path), folder))
-    yield from (root / home / folder for home, _, folder in sorted(folders))
+                    yield home, folder
 
 
 class _Group(msgspec.Struct):

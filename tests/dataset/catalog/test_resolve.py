@@ -9,7 +9,7 @@ import pytest
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog.retirement import retire_version
 from pitools.dataset.ingest.ingest import ingest
-from pitools.store import tags, version_state
+from pitools.store import tags, version_list, version_state
 from pitools.store.resolve import exists, require_root, resolve_version, split_dataset_path, warning_for
 
 
@@ -155,3 +155,21 @@ def test_root(publish, tmp_path) -> None:
         with pytest.raises(UsageError) as caught:
             require_root(bad)
         assert str(tmp_path / "root") in caught.value.hint
+
+
+def test_each_time_is_read_once(publish, tmp_path, monkeypatch) -> None:
+    """The newest of many versions, on a network file system too, costs one small file of each."""
+    paths = [publish(tmp_path, "x", number) for number in range(3)]
+    real, read = version_list.published_ns, []
+
+    def published_ns(folder: Path) -> int:
+        read.append(folder)
+        return real(folder)
+
+    monkeypatch.setattr(version_list, "published_ns", published_ns)
+    assert resolve_version(tmp_path / "x") == paths[-1]
+    assert sorted(read) == sorted(paths)
+    read.clear()
+    assert exists(tmp_path / "x")
+    require_root(tmp_path)
+    assert read == []
