@@ -139,10 +139,10 @@ def settle_run(run_dir: Path, site: Site) -> bool:
             with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
                 if _job_to_settle(run_dir, site) != ref:
                     return True
-                recover(run_dir, site, ref, *ended, force=False, may_submit=False)
-                for attempt in run_folder.attempt_dirs(run_dir):  # each task of an array has one
-                    if not (attempt / "cause.json").exists():
-                        diagnose.diagnose_attempt(run_dir, attempt)
+                if tasks := _array_tasks(run_dir):
+                    _conclude_array(run_dir, site, ref, tasks)
+                else:
+                    recover(run_dir, site, ref, *ended, force=False, may_submit=False)
     except Unreachable:
         return False
     except (PitError, OSError):
@@ -173,6 +173,25 @@ def _query_ended(run_dir: Path, site: Site, ref: run_folder.JobRef) -> tuple[Acc
     if is_open or not (accounting or is_final(state) or _has_ended(run_dir, site, ref, state)):
         return None
     return accounting, state
+
+
+def _array_tasks(run_dir: Path) -> dict[str, Path]:
+    """Return the last attempt of each task of an array of callables; {} for any other run."""
+    attempts = run_folder.attempt_dirs(run_dir)
+    return {attempt.name.partition(".")[0]: attempt for attempt in attempts if "." in attempt.name}
+
+
+def _conclude_array(run_dir: Path, site: Site, ref: run_folder.JobRef, tasks: dict[str, Path]) -> None:
+    """Diagnose each task of an ended array, and record the verdict: by the first task that failed, if one did."""
+    rows = slurm_query.query_tasks(site, ref.job_id)
+    causes = {
+        task: diagnose.diagnose_attempt(run_dir, attempt, accounting=rows.get(task)) for task, attempt in tasks.items()
+    }
+    task, cause = next(((task, cause) for task, cause in causes.items() if cause.kind != "succeeded"), ("", None))
+    if cause:
+        apply_decision.write_verdict(run_dir, cause.kind, f"task {task}: {cause.reason}", cause.exit_code)
+    else:
+        apply_decision.write_verdict(run_dir, "succeeded", f"{len(causes)} tasks ended with code 0", 0)
 
 
 def _check(run_dir: Path, site: Site) -> None:

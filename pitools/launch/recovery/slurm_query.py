@@ -80,6 +80,14 @@ def query_end(site: Site, job_id: str, state: str) -> AccountingRow | None:
     return ended or (AccountingRow(job_id=job_id, raw_id=job_id, state=state) if is_final(state) else None)
 
 
+def query_tasks(site: Site, array_id: str) -> dict[str, AccountingRow]:
+    """Return task → accounting of its last start, of an array; {} if accounting does not respond."""
+    with contextlib.suppress(PitError):
+        rows = client(site).accounting([array_id], all_starts=False)
+        return {row.job_id.removeprefix(f"{array_id}_"): row for row in rows}
+    return {}
+
+
 def is_queued_or_running(site: Site, job_id: str) -> bool:
     """Whether slurmctld reports the job as pending or running now. Raises what querying raises.
 

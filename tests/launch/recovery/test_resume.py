@@ -127,17 +127,22 @@ def test_settle_says_that_slurm_does_not_respond(runs: Runs, cluster: Cluster, m
 
 
 def test_settle_diagnoses_each_task_of_an_array(runs: Runs, cluster: Cluster) -> None:
-    """The tasks of an array are no repetitions of each other."""
+    """The tasks of an array are no repetitions of each other, and one that failed is not hidden by a later one."""
     run_dir = runs.make()
     first = runs.attempt(run_dir, error="ValueError: boom", code=1)
+    last = runs.attempt(run_dir, code=0)
     shutil.rmtree(run_dir / "jobs")
     first.rename(first.with_name("0.0"))
     shutil.copytree(first.with_name("0.0"), first.with_name("1.0"))
-    cluster.states["100"] = "FAILED"
+    last.rename(last.with_name("2.0"))
+    cluster.states["100"] = "COMPLETED"  # the last task has the array's number
     settle_run(run_dir, SITE)
     reasons = [json.loads((path / "cause.json").read_text())["reason"] for path in sorted(first.parent.iterdir())]
-    assert len(reasons) == 2
+    assert len(reasons) == 3
     assert not any("repeated" in reason for reason in reasons)
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict
+    assert (verdict.kind, verdict.exit_code, verdict.reason.partition(":")[0]) == ("program", 1, "task 0")
 
 
 def _as_ticket(run_dir: Path) -> None:
