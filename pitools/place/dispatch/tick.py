@@ -36,8 +36,8 @@ D = TypeVar("D", Submit, Withdraw)
 class Dispatcher:
     """Runs ticks over one queue. Its memory between ticks is a cache only.
 
-    repeats: another tick follows, which takes the answers that come late. If none does, a tick waits for all sites that
-    answered the last one, to the deadline.
+    repeats: another tick follows, which takes the answers that come late. If none does, a tick waits for all sites to
+    the deadline: otherwise a slow one that was unreachable once would not be reached again.
     """
 
     def __init__(self, queue_dir: Path, decide: planner.Decide, *, repeats: bool = False) -> None:
@@ -67,7 +67,7 @@ class Dispatcher:
         answers = self._poller.query(
             {name: self._make_query(state, site) for name, site in sites.items()},
             QUERY_TIMEOUT_S,
-            sites if self._repeats else previous.unreachable,
+            sites if self._repeats else (),
         )
         replies = {
             name: answer.value for name, answer in answers.items() if isinstance(answer.value, planner.SiteReply)
