@@ -19,7 +19,7 @@ from pitools.core.fs import write_atomic
 from pitools.core.locks import is_owned_by_user, lock, not_owner_error
 from pitools.core.record import Record
 from pitools.launch import hooks
-from pitools.launch.diagnosis import diagnose, unstarted_jobs
+from pitools.launch.diagnosis import diagnose, patterns, unstarted_jobs
 from pitools.launch.plan import Plan, load_plan, render_script
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision, cancel_run, policy, requeue_delay, slurm_query
@@ -188,8 +188,14 @@ def _conclude_array(run_dir: Path, site: Site, ref: run_folder.JobRef, tasks: di
         task: diagnose.diagnose_attempt(run_dir, attempt, accounting=rows.get(task)) for task, attempt in tasks.items()
     }
     task, cause = next(((task, cause) for task, cause in causes.items() if cause.kind != "succeeded"), ("", None))
+    ended_badly = {task: row.state for task, row in rows.items() if is_final(row.state) and row.state != "COMPLETED"}
+    never_began = [(task, state) for task, state in ended_badly.items() if task not in tasks]
     if cause:
         apply_decision.write_verdict(run_dir, cause.kind, f"task {task}: {cause.reason}", cause.exit_code)
+    elif never_began:
+        task, state = never_began[0]
+        kind = patterns.load_table().states.get(state, "unknown")
+        apply_decision.write_verdict(run_dir, kind, f"task {task}: {state} before it began")
     else:
         apply_decision.write_verdict(run_dir, "succeeded", f"{len(causes)} tasks ended with code 0", 0)
 

@@ -22,6 +22,7 @@ from pitools.launch.submission import exclusions, grant, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause
 from pitools.site.schema import Recovery, Site
+from pitools.slurm.records import AccountingRow
 
 Runs = Any
 Cluster = Any
@@ -460,6 +461,27 @@ def test_what_cannot_be_read_is_not_called_a_copy(
     with pytest.raises(kind, match=os.strerror(number)) as caught:
         resume_run(run_dir, SITE)
     assert "reproduce" not in caught.value.hint
+
+
+def test_settle_counts_the_tasks_of_an_array_that_never_began(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's accounting has them; there is no attempt of them."""
+    run_dir = runs.make()
+    attempt = runs.attempt(run_dir, code=0)
+    shutil.rmtree(run_dir / "jobs")
+    attempt.rename(attempt.with_name("0.0"))
+    cluster.states["100"] = "COMPLETED"
+    rows = {"0": "COMPLETED", "[1-3]": "CANCELLED"}
+    monkeypatch.setattr(
+        slurm_query,
+        "query_tasks",
+        lambda *_: {task: AccountingRow(job_id="", raw_id="", state=state) for task, state in rows.items()},
+    )
+    settle_run(run_dir, SITE)
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict
+    assert (verdict.state, verdict.kind) == ("stopped", "cancelled")
 
 
 def test_settle_leaves_the_next_job_of_a_ticket_to_the_queue(runs: Runs, cluster: Cluster) -> None:
