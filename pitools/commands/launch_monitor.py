@@ -142,7 +142,7 @@ def runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> 
 @format_option
 @click.pass_context
 def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -> None:
-    """Show the state of RUN (id or folder)."""
+    """Show the state of RUN (id or folder). Diagnoses first a run that ended while nobody watched it."""
     from pitools.core.output import Output
     from pitools.launch.monitor import status
     from pitools.launch.recovery.resume import settle_run

@@ -52,7 +52,8 @@ def prune(
 
     Only runs that are over. Runs with checkpoints keep the newest, and those that a link beside them names. Runs with
     files of their program are never removed; runs of a sweep only with --sweep, and the sweep with its last run. With
-    --remove only changes are shown. Exit 1 if something could not be removed.
+    --remove only changes are shown. Diagnoses first the runs that ended while nobody watched them, also without
+    --remove. Exit 1 if something could not be removed.
 
     \b
       pit launch prune --where 'age>30d,state!=completed'
