@@ -205,6 +205,18 @@ def test_a_root_in_folders_as_sites_have_them_is_taken(
     assert stage_version(load_version(small), above / "user" / "pit").state == "staged"
 
 
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077])
+def test_folders_made_above_a_root_are_taken_again(small: Path, tmp_path: Path, umask: int):
+    """Whatever the umask, nobody else may write to them: the next run would refuse the root."""
+    old = os.umask(umask)
+    try:
+        states = [stage_version(load_version(small), tmp_path / "a" / "b" / "pit").state for _ in range(2)]
+    finally:
+        os.umask(old)
+    assert states == ["staged", "present"]
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o755 & ~umask
+
+
 def test_a_sticky_root_and_a_link_of_ones_own_are_taken(small: Path, tmp_path: Path):
     """In /tmp others cannot take our folders away, and /nvme may well be a link."""
     (tmp_path / "tmp").mkdir()

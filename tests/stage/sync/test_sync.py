@@ -259,7 +259,9 @@ def test_a_policy_whose_source_is_away_still_wants_its_sets(site: Site, tmp_path
 
 
 def test_a_renamed_policy_takes_over_its_sets(site: Site):
-    """They are evicted as if nothing had happened; another rule's are not, nor while the folder of the file is away."""
+    """They are evicted as if nothing had happened; those of another rule or source are not, nor while the folder of the
+    file is away.
+    """
     first = site.put("pick")
     assert site.changes() == [("staged", first)]
     second = site.put("pick")
@@ -278,6 +280,9 @@ def test_a_renamed_policy_takes_over_its_sets(site: Site):
     (old.parent / "away").rename(old)
     text = site.file.read_text()
     site.file.write_text(text.replace('"r0"', '"another"'))
+    assert site.changes() == []
+    shutil.copytree(site.data, site.data.with_name("other"))
+    site.file.write_text(text.replace(str(site.data), str(site.data.with_name("other"))))
     assert site.changes() == []
     site.file.write_text(text)
     assert site.changes("--dry-run") == [("evict", second)]
