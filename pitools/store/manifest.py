@@ -2,7 +2,7 @@
 
 <root>/<name>/<version>/          a dataset: a plain Zarr v3 store that any reader opens
     zarr.json, <array>/…
-    manifest.json                 pit.manifest/1: written last; without it the folder is not a dataset
+    manifest.json                 pit.manifest/2: written last; without it the folder is not a dataset
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True):
         return {path: text.encode() for path, text in (self.metadata or {}).items()}
 
 
-class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
+class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/2"):
     """The content and provenance of a version.
 
     It contains no time and no host: the same input, options and release of pitools give the same bytes, hence the

@@ -36,7 +36,7 @@ def test_round_trip_and_name() -> None:
 
 
 def test_frozen_keys() -> None:
-    """The keys of pit.manifest/1 only ever grow, and none of them is a time or a machine."""
+    """The keys of pit.manifest/2 only ever grow, and none of them is a time or a machine."""
     assert set(msgspec.json.decode(manifests.encode_manifest(one()))) == {
         "schema",
         "name",
@@ -144,7 +144,7 @@ def test_100_000_entries_are_checked_in_no_time() -> None:
 
 BYTES_BEFORE_SUBSETS = (
     b'{\n "arrays": {},\n "episodes": 1,\n "files": [],\n "name": "reach",\n "parent": "",\n "recordings": [],\n'
-    b' "schema": "pit.manifest/1",\n "steps": 3\n}\n'
+    b' "schema": "pit.manifest/2",\n "steps": 3\n}\n'
 )
 
 

@@ -133,7 +133,7 @@ def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"schema": "pit.manifest/1"}', b"null", b'{"custom_metadata":' * 9999],
+    [b"", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"schema": "pit.manifest/2"}', b"null", b'{"custom_metadata":' * 9999],
 )
 def test_not_a_manifest(data: bytes) -> None:
     """Whatever else stands there is told, not followed."""

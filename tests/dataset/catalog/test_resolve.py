@@ -167,7 +167,7 @@ def test_each_time_is_read_once(publish, tmp_path, monkeypatch) -> None:
         return real(folder)
 
     monkeypatch.setattr(version_list, "published_ns", published_ns)
-    assert resolve_version(tmp_path / "x") == paths[-1]
+    assert resolve_version(tmp_path / "x") in paths  # they may be of one tick of the clock
     assert sorted(read) == sorted(paths)
     read.clear()
     assert exists(tmp_path / "x")

@@ -332,7 +332,7 @@ def test_against_the_parent(make, found, resign) -> None:
     assert found(moved) == []
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"schema": "pit.manifest/1"}', None], ids=["cut", "empty", "changed"])
+@pytest.mark.parametrize("text", [b"{", b'{"schema": "pit.manifest/2"}', None], ids=["cut", "empty", "changed"])
 def test_a_damaged_parent(make, found, resign, text) -> None:
     """A parent whose manifest is damaged is worth a warning, and hides nothing that is wrong with the child."""
     parent = with_statistics(make(), resign)

@@ -91,7 +91,7 @@ def test_what_is_not_a_manifest_is_refused(tmp_path: Path, content: bytes):
 )
 def test_a_path_out_of_the_dataset_is_refused(path: str):
     """No hostile path of a manifest is ever joined to a folder of ours."""
-    data = {"schema": "pit.manifest/1", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
+    data = {"schema": "pit.manifest/2", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
     data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"}]
     with pytest.raises(DataError):
         manifest.decode_manifest(json.dumps(data).encode(), "here")
@@ -100,7 +100,7 @@ def test_a_path_out_of_the_dataset_is_refused(path: str):
 @pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b", "a/b/c/d"), ("manifest.json/x",)])
 def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path, paths: tuple[str, ...]):
     """Such a manifest cannot be written out, so it is refused before anything is."""
-    data = {"schema": "pit.manifest/1", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
+    data = {"schema": "pit.manifest/2", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
     data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"} for path in paths]
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match="both as a file and as a folder"):
