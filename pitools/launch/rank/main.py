@@ -203,9 +203,7 @@ if __name__ == "__main__":
         exit_process(main(sys.argv[1:]))
     except SystemExit as error:
         exit_process(failure_record.exit_code(error))
-    except BaseException as error:  # noqa: BLE001 (this process ends with the error)
+    except BaseException:  # noqa: BLE001 (this process ends with the error)
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
-            if isinstance(error, PitError) and error.hint:
-                print(f"pit: {error.hint}", file=sys.stderr)
         exit_process(1)

@@ -83,8 +83,9 @@ def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
             raise dist.DistNetworkError("Broken pipe")
 
     put, get, delete = torch_store(Gone())
-    with pytest.raises(Unreachable, match=r"rank 0 no longer answers: Connection reset by peer$") as caught:
+    with pytest.raises(Unreachable) as caught:
         get("a", 1.0)
+    assert caught.value.message.endswith("Connection reset by peer")  # and not the stack
     assert caught.value.where == "n04:29500"
     with pytest.raises(Unreachable, match="Broken pipe"):
         put("a", "b")

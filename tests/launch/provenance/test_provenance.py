@@ -12,6 +12,7 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError
+from pitools.core.errors import ConfigError
 from pitools.launch.plan import load_plan
 from pitools.launch.provenance import code_copy, environment, provenance
 from pitools.launch.reproduce import facts
@@ -97,7 +98,7 @@ def test_an_environment_that_cannot_be_asked(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_kept(work: Path, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the submitter's variables the harmless keep their values, all others are names; so in the site's."""
+    """Of the submitter's variables the harmless keep their values, all others are names; a site's can be no secrets."""
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     for name in ("WANDB_API_KEY", "MY_PASSWORD", "CUDA_LICENSE_KEY", "PLAIN"):
         monkeypatch.setenv(name, "s3cret")
@@ -105,14 +106,17 @@ def test_no_secret_is_kept(work: Path, make_run: MakeRun, tmp_path: Path, monkey
         monkeypatch.setenv(name, "https://user:s3cret@example.org")
     sites = tmp_path / "sites"
     sites.mkdir()
-    (sites / "local.toml").write_text('[environment]\nHF_TOKEN = "s3cret"\nXLA_FLAGS = "--x"\n')
     monkeypatch.setenv("PIT_SITE_PATH", str(sites))
+    (sites / "local.toml").write_text('[environment]\nHF_TOKEN = "s3cret"\n')
+    with pytest.raises(ConfigError):
+        make_run()
+    (sites / "local.toml").write_text('[environment]\nXLA_FLAGS = "--x"\n')
     run_dir = make_run()
     record = record_of(run_dir)
     assert record.variables["NCCL_DEBUG"] == "INFO"
     assert {"WANDB_API_KEY", "PLAIN", "NCCL_X"} <= set(record.other_variables)
     reported = json.loads((run_dir / "site.json").read_text())["environment"]
-    assert reported == {"HF_TOKEN": "(not kept)", "XLA_FLAGS": "--x"}
+    assert reported == {"XLA_FLAGS": "--x"}
     paths = [path for path in run_dir.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
     assert paths == []
 

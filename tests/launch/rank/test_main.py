@@ -156,7 +156,7 @@ def test_both_signals_in_turn_arrive(rank: Callable[[str], subprocess.Popen[byte
 def test_an_error_of_pitools_in_an_entry_keeps_its_hint(
     rank: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """Python's traceback does not have it: what to type follows it."""
+    """What to type follows Python's traceback, once."""
     (tmp_path / "mine.py").write_text(
         "from pitools.core.errors import ConfigError\n"
         "def main():\n"
@@ -165,7 +165,7 @@ def test_an_error_of_pitools_in_an_entry_keeps_its_hint(
     assert rank("", entry="mine:main").wait(30) == 1
     *_, error, hint = (tmp_path / "stderr").read_text().splitlines()
     assert error == "pitools.core.errors.ConfigError: no staged dataset"
-    assert hint == "pit: pit-stage run X"
+    assert hint == "next: pit-stage run X"
 
 
 def test_ports_that_are_all_taken_are_no_fault_of_the_node(
