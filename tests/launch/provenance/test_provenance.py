@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from pitools.core import subprocesses
-from pitools.core.errors import DataError
-from pitools.core.errors import ConfigError
+from pitools.core.errors import ConfigError, DataError
 from pitools.launch.plan import load_plan
 from pitools.launch.provenance import code_copy, environment, provenance
 from pitools.launch.reproduce import facts
