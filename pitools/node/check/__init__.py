@@ -1,0 +1,1 @@
+"""Judge the facts of a node by checks that are data."""

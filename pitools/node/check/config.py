@@ -1,0 +1,225 @@
+"""The file of a site's checks, `/etc/pitools/node.toml`: checks, node types, and where reports go.
+
+A check is data: rows of one table of facts, a key, and the values that are right. The shipped checks of `base.toml`
+come first; a check of the same name in the site's file replaces one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pitools.core import hostlist, strict_toml, units
+from pitools.core.errors import ConfigError, PitError, suggest
+from pitools.node.tables import TABLES
+from pitools.node.types import Action, Level, Row, Value
+
+CONFIG_PATH = Path("/etc/pitools/node.toml")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h|d)")
+_RATE_S = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "max_rate", "is_same")
+_COUNT_TESTS = ("count", "min_count", "max_count")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file."""
+
+
+class Check(Section, frozen=True, kw_only=True):
+    """A rule about the rows of one table of facts. All of its tests must hold.
+
+    table, key: as in `pit node show --tables`. where: the rows meant: a value, a pattern with `*`, or a list of either.
+    types: node types that it is for; default: all. within: of a table of events, those that are not older.
+
+    Tests of each row's value: min, max, equals, one_of, pattern (a regular expression for the whole text), max_increase
+    and max_rate (`10/s`, `120/h`) since the last gathering of the same boot, is_same (in all rows). They say nothing of
+    rows that are not there. Tests of the number of rows: count, min_count, max_count; with group_by, of the rows with
+    equal values of these keys. burst: rows of a group that follow each other this closely count once. cleared_by: rows
+    that a later row of their group with these values ends.
+
+    level, action: of a failure. is_shadow: reported, never acted upon. old_names: names that it had, whose drains it
+    still owns. source: who recommends it. hint: what an operator does next.
+    """
+
+    name: str
+    table: str
+    key: str = ""
+    where: dict[str, Value | tuple[Value, ...]] = {}
+    types: tuple[str, ...] = ()
+    within: str = ""
+    min: float | None = None
+    max: float | None = None
+    equals: Value = None
+    one_of: tuple[Value, ...] = ()
+    pattern: str = ""
+    max_increase: float | None = None
+    max_rate: str = ""
+    is_same: bool | None = None
+    count: int | None = None
+    min_count: int | None = None
+    max_count: int | None = None
+    group_by: tuple[str, ...] = ()
+    burst: str = ""
+    cleared_by: dict[str, Value | tuple[Value, ...]] = {}
+    level: Level = "critical"
+    action: Action = "drain"
+    is_shadow: bool = False
+    old_names: tuple[str, ...] = ()
+    source: str = ""
+    hint: str = ""
+
+
+class NodeType(Section, frozen=True, kw_only=True):
+    """Nodes that are alike. nodes: a host list, `gpu[001-064]`, of names as Slurm has them."""
+
+    nodes: str
+
+
+class NodeConfig(Section, frozen=True, kw_only=True):
+    """The whole file. spool: shared folder, where each node writes its report. state: this node's own folder.
+
+    disable: names of shipped checks that are not made.
+    """
+
+    spool: str = ""
+    state: str = "/var/lib/pitools/node"
+    types: dict[str, NodeType] = {}
+    disable: tuple[str, ...] = ()
+    check: tuple[Check, ...] = ()
+
+
+def load_config(path: Path | None = None) -> NodeConfig:
+    """Load a site's file, with the shipped checks before its own; those alone if the default file is missing.
+
+    Raises ConfigError with the key, and the nearest known name.
+    """
+    base = _load(Path(__file__).with_name("base.toml"))
+    if path is None and not CONFIG_PATH.exists():
+        return base
+    own = _load(path or CONFIG_PATH)
+    for name in own.disable:
+        if name not in (known := {check.name for check in base.check}):
+            raise ConfigError(f'no shipped check "{name}"', where=str(path), hint=suggest(name, known), key="disable")
+    own_names = {check.name for check in own.check}
+    shipped = tuple(check for check in base.check if check.name not in own_names.union(own.disable))
+    return msgspec.structs.replace(own, check=shipped + own.check)
+
+
+def _load(path: Path) -> NodeConfig:
+    config = strict_toml.convert_tables(strict_toml.read_toml(path), NodeConfig, str(path))
+    names: set[str] = set()
+    for check in config.check:
+        if problem := check_problem(check, config):
+            raise ConfigError(f'check "{check.name}": {problem}', where=str(path), key="check")
+        if check.name in names:
+            raise ConfigError(f'two checks "{check.name}"', where=str(path), key="check")
+        names.add(check.name)
+    for name, node_type in config.types.items():
+        try:
+            hostlist.expand(node_type.nodes)
+        except PitError as error:
+            raise ConfigError(error.message, where=str(path), hint=error.hint, key=f"types.{name}.nodes") from error
+    return config
+
+
+def check_problem(check: Check, config: NodeConfig) -> str:
+    """Return what is wrong with a check; "" if nothing is."""
+    return next(_problems(check, config), "")
+
+
+def _problems(check: Check, config: NodeConfig) -> Iterator[str]:
+    if not _NAME.fullmatch(check.name):
+        yield f'name "{check.name}" (expected lower-case letters, digits and -)'
+    if check.table not in TABLES:
+        yield f'no table "{check.table}": {suggest(check.table, TABLES)}'
+        return
+    table = TABLES[check.table]
+    for key in (check.key, *check.where, *check.group_by, *check.cleared_by):
+        if key and key not in table.keys:
+            yield f'table {check.table} has no key "{key}": {suggest(key, table.keys)}'
+    for name in check.types:
+        if name not in config.types:
+            yield f'no node type "{name}": {suggest(name, config.types)}'
+    if table.target and not isinstance(check.where.get(table.target), str | tuple):
+        yield f"where.{table.target} is missing: what is to be read"
+    given = {name for name in _VALUE_TESTS + _COUNT_TESTS if _is_given(getattr(check, name))}
+    if not given:
+        yield f"it tests nothing (expected one of {', '.join(_VALUE_TESTS + _COUNT_TESTS)})"
+    if given.intersection(_VALUE_TESTS) and not check.key:
+        yield f"{min(given.intersection(_VALUE_TESTS))} needs a key"
+    if check.key and not given.intersection(_VALUE_TESTS):
+        yield f'key "{check.key}" has no test (expected one of {", ".join(_VALUE_TESTS)})'
+    if check.min is not None and check.max is not None and check.min > check.max:
+        yield f"min {check.min:g} is above max {check.max:g}"
+    if check.count is not None and (check.min_count is not None or check.max_count is not None):
+        yield "count contradicts min_count and max_count"
+    if (check.min_count or 0) > (check.max_count if check.max_count is not None else float("inf")):
+        yield f"min_count {check.min_count} is above max_count {check.max_count}"
+    if check.within and "at" not in table.keys:
+        events = ", ".join(name for name, one in TABLES.items() if "at" in one.keys)
+        yield f"within needs a table of events (expected {events})"
+    if check.max_rate and not _RATE.fullmatch(check.max_rate):
+        yield f'max_rate "{check.max_rate}" (expected 10/s, 5/min, 120/h or 3/d)'
+    for name in ("within", "burst"):
+        if text := getattr(check, name):
+            try:
+                units.parse_duration(text)
+            except PitError as error:
+                yield f"{name}: {error.message}"
+    if check.pattern:
+        try:
+            re.compile(check.pattern)
+        except re.error as error:
+            yield f"pattern: {error}"
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value not in ((), "")
+
+
+def rate_per_s(text: str) -> float:
+    """Return `120/h` as events a second."""
+    number, unit = _RATE.fullmatch(text).groups()  # type: ignore[union-attr]
+    return float(number) / _RATE_S[unit]
+
+
+def checks_for(config: NodeConfig, node: str) -> list[Check]:
+    """Return the checks that are for a node, by its name."""
+    types = {name for name, one in config.types.items() if node in _expand(one.nodes)}
+    return [check for check in config.check if not check.types or types.intersection(check.types)]
+
+
+@lru_cache(maxsize=64)
+def _expand(nodes: str) -> frozenset[str]:
+    return frozenset(hostlist.expand(nodes))
+
+
+def targets_of(checks: list[Check]) -> dict[str, set[str]]:
+    """Return by table what the checks name to be read: the paths of `files`, and so on."""
+    targets: dict[str, set[str]] = {}
+    for check in checks:
+        if target := TABLES[check.table].target:
+            named: Any = check.where[target]
+            targets.setdefault(check.table, set()).update([named] if isinstance(named, str) else map(str, named))
+    return targets
+
+
+def matches(row: Row, where: dict[str, Value | tuple[Value, ...]]) -> bool:
+    """Return whether a row has these values. A text with `*` is a pattern; of a list, one must fit."""
+    return all(
+        any(_fits(row.get(key), value) for value in (wanted if isinstance(wanted, tuple) else (wanted,)))
+        for key, wanted in where.items()
+    )
+
+
+def _fits(value: Value, wanted: Value) -> bool:
+    if isinstance(wanted, str) and isinstance(value, str) and any(sign in wanted for sign in "*?["):
+        return fnmatch.fnmatchcase(value, wanted)
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)

@@ -1,0 +1,199 @@
+"""Judge facts by checks: pure, from a gathering and the one before it to findings. What is unknown never fails."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TypeGuard
+
+import msgspec
+
+from pitools.core import units
+from pitools.node.check.config import Check, matches, rate_per_s
+from pitools.node.tables import TABLES
+from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value
+
+_MOST_FINDINGS = 16  # of one check; a further one says how many there are
+_SHOWN = 80  # characters of a value in a message
+
+
+def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | None = None) -> list[Finding]:
+    """Return the findings of all checks: for each, those that failed or are unknown, or one that it passed.
+
+    previous: an earlier gathering, for increases and rates. One of another boot is not used.
+    """
+    if previous and (not previous.boot_id or previous.boot_id != facts.boot_id):
+        previous = None
+    findings: list[Finding] = []
+    for check in checks:
+        table = facts.tables.get(check.table)
+        found = list(_findings(check, facts, table, previous.tables.get(check.table) if previous else None))
+        if len(found) > _MOST_FINDINGS:
+            rest = f"{len(found) - _MOST_FINDINGS + 1} more like it"
+            found = [*found[: _MOST_FINDINGS - 1], msgspec.structs.replace(found[-1], subject="", message=rest)]
+        findings += found or [_finding(check, facts, "passed", at=table.read_at if table else "")]
+    return findings
+
+
+def _findings(check: Check, facts: NodeFacts, table: FactTable | None, previous: FactTable | None) -> Iterator[Finding]:
+    if table is None or table.unknown:
+        reason = table.unknown if table else "not read"
+        yield _finding(check, facts, "unknown", message=f"{check.table}: {reason}")
+        return
+    rows = [row for row in table.rows if matches(row, check.where)]
+    if check.within:
+        rows = [row for row in rows if _is_within(row, units.parse_duration(check.within), table.read_at)]
+    if check.cleared_by:
+        rows = _without_cleared(check, rows, table.rows)
+    if check.key:
+        older = {_subject(check, row): row for row in previous.rows} if previous else {}
+        elapsed_s = _seconds_between(previous.read_at, table.read_at) if previous else 0.0
+        common = _most_common(row.get(check.key) for row in rows) if check.is_same else None
+        for row in rows:
+            problem, is_unknown = _value_problem(check, row, older.get(_subject(check, row)), elapsed_s, common)
+            if problem:
+                state: State = "unknown" if is_unknown else "failed"
+                message = f"{_describe(check, row)}: {check.key} {problem}"
+                at = row.get("at")
+                yield _finding(check, facts, state, _subject(check, row), message, str(at) if at else table.read_at)
+    yield from _count_findings(check, facts, table, rows)
+
+
+def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, common: Value) -> tuple[str, bool]:
+    """Return what is wrong with a row's value, or "", and whether it is unknown rather than wrong."""
+    value = row.get(check.key)
+    if value is None:
+        return "is unknown", True
+    if check.max_increase is not None or check.max_rate:
+        before = older.get(check.key) if older else None
+        # The first gathering of a boot, or a device that was reset: nothing to compare with, and no fault.
+        if not _is_number(value) or not _is_number(before) or value < before:
+            return "", False
+        increase = value - before
+        if check.max_increase is not None and increase > check.max_increase:
+            return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_increase:g})", False
+        # One event between two gatherings that are close is no rate: it takes as many as the rate allows in a minute.
+        if check.max_rate and increase > rate_per_s(check.max_rate) * max(elapsed_s, 60.0):
+            return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_rate})", False
+    text = _shown(value)
+    if check.min is not None or check.max is not None:
+        if not _is_number(value):
+            return f"is {text} (expected a number)", True
+        if check.min is not None and value < check.min:
+            return f"is {text} (expected at least {check.min:g})", False
+        if check.max is not None and value > check.max:
+            return f"is {text} (expected at most {check.max:g})", False
+    if check.equals is not None and value != check.equals:
+        return f"is {text} (expected {_shown(check.equals)})", False
+    if check.one_of and value not in check.one_of:
+        return f"is {text} (expected one of {', '.join(map(_shown, check.one_of))})", False
+    if check.pattern and not re.fullmatch(check.pattern, str(value), re.DOTALL):
+        return f"is {text} (expected a match of {check.pattern})", False
+    if check.is_same and value != common:
+        return f"is {text} (expected {_shown(common)}, as most have)", False
+    return "", False
+
+
+def _is_number(value: Value) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _count_findings(check: Check, facts: NodeFacts, table: FactTable, rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield the groups whose number of rows is wrong. Without group_by all rows are one group."""
+    low = check.count if check.count is not None else check.min_count
+    high = check.count if check.count is not None else check.max_count
+    if low is None and high is None:
+        return
+    groups: dict[tuple[Value, ...], list[Row]] = {} if check.group_by else {(): []}
+    for row in rows:
+        groups.setdefault(tuple(row.get(key) for key in check.group_by), []).append(row)
+    for values, members in groups.items():
+        events = _merge_bursts(members, units.parse_duration(check.burst)) if check.burst else members
+        if low is not None and len(events) < low:
+            expected = f"exactly {low}" if low == high else f"at least {low}"
+        elif high is not None and len(events) > high:
+            expected = f"exactly {high}" if low == high else f"at most {high}"
+        else:
+            continue
+        where = {**check.where, **dict(zip(check.group_by, values, strict=True))}
+        names = " ".join(f"{key} {_shown(value)}" for key, value in where.items())
+        message = f"{check.table}{f' with {names}' if names else ''}: {len(events)} (expected {expected})"
+        if members and "text" in members[-1]:
+            message = f"{message}: {members[-1]['text']}"
+        latest = max((str(row["at"]) for row in members if row.get("at")), default=table.read_at)
+        yield _finding(check, facts, "failed", " ".join(map(_shown, values)), message, latest)
+
+
+def _merge_bursts(rows: Sequence[Row], gap_s: float) -> list[Row]:
+    """Return the first row of each burst: rows that follow the one before by at most `gap_s`."""
+    ordered = sorted(rows, key=lambda row: str(row.get("at") or ""))
+    return [
+        row
+        for number, row in enumerate(ordered)
+        if not number or _seconds_between(str(ordered[number - 1].get("at")), str(row.get("at"))) > gap_s
+    ]
+
+
+def _without_cleared(check: Check, rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that no later row of their group, with the values of cleared_by, ends. Rows are in order."""
+    last_clear: dict[tuple[Value, ...], int] = {}
+    for number, row in enumerate(all_rows):
+        if matches(row, check.cleared_by):
+            last_clear[tuple(row.get(key) for key in check.group_by)] = number
+    numbers = {id(row): number for number, row in enumerate(all_rows)}
+    return [row for row in rows if numbers[id(row)] > last_clear.get(tuple(row.get(key) for key in check.group_by), -1)]
+
+
+def _most_common(values: Iterable[Value]) -> Value:
+    counted = Counter(value for value in values if value is not None).most_common(1)
+    return counted[0][0] if counted else None
+
+
+def _is_within(row: Row, limit_s: float, now: str) -> bool:
+    """Return whether an event is no older than the limit; one without a time is taken for new."""
+    at = row.get("at")
+    return not at or _seconds_between(str(at), now) <= limit_s
+
+
+def _seconds_between(earlier: str, later: str) -> float:
+    try:
+        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _subject(check: Check, row: Row) -> str:
+    key = TABLES[check.table].subject
+    value = row.get(key) if key else None
+    return "" if value is None else str(value)
+
+
+def _describe(check: Check, row: Row) -> str:
+    subject = TABLES[check.table].subject
+    return f"{subject} {_subject(check, row)}" if subject else check.table
+
+
+def _shown(value: Value | tuple[Value, ...]) -> str:
+    if isinstance(value, tuple):
+        return "|".join(map(_shown, value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def _finding(
+    check: Check, facts: NodeFacts, state: State, subject: str = "", message: str = "", at: str = ""
+) -> Finding:
+    return Finding(
+        node=facts.node,
+        check=check.name,
+        state=state,
+        level=check.level,
+        action=check.action,
+        subject=subject,
+        message=message,
+        evidence_at=at or facts.gathered_at,
+        is_shadow=check.is_shadow,
+    )

@@ -1,0 +1,1 @@
+"""Read the facts of a node."""

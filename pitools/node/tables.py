@@ -1,0 +1,351 @@
+"""The tables of facts about a node: their keys with units, what identifies a row, and what must be named to be read.
+
+Checks name tables and keys; a name that is not here is an error in their file. Collectors in `gather/` fill the tables.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A table of facts.
+
+    subject: the key that identifies a row among the others of its table; "" for a table of one row. keys: by name, what
+    a value is. target: the key whose values must be named by a check to be read, as the path of a file; "" if all rows
+    are always read.
+    """
+
+    keys: dict[str, str]
+    subject: str = ""
+    target: str = ""
+
+
+_ERRORS = "counted since the device was reset"
+
+TABLES: dict[str, Table] = {
+    "system": Table(
+        {
+            "kernel": "release, as `uname -r` prints it",
+            "os": "ID and VERSION_ID of /etc/os-release: `debian 12`",
+            "uptime_s": "seconds since boot",
+            "load_1m": "load average of one minute",
+            "load_5m": "load average of five minutes",
+            "load_15m": "load average of 15 minutes",
+            "cpus": "logical CPUs online",
+            "cpus_possible": "logical CPUs that the kernel knows, online or not",
+            "cores": "physical cores online",
+            "sockets": "processor packages",
+            "numa_nodes": "NUMA nodes with memory",
+            "memory_bytes": "total memory",
+            "memory_available_bytes": "memory that can be had without swapping",
+            "memory_used_share": "share of the memory that is not available, 0 to 1",
+            "swap_bytes": "total swap",
+            "swap_free_bytes": "free swap",
+            "largest_free_block_bytes": "largest free block of contiguous memory in any zone of type Normal",
+            "clocksource": "of the kernel: tsc, kvm-clock, hpet, ...",
+            "clock_is_synchronized": "whether the kernel's clock is disciplined by NTP or PTP",
+            "clock_error_s": "the kernel's estimate of its clock's error",
+            "processes": "processes",
+            "zombies": "zombie processes",
+            "blocked": "processes in uninterruptible sleep (D) for at least 5 s",
+            "kswapd_cpu_s": "CPU seconds of all kswapd threads since boot",
+        }
+    ),
+    "processes": Table(
+        {
+            "pid": "process id",
+            "name": "name of the program, at most 15 bytes",
+            "command": "command line, its first 200 characters",
+            "user": "owner; the uid where it has no name",
+            "uid": "owner's uid",
+            "state": "R, S, D, Z, T, I",
+            "age_s": "seconds since its start",
+            "cpu_s": "CPU seconds used",
+            "cpu_share": "CPU seconds by second of its age: 1 is one CPU",
+            "memory_bytes": "resident memory",
+            "memory_share": "resident memory as share of the node's",
+            "parent": "name of the parent process",
+            "job_id": "Slurm job that it belongs to, by its cgroup; empty for none",
+        },
+        subject="pid",
+    ),
+    "mounts": Table(
+        {
+            "target": "mount point",
+            "device": "device or server:path",
+            "type": "file system: ext4, nfs4, lustre, ...",
+            "options": "mount options, separated by commas",
+            "is_read_only": "mounted read-only",
+            "responds": "answers within the time-out; a hung one has no further values",
+            "size_bytes": "size",
+            "free_bytes": "free for ordinary users",
+            "used_bytes": "used",
+            "used_share": "used share of the size, 0 to 1, as `df` has it",
+            "inodes": "number of inodes; 0 where they are made as needed",
+            "inodes_free": "free inodes",
+            "inodes_used_share": "used share of the inodes, 0 to 1",
+        },
+        subject="target",
+    ),
+    "block_devices": Table(
+        {
+            "device": "name: nvme0n1, sda",
+            "model": "model",
+            "serial": "serial number",
+            "size_bytes": "size",
+            "is_rotational": "a spinning disk",
+            "is_read_only": "refuses writes",
+            "state": "of the controller: live, running, offline, ...",
+            "smart_passed": "overall health by SMART",
+            "temperature_c": "temperature, °C",
+            "media_errors": "unrecovered media errors, or reallocated and pending sectors, in the device's life",
+            "wear_share": "used share of the rated endurance; above 1 beyond it",
+            "spare_share": "spare blocks that are left, 0 to 1",
+            "critical_warning": "NVMe's bit field; 0 is none",
+            "power_on_h": "hours under power",
+        },
+        subject="device",
+    ),
+    "raid_arrays": Table(
+        {
+            "device": "name: md0",
+            "level": "raid0, raid1, ...",
+            "state": "active, clean, degraded, inactive, ...",
+            "disks": "disks that it should have",
+            "disks_active": "disks that work",
+        },
+        subject="device",
+    ),
+    "interfaces": Table(
+        {
+            "interface": "name: eth0, ib0",
+            "kind": "ethernet, infiniband, loopback, virtual",
+            "state": "operstate: up, down, unknown",
+            "has_carrier": "carrier",
+            "speed_mbps": "speed in Mbit/s",
+            "mtu": "MTU in bytes",
+            "driver": "kernel driver",
+            "addresses": "IP addresses with prefix length, separated by commas",
+            "carrier_changes": "changes of the carrier since boot",
+            "rx_errors": "receive errors since boot",
+            "tx_errors": "transmit errors since boot",
+            "rx_dropped": "packets dropped at reception since boot",
+            "rx_crc_errors": "frames with a wrong check sum since boot",
+        },
+        subject="interface",
+    ),
+    "rdma_ports": Table(
+        {
+            "port": "device/port: mlx5_0/1, efa_0/1",
+            "device": "device: mlx5_0",
+            "kind": "infiniband, roce or efa",
+            "state": "ACTIVE, INIT, DOWN, ...",
+            "physical_state": "LinkUp, Polling, Disabled, ...",
+            "rate_gbps": "rate in Gbit/s",
+            "firmware": "firmware version",
+            "board": "board id",
+            "interface": "network interface of the port",
+            "numa_node": "NUMA node of the device; -1 for none",
+            "is_virtual": "an SR-IOV virtual function",
+            "link_downed": f"times that the link went down, {_ERRORS}",
+            "link_error_recovery": f"recoveries of the link, {_ERRORS}",
+            "symbol_errors": f"symbol errors, {_ERRORS}",
+            "rx_errors": f"port_rcv_errors, {_ERRORS}",
+            "rx_remote_physical_errors": f"port_rcv_remote_physical_errors, {_ERRORS}",
+            "tx_discards": f"port_xmit_discards, {_ERRORS}",
+            "buffer_overruns": f"excessive_buffer_overrun_errors, {_ERRORS}",
+            "link_integrity_errors": f"local_link_integrity_errors, {_ERRORS}",
+            "vl15_dropped": f"VL15_dropped, {_ERRORS}",
+            "rnr_nak_retry_errors": f"rnr_nak_retry_err, {_ERRORS}",
+            "ack_timeouts": f"local_ack_timeout_err, {_ERRORS}",
+            "roce_slow_restarts": f"roce_slow_restart, {_ERRORS}",
+        },
+        subject="port",
+    ),
+    "gpus": Table(
+        {
+            "index": "index of the driver",
+            "uuid": "UUID",
+            "serial": "serial number",
+            "pci": "PCI address with domain, lower case: 0000:b5:00.0",
+            "model": "product name",
+            "vendor": "nvidia, amd, google",
+            "driver": "version of the driver",
+            "vbios": "version of the VBIOS",
+            "is_persistent": "persistence mode",
+            "memory_bytes": "memory",
+            "memory_used_bytes": "used memory",
+            "processes": "compute processes",
+            "temperature_c": "temperature of the core, °C",
+            "memory_temperature_c": "temperature of the memory, °C",
+            "power_w": "power draw, W",
+            "power_limit_w": "enforced power limit, W",
+            "sm_clock_mhz": "current SM clock, MHz",
+            "max_sm_clock_mhz": "highest SM clock, MHz",
+            "app_sm_clock_mhz": "application clock of the SM, MHz",
+            "app_memory_clock_mhz": "application clock of the memory, MHz",
+            "slowdowns": "active clock event reasons that slow it down, separated by commas: HwSlowdown, ...",
+            "ecc_corrected": "corrected ECC errors since the driver was loaded",
+            "ecc_uncorrected": "uncorrected ECC errors since the driver was loaded",
+            "ecc_uncorrected_total": "uncorrected ECC errors in its life",
+            "sram_threshold_exceeded": "uncorrectable SRAM errors beyond the limit for a replacement",
+            "retired_pages": "retired pages of memory, of older GPUs",
+            "retired_pages_pending": "pages are retired at the next reset",
+            "remapped_rows": "rows remapped after uncorrectable errors",
+            "remapped_rows_pending": "rows are remapped at the next reset",
+            "remap_failed": "a row could not be remapped",
+            "pcie_generation": "current PCIe generation; lower where the GPU is idle",
+            "max_pcie_generation": "highest PCIe generation of GPU and slot",
+            "pcie_width": "current PCIe lanes",
+            "max_pcie_width": "most PCIe lanes of GPU and slot",
+            "pcie_replays": "PCIe replays since the reset",
+            "nvlinks": "active NVLinks",
+            "nvlink_errors": "sum of the NVLinks' error counters",
+            "fabric_state": "state of the NVLink fabric's registration: completed, in-progress, not-started, ...",
+            "fabric_domain": "clusterUuid/cliqueId of the NVLink domain",
+            "recovery_action": "NVML's recovery action: none, gpu-reset, node-reboot, drain-p2p, drain-and-reset, ...",
+            "numa_node": "NUMA node; -1 for none",
+            "mig_mode": "MIG is enabled",
+        },
+        subject="index",
+    ),
+    "kernel_log": Table(
+        {
+            "event": "number among the events of this log",
+            "kind": "xid, sxid, mce, edac, nvme, disk, filesystem, nfs, lustre, oom, link, hang, thermal, gpu",
+            "code": "number of an xid or sxid; None for other kinds",
+            "device": "PCI address, disk, interface, server; empty if the line names none",
+            "at": "time, RFC 3339",
+            "action": "recovery action that an xid 154 carries; empty otherwise",
+            "is_fatal": "the line itself says fatal or uncorrected; None if it says neither",
+            "job_pid": "process that an xid names; None if unknown",
+            "text": "the line without its time, its first 300 characters",
+        },
+        subject="event",
+    ),
+    "cpus": Table(
+        {
+            "cpu": "number",
+            "governor": "of cpufreq",
+            "mhz": "current frequency",
+            "max_mhz": "highest frequency of the hardware",
+            "limit_mhz": "highest frequency that is allowed",
+            "throttled": "times that it was throttled by heat, since boot",
+        },
+        subject="cpu",
+    ),
+    "dimms": Table(
+        {
+            "dimm": "controller and slot: mc0/dimm3",
+            "label": "label of the slot",
+            "size_bytes": "size",
+            "corrected": "corrected errors since boot",
+            "uncorrected": "uncorrected errors since boot",
+        },
+        subject="dimm",
+    ),
+    "sensors": Table(
+        {
+            "sensor": "chip and label: nvme-0/Composite",
+            "value": "°C, V, RPM or W, by kind",
+            "kind": "temperature, voltage, fan or power",
+            "critical": "limit at which the chip raises an alarm",
+            "has_alarm": "the chip's own alarm",
+        },
+        subject="sensor",
+    ),
+    "pci_devices": Table(
+        {
+            "pci": "address",
+            "vendor": "vendor id: 0x10de",
+            "device": "device id",
+            "kind": "class id: 0x030200",
+            "driver": "kernel driver",
+            "link_gts": "current link speed, GT/s",
+            "max_link_gts": "highest link speed, GT/s",
+            "link_width": "current lanes",
+            "max_link_width": "most lanes",
+            "fatal_errors": "fatal AER errors since boot",
+            "nonfatal_errors": "non-fatal AER errors since boot",
+        },
+        subject="pci",
+    ),
+    "dmi": Table({"key": "name, as `bios_version`, `product_name`", "value": "text"}, subject="key"),
+    "modules": Table({"module": "name", "version": "version, if it has one"}, subject="module"),
+    "services": Table(
+        {
+            "service": "systemd unit",
+            "state": "active, inactive, failed, activating, missing",
+            "substate": "running, exited, dead, ...",
+            "restarts": "automatic restarts since boot",
+        },
+        subject="service",
+        target="service",
+    ),
+    "files": Table(
+        {
+            "path": "path",
+            "exists": "exists; a link's target is meant",
+            "kind": "file, folder, socket, pipe, device",
+            "mode": "permissions in octal: 0755",
+            "user": "owner",
+            "group": "group",
+            "size_bytes": "size",
+            "age_s": "seconds since the last change",
+            "is_mount_point": "a mount point",
+            "is_writable": "an unnamed file can be created in this folder",
+            "text": "its first 64 KiB as text",
+            "responds": "answers within the time-out; a hung one has no further values",
+        },
+        subject="path",
+        target="path",
+    ),
+    "commands": Table(
+        {
+            "command": "command line; no shell",
+            "exit_code": "its exit code; None on time-out",
+            "output": "stdout and stderr, their first 64 KiB",
+            "duration_s": "seconds",
+        },
+        subject="command",
+        target="command",
+    ),
+    "packages": Table(
+        {"package": "name", "version": "installed version; empty if it is not"}, subject="package", target="package"
+    ),
+    "accounts": Table(
+        {"account": "user name", "exists": "known to the system", "uid": "uid", "home": "home folder"},
+        subject="account",
+        target="account",
+    ),
+    "endpoints": Table(
+        {
+            "endpoint": "tcp://HOST:PORT, or ping://HOST",
+            "responds": "accepts a connection, or answers a ping",
+            "latency_s": "seconds to the answer",
+        },
+        subject="endpoint",
+        target="endpoint",
+    ),
+    "ipmi_events": Table(
+        {
+            "event": "number in the system event log",
+            "at": "time as logged",
+            "sensor": "sensor",
+            "text": "what happened",
+        },
+        subject="event",
+    ),
+    "slurm": Table(
+        {
+            "slurmd_is_running": "a slurmd process runs",
+            "slurmd_version": "version of slurmd",
+            "controllers_up": "controllers that answer `scontrol ping`",
+            "controllers": "configured controllers",
+            "node_state": "base state of this node for the controller",
+            "node_flags": "flags of that state, separated by commas",
+            "node_reason": "reason of its drain",
+        }
+    ),
+}

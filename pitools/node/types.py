@@ -1,0 +1,75 @@
+"""The records that the rooms of node share: facts of a node, a finding about them, and a node's report."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pitools.core.record import Record
+
+Value = str | int | float | bool | None
+"""A value of a fact. None: this value cannot be read, though others of its row can."""
+
+Row = dict[str, Value]
+Level = Literal["warning", "critical"]
+Action = Literal["none", "watch", "drain-after-job", "drain", "reboot", "repair"]
+State = Literal["passed", "failed", "unknown"]
+
+ACTIONS: tuple[Action, ...] = ("none", "watch", "drain-after-job", "drain", "reboot", "repair")
+"""From mild to severe. `watch`: reported and kept as suspicion. `drain`, `reboot` and `repair` drain the node; the last
+two also say what it needs before it may return. `drain-after-job`: drained once no job runs there."""
+
+
+class FactTable(Record, frozen=True, kw_only=True, tag="pit.fact-table/1"):
+    """The facts of one kind about a node, read from one source: `mounts`, a row for each mount, and so on.
+
+    source: the file, program or library. read_at: RFC 3339, UTC. cost_s: how long reading took. unknown: why nothing
+    could be read; "" if it could, even if there are no rows.
+    """
+
+    table: str
+    source: str
+    read_at: str
+    cost_s: float
+    rows: tuple[Row, ...] = ()
+    unknown: str = ""
+
+
+class NodeFacts(Record, frozen=True, kw_only=True, tag="pit.node-facts/1"):
+    """All facts of a node at one time. boot_id: the kernel's, "" if unknown. tables: by name."""
+
+    node: str
+    boot_id: str
+    gathered_at: str
+    tables: dict[str, FactTable]
+
+
+class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
+    """The result of one check for one subject of a node, as a GPU or a mount; a check that passed has one, without.
+
+    action: what to do if it failed. is_shadow: reported, never acted upon. evidence_at: when the facts were read, or
+    when the kernel logged the event.
+    """
+
+    node: str
+    check: str
+    state: State
+    level: Level
+    action: Action
+    subject: str = ""
+    message: str = ""
+    evidence_at: str
+    is_shadow: bool = False
+
+
+class NodeReport(Record, frozen=True, kw_only=True, tag="pit.node-report/1"):
+    """What a node found about itself: a file of the spool. hardware: serial numbers by device; a new one is a repair.
+
+    findings: those that failed or are unknown. passed: names of the checks that passed.
+    """
+
+    node: str
+    boot_id: str
+    checked_at: str
+    hardware: dict[str, str] = {}
+    findings: tuple[Finding, ...] = ()
+    passed: tuple[str, ...] = ()
