@@ -147,6 +147,18 @@ def update_job(
     return ["scontrol", "update", f"jobid={_ids([job_id])[0]}", *settings]
 
 
+def drain_node(node: str, reason: str) -> list[str]:
+    """Drain a node: its jobs continue, and no others start. reason: printable text, which Slurm requires."""
+    if not reason.strip() or not reason.isprintable():
+        raise UsageError(f"not a reason of a drain: {reason!r}", hint="printable text, and not empty")
+    return ["scontrol", "update", f"nodename={_require_match(node, _HOSTS, 'node')}", "state=drain", f"reason={reason}"]
+
+
+def resume_node(node: str) -> list[str]:
+    """Let a drained or down node run jobs again."""
+    return ["scontrol", "update", f"nodename={_require_match(node, _HOSTS, 'node')}", "state=resume"]
+
+
 def create_reservation(name: str, nodes: str, user: str, minutes: int) -> list[str]:
     """Reserve nodes for a user's jobs from now on.
 

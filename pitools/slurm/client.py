@@ -268,6 +268,14 @@ class Client:
             argv.update_job(job_id, exclude=exclude, nodelist=nodelist, reservation=reservation, start_now=start_now)
         )
 
+    def drain_node(self, node: str, reason: str) -> None:
+        """Drain a node; its jobs continue. Safe to repeat; replaces the reason of an earlier drain. Operators only."""
+        self._read(argv.drain_node(node, reason))
+
+    def resume_node(self, node: str) -> None:
+        """Let a drained or down node run jobs again. Raises ClusterError for one that is neither. Operators only."""
+        self._read(argv.resume_node(node))
+
     def reserve(self, name: str, nodes: str, user: str, minutes: int) -> None:
         """Reserve nodes for a user's jobs, for at most `minutes`. Operators only."""
         self.run_once(

@@ -82,6 +82,27 @@ class NodeType(Section, frozen=True, kw_only=True):
     nodes: str
 
 
+class Control(Section, frozen=True, kw_only=True):
+    """What the controller may do. act: false prints what it would do.
+
+    max_share_leaf, max_share_partition: of a leaf switch's or a partition's nodes, at most this share is drained by the
+    controller at a time, at least one node; max_share_hour: of all nodes, in one hour. They never hold back a return.
+    max_evidence_age: older evidence drains nothing. max_report_age: an older report of a node is none. stable_for: how
+    long the checks of a drained node must pass before it returns. max_returns, returns_within: a node that returned so
+    often in this time is left to a person.
+    """
+
+    act: bool = False
+    max_share_leaf: float = 0.25
+    max_share_partition: float = 0.1
+    max_share_hour: float = 0.05
+    max_evidence_age: str = "1h"
+    max_report_age: str = "15m"
+    stable_for: str = "10m"
+    max_returns: int = 3
+    returns_within: str = "7d"
+
+
 class NodeConfig(Section, frozen=True, kw_only=True):
     """The whole file. spool: shared folder, where each node writes its report. state: this node's own folder.
 
@@ -93,6 +114,7 @@ class NodeConfig(Section, frozen=True, kw_only=True):
     types: dict[str, NodeType] = {}
     disable: tuple[str, ...] = ()
     check: tuple[Check, ...] = ()
+    control: Control = Control()
 
 
 def load_config(path: Path | None = None) -> NodeConfig:

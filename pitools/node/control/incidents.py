@@ -1,0 +1,180 @@
+"""Incidents: a drain of ours from its evidence to the node's return, as a journal of entries that is folded.
+
+An intent is written before Slurm is called, and the outcome after: a controller that is killed in between finds the
+intent, and in the node's reason, which holds the incident's id, whether it was carried out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pitools.core.errors import DataError
+from pitools.core.fs import from_os_error, fsync_dir
+from pitools.core.record import Record, decode_json
+from pitools.node.types import Action
+
+REASON_PREFIX = "pit node"
+"""With which each of our reasons begins: `pit node [n07-3] gpu-count: gpus: 7 (expected exactly 8)`."""
+
+_OWN_REASON = re.compile(rf"{REASON_PREFIX} \[([A-Za-z0-9._-]+-\d+)\] ([a-z0-9-]+)")
+_MAX_REASON = 200  # bytes: Slurm's tools cut longer ones in their tables
+
+
+class EntryKind(StrEnum):
+    """What an entry of the journal says."""
+
+    OPENED = "opened"  # the incident begins: the node is to be drained
+    DRAINED = "drained"  # Slurm drained it, or has it drained again: the incident is open
+    FAILED = "failed"  # a check failed (again) while it is drained
+    RECOVERED = "recovered"  # all checks pass, from now on
+    RETURNING = "returning"  # the node is to be resumed
+    RETURNED = "returned"  # Slurm resumed it: the incident is over
+    ESCALATED = "escalated"  # left to a person
+    TAKEN_OVER = "taken-over"  # a person, or another tool, drained or resumed the node: the incident is over
+
+
+class IncidentEntry(Record, frozen=True, kw_only=True, tag="pit.node-incident-entry/1"):
+    """A line of the journal. at: RFC 3339. message: why. check, action, evidence_at, boot_id, hardware: of `opened`."""
+
+    at: str
+    kind: EntryKind
+    incident: str
+    node: str
+    check: str = ""
+    action: Action = "none"
+    evidence_at: str = ""
+    message: str = ""
+    boot_id: str = ""
+    hardware: dict[str, str] = {}
+
+
+Phase = Literal["opening", "drained", "recovered", "returning", "over"]
+
+
+class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
+    """An incident, folded from its entries.
+
+    phase: opening (the drain is intended), drained, recovered (checks pass again since `recovered_at`), returning (the
+    return is intended) or over. outcome: kind of the entry that ended it. is_escalated: only a person may return it.
+    """
+
+    incident: str
+    node: str
+    check: str
+    action: Action
+    opened_at: str
+    evidence_at: str
+    message: str
+    boot_id: str = ""
+    hardware: dict[str, str] = {}
+    phase: Phase = "opening"
+    drained_at: str = ""
+    recovered_at: str = ""
+    over_at: str = ""
+    outcome: str = ""
+    is_escalated: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The reason of the node's drain: printable, and short enough for Slurm's tables."""
+        text = f"{REASON_PREFIX} [{self.incident}] {self.check}: {self.message}"
+        text = "".join(sign if sign.isprintable() and sign not in "'\"\\" else " " for sign in text)
+        return text.encode()[:_MAX_REASON].decode(errors="ignore")
+
+
+def incident_of_reason(reason: str) -> tuple[str, str]:
+    """Return the incident and the check that a node's reason names; ("", "") for a reason of somebody else."""
+    match = _OWN_REASON.match(reason)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def fold(entries: Iterable[IncidentEntry]) -> dict[str, Incident]:
+    """Return the incidents by id, in the order in which they began."""
+    incidents: dict[str, Incident] = {}
+    for entry in entries:
+        if entry.kind is EntryKind.OPENED:
+            incidents.setdefault(entry.incident, _opened(entry))
+        elif incident := incidents.get(entry.incident):
+            incidents[entry.incident] = msgspec.structs.replace(incident, **_changes(entry))
+    return incidents
+
+
+def _opened(entry: IncidentEntry) -> Incident:
+    return Incident(
+        incident=entry.incident,
+        node=entry.node,
+        check=entry.check,
+        action=entry.action,
+        opened_at=entry.at,
+        evidence_at=entry.evidence_at,
+        message=entry.message,
+        boot_id=entry.boot_id,
+        hardware=entry.hardware,
+    )
+
+
+def _changes(entry: IncidentEntry) -> dict[str, object]:
+    match entry.kind:
+        case EntryKind.DRAINED:
+            return {"phase": "drained", "drained_at": entry.at, "over_at": "", "outcome": ""}
+        case EntryKind.FAILED:
+            return {"phase": "drained", "recovered_at": ""}
+        case EntryKind.RECOVERED:
+            return {"phase": "recovered", "recovered_at": entry.at}
+        case EntryKind.RETURNING:
+            return {"phase": "returning"}
+        case EntryKind.ESCALATED:
+            return {"is_escalated": True}
+        case EntryKind.RETURNED | EntryKind.TAKEN_OVER:
+            return {"phase": "over", "over_at": entry.at, "outcome": str(entry.kind)}
+    return {}
+
+
+def next_id(node: str, incidents: Iterable[Incident]) -> str:
+    """Return an id for a new incident of a node: its name and the first unused number."""
+    used = [int(one.incident.rpartition("-")[2]) for one in incidents if one.node == node]
+    return f"{node}-{max(used, default=0) + 1}"
+
+
+def read_entries(path: Path) -> list[IncidentEntry]:
+    """Return the complete lines of a journal; a truncated last one was never acted on. Raises DataError."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        return [decode_json(line, IncidentEntry) for line in lines]
+    except msgspec.DecodeError as error:
+        raise DataError(
+            f"not a journal of incidents: {error}", where=str(path), hint=f"mv {path} {path}.damaged"
+        ) from error
+
+
+def append_entry(path: Path, entry: IncidentEntry) -> None:
+    """Append an entry, and fsync it. The journal's lock is the caller's. Raises PitError."""
+    line = msgspec.json.encode(entry) + b"\n"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if not size:
+            fsync_dir(path.parent)
+    except OSError as error:
+        raise from_os_error(error, path) from error

@@ -1,0 +1,196 @@
+"""One tick of the controller: poll Slurm once, read the reports, decide, and carry it out. For cron; no daemon.
+
+Before each act the node is looked at again, so that a drain that a person made meanwhile is kept. A tick may be killed
+anywhere: intents are in the journal, and the next tick resolves them first. A failed poll changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core import hostlist, timestamps
+from pitools.core.errors import PitError
+from pitools.core.locks import lock
+from pitools.core.record import Record
+from pitools.node import spool
+from pitools.node.check.config import NodeConfig
+from pitools.node.control.incidents import (
+    EntryKind,
+    Incident,
+    IncidentEntry,
+    append_entry,
+    fold,
+    incident_of_reason,
+    next_id,
+    read_entries,
+)
+from pitools.node.control.policy import Act, Decision, NodeView, decide
+from pitools.node.types import NodeReport
+from pitools.slurm.client import Client
+from pitools.slurm.records import Node, Switch
+
+_NOTES: dict[Act, EntryKind] = {
+    "adopt": EntryKind.DRAINED,
+    "fail": EntryKind.FAILED,
+    "recover": EntryKind.RECOVERED,
+    "escalate": EntryKind.ESCALATED,
+    "take-over": EntryKind.TAKEN_OVER,
+}
+
+
+class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
+    """What a tick did about a node, or would do. done: false in a dry run, for a hold, or after an error."""
+
+    node: str
+    act: str
+    incident: str
+    check: str
+    done: bool
+    why: str
+    error: str = ""
+
+
+class TickResult(NamedTuple):
+    """The rows of a tick, and what is wrong with reports."""
+
+    rows: list[ActRow]
+    problems: list[str]
+
+
+class Controller:
+    """The controller of one cluster. folder: of the journal and its lock, `control` in the spool."""
+
+    def __init__(self, client: Client, config: NodeConfig) -> None:
+        self._client = client
+        self._config = config
+        self._spool = Path(config.spool)
+        self._folder = self._spool / "control"
+
+    def tick(self, *, act: bool) -> TickResult:
+        """Tick once; without `act` nothing is changed. Raises TryLater while another tick runs, PitError."""
+        if act:
+            self._folder.mkdir(mode=0o755, exist_ok=True)
+            with lock(self._folder / "lock", "the journal of incidents"):
+                return self._tick(act=True)
+        return self._tick(act=False)
+
+    def _tick(self, *, act: bool) -> TickResult:
+        incidents = fold(read_entries(self._folder / "journal.jsonl"))
+        nodes = node_views(self._client.nodes(), self._client.topology())
+        reports, problems = spool.read_reports(self._spool, nodes)
+        decisions = decide(timestamps.now_rfc3339(), nodes, reports, list(incidents.values()), self._config.control)
+        rows = [
+            self._carry_out(one, reports, incidents) if act and one.act != "hold" else _row(one, done=False)
+            for one in decisions
+        ]
+        return TickResult(rows, problems)
+
+    def _carry_out(
+        self, decision: Decision, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]
+    ) -> ActRow:
+        """Carry a decision out; an error is this node's alone."""
+        try:
+            if decision.act == "drain":
+                self._drain(decision, reports, incidents)
+            elif decision.act == "return":
+                self._return(decision, incidents[decision.incident])
+            else:
+                if decision.act == "adopt" and decision.incident not in incidents:
+                    self._append(decision, EntryKind.OPENED)
+                self._append(decision, _NOTES[decision.act])
+        except PitError as error:
+            return _row(decision, done=False, error=str(error))
+        return _row(decision, done=True)
+
+    def _drain(self, decision: Decision, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> None:
+        """Drain for a new incident, or one whose drain was begun, unless somebody else drained the node meanwhile."""
+        view = self._look_again(decision.node)
+        if view.is_drained and not incident_of_reason(view.reason)[0]:
+            if decision.incident:
+                self._append(decision, EntryKind.TAKEN_OVER)
+            return
+        incident = incidents.get(decision.incident) or self._open(decision, reports[decision.node], incidents)
+        if not view.is_drained:
+            self._client.drain_node(decision.node, incident.reason)
+        self._append(decision, EntryKind.DRAINED, incident.incident)
+
+    def _open(self, decision: Decision, report: NodeReport, incidents: dict[str, Incident]) -> Incident:
+        entry = IncidentEntry(
+            at=timestamps.now_rfc3339(),
+            kind=EntryKind.OPENED,
+            incident=next_id(decision.node, incidents.values()),
+            node=decision.node,
+            check=decision.check,
+            action=decision.finding.action if decision.finding else "drain",
+            evidence_at=decision.finding.evidence_at if decision.finding else "",
+            message=decision.why,
+            boot_id=report.boot_id,
+            hardware=report.hardware,
+        )
+        append_entry(self._folder / "journal.jsonl", entry)
+        incidents |= fold([entry])
+        return incidents[entry.incident]
+
+    def _return(self, decision: Decision, incident: Incident) -> None:
+        """Resume a node, unless its reason is no longer ours."""
+        view = self._look_again(decision.node)
+        if view.is_drained and incident_of_reason(view.reason)[0] != incident.incident:
+            self._append(decision, EntryKind.TAKEN_OVER)
+            return
+        if view.is_drained:
+            self._append(decision, EntryKind.RETURNING)
+            self._client.resume_node(decision.node)
+        self._append(decision, EntryKind.RETURNED)
+
+    def _look_again(self, node: str) -> NodeView:
+        return node_views(self._client.nodes(node), ())[node]
+
+    def _append(self, decision: Decision, kind: EntryKind, incident: str = "") -> None:
+        append_entry(
+            self._folder / "journal.jsonl",
+            IncidentEntry(
+                at=timestamps.now_rfc3339(),
+                kind=kind,
+                incident=incident or decision.incident,
+                node=decision.node,
+                check=decision.check,
+                message=decision.why,
+            ),
+        )
+
+
+def node_views(nodes: Iterable[Node], topology: Iterable[object]) -> dict[str, NodeView]:
+    """Return the nodes by name, with the leaf switches and partitions that they belong to."""
+    leaf_of = {
+        node: switch.switch
+        for switch in topology
+        if isinstance(switch, Switch) and switch.level == 0
+        for node in hostlist.expand(switch.node_list)
+    }
+    views = {}
+    for node in nodes:
+        leaves = [f"leaf:{leaf_of[node.node]}"] if node.node in leaf_of else []
+        flags = set(node.flags)
+        views[node.node] = NodeView(
+            node=node.node,
+            is_drained="drain" in flags or node.state.startswith(("drain", "fail")),
+            is_down=node.state == "down" or "not_responding" in flags,
+            has_jobs=node.state in ("allocated", "mixed") or "completing" in flags,
+            reason=node.reason,
+            groups=(*leaves, *(f"partition:{name}" for name in node.partitions)),
+        )
+    return views
+
+
+def _row(decision: Decision, *, done: bool, error: str = "") -> ActRow:
+    return ActRow(
+        node=decision.node,
+        act=decision.act,
+        incident=decision.incident,
+        check=decision.check,
+        done=done,
+        why=decision.why,
+        error=error,
+    )

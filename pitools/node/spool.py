@@ -1,0 +1,71 @@
+"""The spool: a shared folder in which each node replaces its own report, and which the controller reads.
+
+A report is written whole or not at all; one that a crash loses is written again soon. Nothing is used of a folder that
+others can write, nor a report that another account wrote, that is no regular file, too large, damaged, or of another
+node than its name says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import trust
+from pitools.core.errors import PitError
+from pitools.core.fs import from_os_error, open_regular, write_atomic
+from pitools.core.record import decode_json
+from pitools.node.types import NodeReport
+
+_MAX_BYTES = 1 << 20
+_SUFFIX = ".json"
+
+
+def write_report(spool: Path, report: NodeReport) -> None:
+    """Replace a node's report. Raises PitError."""
+    try:
+        write_atomic(spool / f"{report.node}{_SUFFIX}", msgspec.json.encode(report) + b"\n", durable=False)
+    except OSError as error:
+        raise from_os_error(error, spool) from error
+
+
+def read_reports(spool: Path, nodes: Iterable[str]) -> tuple[dict[str, NodeReport], list[str]]:
+    """Return the reports by node, and what is wrong with others. nodes: that may have one.
+
+    Raises ConfigError where others can write into the spool, or it is missing.
+    """
+    trust.require_trusted(spool, "spool of reports")
+    reports: dict[str, NodeReport] = {}
+    problems: list[str] = []
+    known = set(nodes)
+    for name in sorted(os.listdir(spool)):
+        node = name.removesuffix(_SUFFIX)
+        if not name.endswith(_SUFFIX) or name.startswith("."):
+            continue
+        if node not in known:
+            problems.append(f"{spool / name}: no node {node!r} in this cluster")
+            continue
+        try:
+            reports[node] = _read_report(spool / name, node)
+        except (OSError, ValueError) as error:
+            problems.append(f"{spool / name}: {error.strerror if isinstance(error, OSError) else error}")
+        except PitError as error:
+            problems.append(str(error))
+    return reports, problems
+
+
+def _read_report(path: Path, node: str) -> NodeReport:
+    """Read a report. Raises OSError, or ValueError for what is no report of this node."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid not in (0, os.geteuid()):
+            raise ValueError(f"belongs to user {trust.user_name(status.st_uid)} (expected you or root)")
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"too large (expected at most {_MAX_BYTES >> 20} MiB)")
+    report = decode_json(data, NodeReport)
+    if report.node != node:
+        raise ValueError(f"is of node {report.node!r} (expected {node!r})")
+    return report

@@ -1,0 +1,340 @@
+"""The controller over a Slurm in memory, with people who drain and resume, killed anywhere: caps, ownership, ends."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pitools.core import timestamps
+from pitools.core.errors import Unreachable
+from pitools.node import spool
+from pitools.node.check.config import Control, NodeConfig
+from pitools.node.control import incidents, tick
+from pitools.node.control.incidents import EntryKind
+from pitools.node.types import Action, Finding, NodeReport
+from pitools.slurm.records import Node, Switch
+
+NODES = [f"n{number:02}" for number in range(16)]
+LEAVES = {"s1": NODES[:8], "s2": NODES[8:]}
+
+
+class Killed(BaseException):
+    """kill -9 of the controller."""
+
+
+class Slurm:
+    """A client of a Slurm in memory, which may refuse, fail to answer, or be the last that a controller does."""
+
+    def __init__(self, dice: random.Random, share: float) -> None:
+        self.dice, self.share = dice, share
+        self.reasons: dict[str, str] = {}
+        self.resumed: list[tuple[str, str]] = []  # node, its reason before
+
+    def strike(self, weight: float = 1.0) -> None:
+        if self.dice.random() < self.share * weight:
+            raise Killed
+        if self.dice.random() < self.share * weight:
+            raise Unreachable("connection refused")
+
+    def nodes(self, names: str = "") -> list[Node]:
+        self.strike(0.3)
+        return [
+            Node(
+                node=name,
+                state="idle",
+                flags=("drain",) if name in self.reasons else (),
+                partitions=("train", "dev") if name in LEAVES["s1"] else ("train",),
+                reason=self.reasons.get(name, ""),
+            )
+            for name in ([names] if names else NODES)
+        ]
+
+    def topology(self) -> list[Switch]:
+        return [Switch(switch=name, level=0, node_list=",".join(nodes)) for name, nodes in LEAVES.items()]
+
+    def drain_node(self, node: str, reason: str) -> None:
+        self.strike()
+        assert node not in self.reasons or incidents.incident_of_reason(self.reasons[node])[0], "a drain of others"
+        self.reasons[node] = reason
+        self.strike()
+
+    def resume_node(self, node: str) -> None:
+        self.strike()
+        self.resumed.append((node, self.reasons.pop(node)))
+        self.strike()
+
+
+class Clock:
+    """The time of the controller and the reports."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = datetime(2026, 11, 1, tzinfo=UTC)
+        monkeypatch.setattr(timestamps, "now_rfc3339", lambda: timestamps.to_rfc3339(self.now))
+
+    def pass_minutes(self, count: float) -> None:
+        self.now += timedelta(minutes=count)
+
+
+class World:
+    """A cluster, its spool and a controller that is started anew for each tick."""
+
+    def __init__(self, folder: Path, clock: Clock, seed: int = 0, share: float = 0.0, **limits: Any) -> None:
+        self.dice, self.clock = random.Random(seed), clock
+        self.slurm = Slurm(self.dice, share)
+        self.faulty: dict[str, Action] = {}
+        self.boots, self.serials = Counter[str](), Counter[str]()
+        defaults: dict[str, Any] = {"max_returns": 1000, "max_share_hour": 1.0}
+        self.config = NodeConfig(spool=str(folder), control=Control(**(defaults | limits)))
+
+    def report(self, *, only: str = "") -> None:
+        for name in [only] if only else NODES:
+            now = timestamps.now_rfc3339()
+            finding = Finding(
+                node=name,
+                check="gpu-count",
+                state="failed",
+                level="critical",
+                action=self.faulty.get(name, "none"),
+                message="gpus: 7 (expected exactly 8)",
+                evidence_at=now,
+            )
+            spool.write_report(
+                Path(self.config.spool),
+                NodeReport(
+                    node=name,
+                    boot_id=f"boot{self.boots[name]}",
+                    checked_at=now,
+                    hardware={"gpu0": f"serial{self.serials[name]}"},
+                    findings=(finding,) if name in self.faulty else (),
+                    passed=() if name in self.faulty else ("gpu-count",),
+                ),
+            )
+
+    def tick(self, *, act: bool = True) -> list[tick.ActRow]:
+        """Tick once; [] if it is killed or has no answer."""
+        try:
+            return tick.Controller(self.slurm, self.config).tick(act=act).rows  # type: ignore[arg-type]
+        except (Killed, Unreachable):
+            return []
+
+    def ours(self) -> set[str]:
+        return {node for node, reason in self.slurm.reasons.items() if incidents.incident_of_reason(reason)[0]}
+
+    def entries(self) -> list[incidents.IncidentEntry]:
+        return incidents.read_entries(Path(self.config.spool) / "control" / "journal.jsonl")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of journal lines; no test here loses power
+    return Clock(monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, seed: int) -> None:
+    """Half of the nodes fail, people drain and resume, Slurm fails, the controller is killed; then all is healed."""
+    world = World(tmp_path, clock, seed, 0.15, max_share_leaf=0.25, max_share_partition=0.2, max_share_hour=0.2)
+    people: dict[str, str] = {}
+    for _ in range(150):
+        clock.pass_minutes(world.dice.uniform(0, 8))
+        node = world.dice.choice(NODES)
+        match world.dice.randrange(8):
+            case 0 if len(world.faulty) < len(NODES) // 2:
+                world.faulty[node] = world.dice.choice(["drain", "reboot", "drain-after-job", "watch", "none"])
+            case 1:
+                world.faulty.pop(node, None)
+                world.boots[node] += 1
+            case 2:
+                world.slurm.reasons[node] = people[node] = f"{world.dice.choice(['NHC:', 'bob:', 'pit'])} broken"
+            case 3 if node in people:
+                world.slurm.reasons.pop(node, None)
+                people.pop(node)
+            case 4 if node in world.ours():
+                world.slurm.reasons.pop(node)  # a person resumes a node that we drained
+            case _:
+                world.report()
+        world.tick()
+        assert {name: world.slurm.reasons.get(name) for name in people} == people
+        ours = world.ours()
+        for members in LEAVES.values():
+            assert len(ours.intersection(members)) <= 2
+        assert len(ours) <= 3  # of the 16 of train; a fifth
+    opened = [entry for entry in world.entries() if entry.kind is EntryKind.OPENED]
+    assert len({entry.incident for entry in opened}) == len(opened)
+    assert all(incidents.incident_of_reason(reason)[0] for _, reason in world.slurm.resumed)
+    world.faulty.clear()
+    world.slurm.share = 0.0
+    for name in NODES:
+        world.boots[name] += 1
+    for _ in range(5):
+        clock.pass_minutes(11)
+        world.report()
+        world.tick()
+    assert not world.ours()
+    assert {one.phase for one in incidents.fold(world.entries()).values()} <= {"over"}
+
+
+def test_each_drain_is_made_once(tmp_path: Path, clock: Clock) -> None:
+    """A second tick, and one that finds an intent carried out, change nothing."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    assert [(row.act, row.node, row.done) for row in world.tick()] == [("drain", "n03", True)]
+    assert world.slurm.reasons == {"n03": "pit node [n03-1] gpu-count: gpus: 7 (expected exactly 8)"}
+    assert world.tick() == []
+    journal = tmp_path / "control" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0])  # killed between Slurm's answer and its entry
+    world.slurm.reasons["n03"] += " and more"
+    assert [row.act for row in world.tick()] == ["drain"]
+    assert world.slurm.reasons["n03"].endswith(" and more")
+    assert [entry.kind for entry in world.entries()] == [EntryKind.OPENED, EntryKind.DRAINED]
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path, clock: Clock) -> None:
+    """It says what would be done, and leaves neither a drain nor a journal."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    assert [(row.act, row.done) for row in world.tick(act=False)] == [("drain", False)]
+    assert not world.slurm.reasons
+    assert not (tmp_path / "control").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "drained"),
+    [
+        ({}, True),
+        ({"is_shadow": True}, False),
+        ({"state": "unknown"}, False),
+        ({"action": "watch"}, False),
+        ({"evidence_at": "2026-10-31T22:59:59.000Z"}, False),
+        ({"evidence_at": "2026-10-31T23:00:01.000Z"}, True),
+        ({"evidence_at": "2027-01-01T00:00:00.000Z"}, False),
+        ({"evidence_at": "yesterday"}, False),
+    ],
+)
+def test_only_fresh_evidence_that_says_so_drains(
+    tmp_path: Path, clock: Clock, change: dict[str, object], drained: bool
+) -> None:
+    """Unknown, shadow, mild, old, or of a clock that is wrong: it drains nothing."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    path = tmp_path / "n03.json"
+    report = msgspec.json.decode(path.read_bytes(), type=NodeReport)
+    finding = msgspec.structs.replace(report.findings[0], **change)
+    spool.write_report(tmp_path, msgspec.structs.replace(report, findings=(finding,)))
+    world.tick()
+    assert world.ours() == ({"n03"} if drained else set())
+
+
+def test_a_node_returns_when_its_checks_have_passed_for_a_while(tmp_path: Path, clock: Clock) -> None:
+    """A flap begins the time anew; a reboot needs none of it."""
+    world = World(tmp_path, clock)
+
+    def ticks(minutes: float) -> list[str]:
+        clock.pass_minutes(minutes)
+        world.report()
+        return [row.act for row in world.tick()]
+
+    world.faulty["n03"] = "drain"
+    assert ticks(1) == ["drain"]
+    world.faulty.clear()
+    assert ticks(1) == ["recover"]
+    assert ticks(9) == []
+    world.faulty["n03"] = "drain"
+    assert ticks(1) == ["fail"]
+    world.faulty.clear()
+    assert ticks(1) == ["recover"]
+    assert ticks(9) == []
+    assert ticks(2) == ["return"]
+    assert not world.ours()
+    world.faulty["n03"] = "drain"
+    assert ticks(1) == ["drain"]
+    world.faulty.clear()
+    world.boots["n03"] += 1
+    assert ticks(1) == ["recover", "return"]
+
+
+@pytest.mark.parametrize(("action", "remedy"), [("reboot", "boots"), ("repair", "serials")])
+def test_a_node_returns_after_its_remedy_alone(tmp_path: Path, clock: Clock, action: Action, remedy: str) -> None:
+    """Without the reboot, or the new part, a person is told once, and only then returns by itself."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = action
+    world.report()
+    world.tick()
+    world.faulty.clear()
+    acts = []
+    for _ in range(4):
+        clock.pass_minutes(11)
+        world.report()
+        acts += [row.act for row in world.tick()]
+    assert acts == ["recover", "escalate"]
+    assert world.ours() == {"n03"}
+
+
+def test_a_node_that_returned_often_is_left_to_a_person(tmp_path: Path, clock: Clock) -> None:
+    """The limit counts the returns of a window of time."""
+    world = World(tmp_path, clock, max_returns=2)
+    acts = []
+    for _ in range(3):
+        for faulty in (True, False, False):
+            clock.pass_minutes(11)
+            world.faulty = {"n03": "drain"} if faulty else {}
+            world.report()
+            acts += [row.act for row in world.tick()]
+    assert acts == ["drain", "recover", "return"] * 2 + ["drain", "recover", "escalate"]
+    assert world.ours() == {"n03"}
+
+
+def test_a_lost_journal_loses_no_drain(tmp_path: Path, clock: Clock) -> None:
+    """The reason of a node names its incident: it is adopted, and returned as others are."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    (tmp_path / "control" / "journal.jsonl").unlink()
+    world.faulty.clear()
+    acts = []
+    for _ in range(3):
+        clock.pass_minutes(11)
+        world.report()
+        acts += [row.act for row in world.tick()]
+    assert acts == ["adopt", "recover", "return"]
+
+
+def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock) -> None:
+    """Half-written, of another node, a link, a pipe, huge, no node: each is a problem, and the good one counts."""
+    world = World(tmp_path, clock)
+    world.faulty = {"n03": "drain"}
+    world.report()
+    (tmp_path / "n04.json").write_bytes((tmp_path / "n03.json").read_bytes())
+    (tmp_path / "n05.json").write_bytes((tmp_path / "n05.json").read_bytes()[:40])
+    for name in ("n06.json", "n07.json"):
+        (tmp_path / name).unlink()
+    (tmp_path / "n06.json").symlink_to(tmp_path / "n03.json")
+    os.mkfifo(tmp_path / "n07.json")
+    (tmp_path / "n08.json").write_bytes(b" " * (2 << 20))
+    (tmp_path / "nowhere.json").write_bytes(b"{}")
+    os.chown(tmp_path / "n09.json", 65534, 65534)
+    result = tick.Controller(world.slurm, world.config).tick(act=True)  # type: ignore[arg-type]
+    assert world.ours() == {"n03"}
+    assert sorted(
+        {name for name in [*NODES, "nowhere"] if any(f"{name}.json" in text for text in result.problems)}
+    ) == [
+        "n04",
+        "n05",
+        "n06",
+        "n07",
+        "n08",
+        "n09",
+        "nowhere",
+    ]
