@@ -1,0 +1,92 @@
+"""Find the bad nodes among many by tests of groups, in rounds of disjoint groups that are tested at the same time.
+
+A test of a group, as an all-reduce, fails if any of its nodes is bad. Groups that fail are halved down to single nodes,
+and each of these is tested with a node of a group that passed; it is bad if it fails with two, as one failure may be of
+the link between them. So bad nodes, wherever they are, are found within ceil(log2(n)) + 2 rounds as long as there are
+good partners for all suspects; else suspects are paired anew with each other, to at most 2 ceil(log2(n)) + 1 rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+Group = tuple[str, ...]
+TestRound = Callable[[Sequence[Group]], Sequence[bool]]
+"""Tests disjoint groups of two or more nodes at the same time; returns whether each passed."""
+
+
+class Bisection(NamedTuple):
+    """The result. undecided: suspects without a good partner. only_together: groups that fail though their parts pass,
+    as with a fault of the network between them. rounds: of tests.
+    """
+
+    bad: tuple[str, ...]
+    undecided: tuple[str, ...] = ()
+    only_together: tuple[Group, ...] = ()
+    rounds: int = 0
+
+
+def max_rounds(n_nodes: int) -> int:
+    """Return the most rounds for so many nodes."""
+    return 2 * (n_nodes - 1).bit_length() + 1
+
+
+def bisect(nodes: Sequence[str], test_round: TestRound) -> Bisection:
+    """Return the bad nodes of two or more distinct ones."""
+    failed: list[Group] = [] if test_round([tuple(nodes)])[0] else [tuple(nodes)]
+    good, bad, ever_failed = set[str](), set[str](), list[Group]()
+    singles: list[str] = []
+    failed_with: dict[str, set[str]] = {}  # node → good partners
+    rounds = 1
+    while (failed or singles) and rounds < max_rounds(len(nodes)):
+        parts = {group: _halves(group) for group in failed}
+        singles += [part[0] for halves in parts.values() for part in halves if len(part) == 1]
+        partner_of = _choose_partners(singles, [node for node in nodes if node in good], failed_with)
+        tested = [part for halves in parts.values() for part in halves if len(part) > 1]
+        tested += list(partner_of.items())
+        tested += _pair_anew([node for node in singles if node not in partner_of], rounds)
+        if not tested:
+            break
+        passed = dict(zip(tested, test_round(tested), strict=True))
+        rounds += 1
+        good.update(node for group, is_good in passed.items() if is_good for node in group)
+        for node, partner in partner_of.items():
+            if not passed[node, partner]:
+                failed_with.setdefault(node, set()).add(partner)
+                ever_failed.append((node, partner))
+        bad.update(node for node, partners in failed_with.items() if len(partners) > 1 or partners == good)
+        singles = [node for node in singles if node not in good and node not in bad]
+        ever_failed += failed
+        failed = [part for halves in parts.values() for part in halves if passed.get(part) is False]
+    apart = [group for group in ever_failed if good.issuperset(group)]
+    return Bisection(
+        bad=tuple(node for node in nodes if node in bad),
+        undecided=tuple(node for node in nodes if node in singles or any(node in group for group in failed)),
+        only_together=tuple(one for one in apart if not any(set(one) > set(other) for other in apart)),
+        rounds=rounds,
+    )
+
+
+def _halves(group: Group) -> list[Group]:
+    middle = (len(group) + 1) // 2
+    return [group[:middle], group[middle:]]
+
+
+def _choose_partners(
+    suspects: Sequence[str], good: Sequence[str], failed_with: Mapping[str, set[str]]
+) -> dict[str, str]:
+    """Return a partner of its own for each suspect that can have one, and none that it failed with."""
+    free, chosen = list(good), dict[str, str]()
+    for node in suspects:
+        if partner := next((one for one in free if one not in failed_with.get(node, ())), ""):
+            free.remove(partner)
+            chosen[node] = partner
+    return chosen
+
+
+def _pair_anew(suspects: Sequence[str], rounds: int) -> list[Group]:
+    """Pair suspects with others than before: neighbours failed together."""
+    left, right = suspects[::2], suspects[1::2]
+    shift = rounds % max(1, len(right))
+    return [(one, other) for one, other in zip(left, [*right[shift:], *right[:shift]], strict=False)]

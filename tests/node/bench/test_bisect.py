@@ -1,0 +1,58 @@
+"""The bisection finds every bad node, in as few rounds as it promises, whatever nodes are bad."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.node.bench.bisect import Bisection, Group, bisect, max_rounds
+
+
+def run(nodes: Sequence[str], bad: set[str]) -> Bisection:
+    """Bisect with a test that fails for any group with a bad node; each round's groups must be disjoint."""
+
+    def test_round(groups: Sequence[Group]) -> list[bool]:
+        members = [node for group in groups for node in group]
+        assert len(members) == len(set(members))
+        assert all(len(group) > 1 for group in groups)
+        return [not bad.intersection(group) for group in groups]
+
+    return bisect(nodes, test_round)
+
+
+def test_one_and_two_bad_of_sixteen() -> None:
+    """All 136 cases, within log2(16) + 2 rounds."""
+    nodes = [f"n{number:02}" for number in range(16)]
+    for count in (1, 2):
+        for bad in itertools.combinations(nodes, count):
+            result = run(nodes, set(bad))
+            assert (result.bad, result.undecided) == (bad, ())
+            assert result.rounds <= 6
+
+
+@given(st.integers(2, 64), st.data())
+def test_no_good_node_is_called_bad_and_no_bad_one_good(count: int, data: st.DataObject) -> None:
+    """However many are bad; with fewer than a half bad, none stays undecided."""
+    nodes = [f"n{number}" for number in range(count)]
+    bad = data.draw(st.sets(st.sampled_from(nodes)))
+    result = run(nodes, bad)
+    assert set(result.bad) <= bad
+    assert bad <= {*result.bad, *result.undecided}
+    assert result.rounds <= max_rounds(count)
+    if not bad:
+        assert result == Bisection(bad=(), rounds=1)
+    if len(bad) <= 1 and count > 2:
+        assert not result.undecided
+
+
+@given(st.integers(3, 32), st.data())
+def test_a_fault_between_two_good_nodes_is_told(count: int, data: st.DataObject) -> None:
+    """As of a link: the smallest tested group that fails though its nodes are good; no node is called bad."""
+    nodes = [f"n{number}" for number in range(count)]
+    pair = data.draw(st.sets(st.sampled_from(nodes), min_size=2, max_size=2))
+    result = bisect(nodes, lambda groups: [not pair <= set(group) for group in groups])
+    assert result.bad == ()
+    assert any(pair <= set(group) for group in result.only_together)
