@@ -1,0 +1,125 @@
+"""Read the processes of the node."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core import trust
+from pitools.node.gather.read import list_names, read_bytes, read_text, to_float
+from pitools.node.gather.system import read_meminfo
+from pitools.node.types import Row
+
+BLOCKED_S = 5.0
+_COMMAND_CHARACTERS = 200
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SLURM_JOB = re.compile(r"slurm\S*/job_(\d+)(?:/|$)", re.ASCII | re.MULTILINE)
+
+_user_name = lru_cache(maxsize=None)(trust.user_name)  # may ask a directory service
+
+
+class _Stat(NamedTuple):
+    """What /proc/PID/stat says."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    is_kernel: bool
+    cpu_s: float
+    started_s: float  # after boot
+    memory_bytes: int
+
+
+def read_processes(
+    _targets: Collection[str], skip: Collection[str], *, proc: Path = Path("/proc"), blocked_s: float = BLOCKED_S
+) -> Iterator[Row]:
+    """Yield the rows of table `processes`; those in state D are looked at again after `blocked_s`."""
+    uptime_s = to_float((read_text(proc / "uptime") or "").partition(" ")[0])
+    total = read_meminfo(proc).get("MemTotal")
+    stats = {stat.pid: stat for name in list_names(proc) if name.isdigit() and (stat := _read_stat(proc, name))}
+    waiting: list[tuple[Row, bytes | None]] = []
+    for stat in stats.values():
+        if (stat.is_kernel and "/" in stat.name) or str(stat.pid) in skip:
+            continue  # a thread of one CPU: kworker/3:1, migration/3
+        parent = stats.get(stat.parent)
+        age_s = max(0.0, uptime_s - stat.started_s) if uptime_s is not None else None
+        row: Row = {
+            "pid": stat.pid,
+            "name": stat.name,
+            **_owner(proc, stat.pid),
+            "state": stat.state,
+            "is_kernel": stat.is_kernel,
+            "is_blocked": False,
+            "age_s": None if age_s is None else round(age_s, 2),
+            "cpu_s": stat.cpu_s,
+            "cpu_share": round(stat.cpu_s / age_s, 4) if age_s else None,
+            "memory_bytes": stat.memory_bytes,
+            "memory_share": round(stat.memory_bytes / total, 6) if total else None,
+            "parent": parent.name if parent else "",
+        }
+        if stat.is_kernel:
+            yield {**row, "command": "", "job_id": "", "responds": True}
+        else:
+            if stat.state == "D":  # it may hold the lock of its memory, where its command line is
+                yield {**row, "responds": False}
+            row |= {"command": _command(proc, stat.pid), "job_id": _job_id(proc, stat.pid), "responds": True}
+            yield row
+        if stat.state == "D":
+            waiting.append((row, _switches(proc, stat.pid)))
+    if waiting:
+        time.sleep(blocked_s)
+    for row, switches in waiting:
+        if switches is not None and _switches(proc, row["pid"]) == switches:
+            yield {**row, "is_blocked": True}
+
+
+def _read_stat(proc: Path, pid: str) -> _Stat | None:
+    """Return a process's facts; None if it has ended."""
+    # The name stands in parentheses, and may have any byte in it, parentheses too.
+    head, _, tail = (read_text(f"{proc}/{pid}/stat") or "").rpartition(")")
+    fields = tail.split()
+    try:
+        return _Stat(
+            pid=int(pid),
+            name=head.partition("(")[2],
+            state=fields[0],
+            parent=int(fields[1]),
+            is_kernel=bool(int(fields[6]) & _KERNEL_THREAD),
+            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            started_s=int(fields[19]) / _TICKS,
+            memory_bytes=int(fields[21]) * _PAGE_BYTES,
+        )
+    except (IndexError, ValueError):
+        return None
+
+
+def _owner(proc: Path, pid: int) -> Row:
+    try:
+        uid = (proc / str(pid)).stat().st_uid
+    except OSError:
+        return {"user": None, "uid": None}
+    return {"user": _user_name(uid), "uid": uid}
+
+
+def _command(proc: Path, pid: int) -> str:
+    data = read_bytes(f"{proc}/{pid}/cmdline", limit=4096) or b""
+    return data.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")[:_COMMAND_CHARACTERS]
+
+
+def _job_id(proc: Path, pid: int) -> str:
+    match = _SLURM_JOB.search(read_text(f"{proc}/{pid}/cgroup") or "")
+    return match[1] if match else ""
+
+
+def _switches(proc: Path, pid: object) -> bytes | None:
+    """Return how often a process in state D got and left a CPU: equal later, it has not run. None if it is not in D."""
+    status = read_bytes(f"{proc}/{pid}/status") or b""
+    return b"".join(status.partition(b"\nvoluntary_ctxt_switches:")[1:]) if b"\nState:\tD" in status else None

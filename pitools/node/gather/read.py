@@ -1,0 +1,64 @@
+"""Read the small files of /proc, /sys and /etc: what cannot be read or parsed is None."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_MAX_BYTES = 1 << 22
+_READ_BYTES = 1 << 16  # at a time: /proc/sys refuses 4 MiB
+
+
+def read_bytes(path: Path | str, limit: int = _MAX_BYTES) -> bytes | None:
+    """Return a file's first bytes; None if it cannot be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        data = part = os.read(file, min(limit, _READ_BYTES))
+        while part and len(data) < limit:  # one read returns at most a page of many of these files
+            part = os.read(file, min(limit - len(data), _READ_BYTES))
+            data += part
+    except OSError:  # a driver's answer, as ENODEV of a sensor that sleeps
+        return None
+    finally:
+        os.close(file)
+    return data
+
+
+def read_text(path: Path | str, limit: int = _MAX_BYTES) -> str | None:
+    """Return a file's text without white space around it; None if it cannot be read."""
+    data = read_bytes(path, limit)
+    return None if data is None else data.decode(errors="replace").strip()
+
+
+def read_int(path: Path | str) -> int | None:
+    """Return a file's number; None if it cannot be read, or is none."""
+    return to_int(read_text(path, limit=64))
+
+
+def to_int(text: str | None) -> int | None:
+    """Return a text's whole number, in 64 bits; None if it is none."""
+    try:
+        number = int(text) if text is not None else None
+    except ValueError:
+        return None
+    return number if number is not None and -(1 << 63) <= number < 1 << 64 else None
+
+
+def to_float(text: str | None) -> float | None:
+    """Return a text's finite number; None if it is none."""
+    try:
+        number = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return number if number is not None and abs(number) < float("inf") else None
+
+
+def list_names(folder: Path | str) -> list[str]:
+    """Return the sorted names in a folder; none if it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

@@ -1,0 +1,119 @@
+"""Table `processes`, from folders that stand for /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.node.gather import processes
+from pitools.node.gather.processes import read_processes
+
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+SWITCHES = "voluntary_ctxt_switches:\t{}\nnonvoluntary_ctxt_switches:\t2"
+
+
+def stat(pid: int, name: str, state: str = "S", parent: int = 1, flags: int = 0) -> str:
+    """Return /proc/PID/stat of a process that began 60 s after boot, used 3 CPU seconds, and has 10 pages."""
+    cpu = f"{2 * TICKS} {TICKS} 0 0 20 0 1 0 {60 * TICKS} 99 10 0 0"
+    return f"{pid} ({name}) {state} {parent} 1 1 0 -1 {flags} 0 0 0 0 {cpu}"
+
+
+PROC = {
+    "uptime": "120.0 9.0",
+    "meminfo": f"MemTotal: {PAGE} kB\nMemAvailable: 1 kB",
+    "1/stat": stat(1, "systemd", parent=0),
+    "1/cmdline": b"/sbin/init\0--flag\0",
+    "40/stat": stat(40, "kswapd0", parent=2, flags=0x200040),
+    "41/stat": stat(41, "kworker/3:1-events", state="I", parent=2, flags=0x4208060),
+    "70/stat": stat(70, "a) R (b 1 2", parent=1),
+    "70/cmdline": "x" * 300,
+    "70/cgroup": "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
+    "71/stat": stat(71, "python3", parent=70),
+    "71/cgroup": "9:cpuset:/\n4:memory:/slurm/uid_1000/job_4712/step_batch",
+    "72/stat": stat(72, "dd", state="D"),
+    "72/status": f"Name:\tdd\nState:\tD (disk sleep)\n{SWITCHES.format(7)}",
+    "72/cmdline": b"dd\0if=/dev/sda\0",
+    "72/cgroup": "0::/user.slice/job_9",
+    "73/stat": "73 (ended",
+}
+
+
+def test_each_process_is_a_row(tmp_path: Path, write_tree, last_rows) -> None:
+    """Names with parentheses, jobs of both versions of cgroups, and kernel threads but those of one CPU."""
+    proc = write_tree(tmp_path, PROC)
+    rows = last_rows("processes", read_processes((), (), proc=proc, blocked_s=0))
+    assert {pid: (row["name"], row["parent"], row["job_id"]) for pid, row in rows.items()} == {
+        1: ("systemd", "", ""),
+        40: ("kswapd0", "", ""),
+        70: ("a) R (b 1 2", "systemd", "4711"),
+        71: ("python3", "a) R (b 1 2", "4712"),
+        72: ("dd", "systemd", ""),
+    }
+    assert rows[1] == {
+        "pid": 1,
+        "name": "systemd",
+        "user": rows[1]["user"],
+        "uid": os.geteuid(),
+        "state": "S",
+        "is_kernel": False,
+        "is_blocked": False,
+        "age_s": 60.0,
+        "cpu_s": 3.0,
+        "cpu_share": 0.05,
+        "memory_bytes": 10 * PAGE,
+        "memory_share": round(10 / 1024, 6),
+        "parent": "",
+        "command": "/sbin/init --flag",
+        "job_id": "",
+        "responds": True,
+    }
+    assert (rows[40]["is_kernel"], rows[40]["command"], rows[70]["command"]) == (True, "", "x" * 200)
+
+
+@pytest.mark.parametrize(
+    ("later", "is_blocked"),
+    [
+        (PROC["72/status"], True),
+        (f"Name:\tdd\nState:\tD (disk sleep)\n{SWITCHES.format(8)}", False),
+        (f"Name:\tdd\nState:\tS (sleeping)\n{SWITCHES.format(7)}", False),
+        ("", False),
+    ],
+    ids=["unchanged", "ran meanwhile", "sleeps", "ended"],
+)
+def test_blocked_is_a_process_that_does_not_run(
+    tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch, later: str, is_blocked: bool
+) -> None:
+    """A process in D now and later, without a switch in between, is blocked; one that does much I/O is not."""
+    proc = write_tree(tmp_path, PROC)
+    monkeypatch.setattr(processes.time, "sleep", lambda _: (proc / "72/status").write_text(f"{later}\n"))
+    rows = last_rows("processes", read_processes((), (), proc=proc))
+    assert [pid for pid, row in rows.items() if row["is_blocked"]] == ([72] if is_blocked else [])
+
+
+def test_a_command_line_that_hangs_is_announced(tmp_path: Path, write_tree) -> None:
+    """Before the command line of a process in D is read, its row says that it does not respond; then it is left out."""
+    proc = write_tree(tmp_path, PROC)
+    rows = [row for row in read_processes((), (), proc=proc, blocked_s=0) if row["pid"] == 72]
+    assert [row["responds"] for row in rows] == [False, True, True]
+    assert [row.get("command") for row in rows] == [None, "dd if=/dev/sda", "dd if=/dev/sda"]
+    assert [row for row in read_processes((), {"72"}, proc=proc, blocked_s=0) if row["pid"] == 72] == []
+
+
+@given(data=st.binary(max_size=300), name=st.sampled_from([*PROC]))
+def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write_tree, last_rows, data, name) -> None:
+    """Whatever a file holds, the other processes are read."""
+    proc = write_tree(tmp_path_factory.mktemp("proc"), {**PROC, name: data})
+    rows = last_rows("processes", read_processes((), (), proc=proc, blocked_s=0))
+    assert {1, 40, 70, 71, 72} <= {*rows, int(name.partition("/")[0]) if "/" in name else 1}
+
+
+def test_this_process_is_read(last_rows) -> None:
+    """Of this machine, this process's facts are those that it has."""
+    row = last_rows("processes", read_processes((), (), blocked_s=0))[os.getpid()]
+    assert (row["uid"], row["is_kernel"], row["responds"]) == (os.geteuid(), False, True)
+    assert row["memory_bytes"] > 1 << 20
+    assert "pytest" in row["command"]
