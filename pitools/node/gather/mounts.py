@@ -1,0 +1,110 @@
+"""Read the mounts of the node and how full they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.node.gather.read import read_bytes
+from pitools.node.types import Row
+
+# Their statfs(2) needs no other machine and no other process. Whatever is not here may hang: NFS, Lustre, FUSE, 9p, ...
+_LOCAL_TYPES = frozenset(
+    (
+        *("bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl", "hugetlbfs"),
+        *("binfmt_misc", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs"),
+        *("btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "squashfs", "tmpfs", "tracefs", "vfat", "xfs"),
+    )
+)
+
+
+class _Mount(NamedTuple):
+    """A line of mountinfo. server: what hangs together: the server of an NFS mount, otherwise the device's number."""
+
+    path: bytes
+    row: Row
+    server: tuple[str, str]
+
+
+def read_mounts(_targets: Collection[str], skip: Collection[str], *, proc: Path = Path("/proc")) -> Iterator[Row]:
+    """Yield the rows of table `mounts`. Raises OSError if mounts cannot be read."""
+    mounts = _list_mounts(proc)
+    hanging = {mount.server for mount in mounts if mount.row["target"] in skip}
+    for mount in mounts:
+        if mount.row["target"] in skip:
+            continue
+        if mount.row["type"] == "autofs":  # to ask would mount it
+            yield mount.row
+            continue
+        if mount.row["type"] not in _LOCAL_TYPES:
+            yield {**mount.row, "responds": False}
+        if mount.server not in hanging:
+            yield {**mount.row, **_usage(mount.path)}
+
+
+def mount_points(proc: Path = Path("/proc")) -> set[str]:
+    """Return all mount points. Raises OSError if they cannot be read."""
+    return {str(mount.row["target"]) for mount in _list_mounts(proc)}
+
+
+def _list_mounts(proc: Path) -> list[_Mount]:
+    """Return the mounts that are seen: a later one hides an earlier one of the same path."""
+    lines = read_bytes(proc / "self/mountinfo")
+    if lines is None:
+        raise OSError(None, "cannot be read", str(proc / "self/mountinfo"))
+    mounts = {mount.path: mount for line in lines.splitlines() if (mount := _parse(line))}
+    return list(mounts.values())
+
+
+def _parse(line: bytes) -> _Mount | None:
+    """Return a line's mount: `29 1 259:2 / /boot rw,relatime shared:1 - ext4 /dev/sda1 rw,data=ordered`."""
+    mount, separator, description = line.partition(b" - ")
+    fields, described = mount.split(b" "), description.split(b" ")
+    if not separator or len(fields) < 6 or len(described) < 3:
+        return None
+    path, device = _unescape(fields[4]), _to_text(_unescape(described[1]))
+    options = [*_to_text(fields[5]).split(","), *_to_text(_unescape(described[2])).split(",")]
+    kind = _to_text(described[0])
+    row: Row = {
+        "target": _to_text(path),
+        "device": device,
+        "type": kind,
+        "options": ",".join(dict.fromkeys(options)),
+        "is_read_only": "ro" in options,  # of the mount, or of the file system, as after an error
+    }
+    server = device.partition(":/")[0] if kind.startswith("nfs") else _to_text(fields[2])
+    return _Mount(path, row, (kind, server))
+
+
+def _unescape(field: bytes) -> bytes:
+    return re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), field)
+
+
+def _to_text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _usage(path: bytes) -> Row:
+    """Return how full a file system is; one that answers with an error does not respond."""
+    try:
+        status = os.statvfs(path)
+    except PermissionError:  # a FUSE mount of a user is closed to root
+        return {"responds": None}
+    except (OSError, ValueError):  # ESTALE, ENOTCONN, EIO
+        return {"responds": False}
+    unit = status.f_frsize
+    used = max(0, status.f_blocks - status.f_bfree)
+    inodes = status.f_files
+    return {
+        "responds": True,
+        "size_bytes": status.f_blocks * unit,
+        "free_bytes": status.f_bavail * unit,
+        "used_bytes": used * unit,
+        "used_share": round(used / (used + status.f_bavail), 4) if used + status.f_bavail else 0.0,
+        "inodes": inodes,
+        "inodes_free": status.f_ffree,
+        "inodes_used_share": round(1 - status.f_ffree / inodes, 4) if inodes else 0.0,
+    }
