@@ -1,0 +1,69 @@
+"""Try to reach the endpoints that checks name."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Collection, Iterator
+from urllib.parse import urlsplit
+
+from pitools.core import subprocesses
+from pitools.core.errors import ToolMissing, Unreachable
+from pitools.node.types import Row, Value
+
+_TIMEOUT_S = 2.0
+_ECHO_REQUEST = {socket.AF_INET: (socket.IPPROTO_ICMP, 8), socket.AF_INET6: (socket.IPPROTO_ICMPV6, 128)}
+
+
+def read_endpoints(targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
+    """Yield the rows of table `endpoints`. The look-up of a host name may hang."""
+    for endpoint in sorted(set(targets).difference(skip)):
+        yield {"endpoint": endpoint, "responds": False}
+        started_s = time.monotonic()
+        responds = _try(endpoint)
+        latency_s: Value = round(time.monotonic() - started_s, 4) if responds else None
+        yield {"endpoint": endpoint, "responds": responds, "latency_s": latency_s}
+
+
+def _try(endpoint: str) -> bool | None:
+    """Return whether an endpoint answers; None if it cannot be tried."""
+    try:
+        url = urlsplit(endpoint)
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        return None
+    if url.scheme == "tcp" and host and port:
+        with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host, port), _TIMEOUT_S):
+            return True
+        return False
+    return _ping(host) if url.scheme == "ping" and host else None
+
+
+def _ping(host: str) -> bool | None:
+    """Return whether a host answers an ICMP echo request; None if this user may not send one, and there is no ping."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0]
+        protocol, kind = _ECHO_REQUEST[family]
+        with socket.socket(family, socket.SOCK_DGRAM, protocol) as channel:
+            channel.settimeout(_TIMEOUT_S)
+            channel.connect(address)
+            channel.send(struct.pack("!BBHHH", kind, 0, 0, 0, 1))  # the kernel adds check sum and id
+            channel.recv(64)
+            return True
+    except PermissionError:  # net.ipv4.ping_group_range leaves this group out
+        return _ping_by_program(host)
+    except (OSError, UnicodeError):
+        return False
+
+
+def _ping_by_program(host: str) -> bool | None:
+    try:
+        argv = ["ping", "-n", "-c", "1", "-W", f"{_TIMEOUT_S:.0f}", "--", host]
+        done = subprocesses.run(argv, timeout_s=_TIMEOUT_S + 1)
+    except ToolMissing:
+        return None
+    except Unreachable:
+        return False
+    return done.code == 0

@@ -1,0 +1,91 @@
+"""Read what checks name and programs or libraries know: services, commands, packages, accounts."""
+
+from __future__ import annotations
+
+import pwd
+import shlex
+import shutil
+import time
+from collections.abc import Collection, Iterator
+
+from pitools.core import subprocesses
+from pitools.core.errors import ClusterError, ToolMissing, Unreachable
+from pitools.node.gather.read import to_int
+from pitools.node.types import Row
+
+COMMAND_TIMEOUT_S = 10.0
+_OUTPUT_CHARACTERS = 1 << 16
+_NOT_FOUND = 127  # the exit code of a shell
+_ENV = {"LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
+
+
+def read_services(targets: Collection[str], _skip: Collection[str]) -> Iterator[Row]:
+    """Yield the rows of table `services`. Raises PitError if systemd does not answer."""
+    names = sorted(targets)
+    if not names:
+        return
+    keys = "LoadState,ActiveState,SubState,NRestarts"
+    done = _run_tool(["systemctl", "show", f"--property={keys}", "--", *names])
+    blocks = [block for block in done.stdout.split("\n\n") if block.strip()]  # one a name, in order
+    if len(blocks) != len(names):
+        problem = f"{len(blocks)} answers for {len(names)} units: {done.stderr.partition(chr(10))[0]}"
+        raise ClusterError(problem, where="systemctl show")
+    for name, block in zip(names, blocks, strict=True):
+        values = dict(line.partition("=")[::2] for line in block.strip().splitlines())
+        yield {
+            "service": name,
+            "state": "missing" if values.get("LoadState") == "not-found" else values.get("ActiveState"),
+            "substate": values.get("SubState"),
+            "restarts": to_int(values.get("NRestarts")),  # only a service has it
+        }
+
+
+def read_commands(targets: Collection[str], _skip: Collection[str]) -> Iterator[Row]:
+    """Yield the rows of table `commands`."""
+    for command in sorted(targets):
+        started_s = time.monotonic()
+        code, output = _run_command(command)
+        duration_s = round(time.monotonic() - started_s, 3)
+        yield {"command": command, "exit_code": code, "output": output[:_OUTPUT_CHARACTERS], "duration_s": duration_s}
+
+
+def _run_command(command: str) -> tuple[int | None, str]:
+    try:
+        done = subprocesses.run(shlex.split(command) or [""], timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})
+    except ToolMissing as error:
+        return _NOT_FOUND, error.message
+    except (Unreachable, ValueError) as error:  # a time-out, or an open quotation mark
+        return None, str(error)
+    return done.code, done.stdout + done.stderr
+
+
+def read_packages(targets: Collection[str], _skip: Collection[str]) -> Iterator[Row]:
+    """Yield the rows of table `packages`. Raises PitError where there is neither dpkg nor rpm."""
+    names = sorted(targets)
+    if not names:
+        return
+    if shutil.which("dpkg-query"):
+        line_format = "${Package}\\t${Version}\\t${db:Status-Status}\\n"
+        argv = ["dpkg-query", "--show", f"--showformat={line_format}", "--", *names]
+    else:
+        argv = ["rpm", "--query", "--queryformat=%{NAME}\\t%{VERSION}-%{RELEASE}\\tinstalled\\n", "--", *names]
+    lines = [line.split("\t") for line in _run_tool(argv).stdout.splitlines()]
+    versions = {fields[0]: fields[1] for fields in lines if len(fields) == 3 and fields[2] == "installed"}
+    for name in names:
+        yield {"package": name, "version": versions.get(name, "")}
+
+
+def _run_tool(argv: list[str]) -> subprocesses.Completed:
+    return subprocesses.run(argv, timeout_s=COMMAND_TIMEOUT_S, env=_ENV)
+
+
+def read_accounts(targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
+    """Yield the rows of table `accounts`. A directory service that does not answer hangs."""
+    for name in sorted(set(targets).difference(skip)):
+        yield {"account": name, "responds": False}
+        try:
+            entry = pwd.getpwnam(name)
+        except (KeyError, ValueError):
+            yield {"account": name, "exists": False, "responds": True}
+        else:
+            yield {"account": name, "exists": True, "uid": entry.pw_uid, "home": entry.pw_dir, "responds": True}
