@@ -1,0 +1,31 @@
+"""All collectors of this node's facts, in the order in which they are read: what may take long comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from pitools.node.gather import disks, endpoints, files, mounts, named, processes, system
+from pitools.node.gather.gather import Collector, gather_facts
+from pitools.node.types import NodeFacts
+
+COLLECTORS: tuple[Collector, ...] = (
+    Collector("system", "/proc, /sys", system.read_system),
+    Collector("mounts", "/proc/self/mountinfo, statvfs(2)", mounts.read_mounts),
+    Collector("raid_arrays", "/sys/block", disks.read_raid_arrays),
+    Collector("block_devices", "/sys/block, smartctl", disks.read_block_devices, 2 * disks.SMART_TIMEOUT_S),
+    Collector("files", "stat(2)", files.read_files),
+    Collector("accounts", "getpwnam(3)", named.read_accounts),
+    Collector("packages", "dpkg-query or rpm", named.read_packages, 2 * named.COMMAND_TIMEOUT_S),
+    Collector("services", "systemctl show", named.read_services, 2 * named.COMMAND_TIMEOUT_S),
+    Collector("endpoints", "connect(2), ICMP", endpoints.read_endpoints),
+    Collector("processes", "/proc", processes.read_processes, 2 * processes.BLOCKED_S),
+    Collector("commands", "the command", named.read_commands, 2 * named.COMMAND_TIMEOUT_S),
+)
+
+
+def read_facts(
+    tables: Collection[str], targets: Mapping[str, Collection[str]], *, node: str = "", timeout_s: float = 50.0
+) -> NodeFacts:
+    """Return the facts of these tables alone; the other arguments are those of `gather_facts`."""
+    chosen = [collector for collector in COLLECTORS if collector.table in tables]
+    return gather_facts(chosen, targets, node=node, timeout_s=timeout_s)
