@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pitools.node.types import Row
 
 SMART_TIMEOUT_S = 5.0
 _SECTOR_BYTES = 512  # of sysfs, whatever the disk's are
+_CONTROLLER = re.compile(r"nvme\d+", re.ASCII)
 _ATA_BAD_SECTORS = frozenset((5, 197, 198))  # reallocated, pending, uncorrectable
 
 
@@ -26,8 +28,10 @@ def read_block_devices(
     has_smartctl = shutil.which("smartctl") is not None
     for name in list_names(sys / "block"):
         device = sys / "block" / name / "device"
-        if name in skip or not device.exists():
+        if name in skip or not device.exists() or _flag(sys / "block" / name / "hidden"):  # a path of several
             continue
+        # The device of an NVMe disk is its controller, or a subsystem with the controllers of its ports.
+        parts = [device, *(device / part for part in list_names(device) if _CONTROLLER.fullmatch(part))]
         sectors = read_int(sys / "block" / name / "size")
         row: Row = {
             "device": name,
@@ -36,10 +40,10 @@ def read_block_devices(
             "size_bytes": None if sectors is None else sectors * _SECTOR_BYTES,
             "is_rotational": _flag(sys / "block" / name / "queue/rotational"),
             "is_read_only": _flag(sys / "block" / name / "ro"),
-            "state": read_text(device / "state"),
+            "state": next((state for part in parts if (state := read_text(part / "state"))), None),
         }
         yield {**row, "responds": False}
-        row["temperature_c"] = _temperature(device)
+        row["temperature_c"] = next((value for part in parts if (value := _temperature(part)) is not None), None)
         if has_smartctl and name.startswith(("nvme", "sd")):
             smart = _read_smart(dev / name)
             row |= {key: value for key, value in smart.items() if row.get(key) is None}

@@ -58,6 +58,12 @@ SYS = {
     "nvme0/serial": "S64HNE0T500000      ",
     "nvme0/state": "live",
     "nvme0/hwmon3/temp1_input": "38850",
+    "block/nvme1n1/device": "->../../subsystem1",
+    "block/nvme1n1/size": "8",
+    "block/nvme1c1n1/device": "->../../subsystem1/nvme1",
+    "block/nvme1c1n1/hidden": "1",
+    "subsystem1/nvme1/state": "connecting",
+    "subsystem1/nvme1/hwmon4/temp1_input": "50000",
     "block/sda/device/model": "ST4000NM0035",
     "block/sda/device/state": "offline",
     "block/sda/size": "lots",
@@ -89,7 +95,8 @@ def test_disks_without_smartctl(tmp_path: Path, write_tree, last_rows, monkeypat
     """Only real disks are rows, with what sysfs says; a value that is no number is unknown."""
     monkeypatch.setenv("PATH", str(tmp_path))
     rows = last_rows("block_devices", read_block_devices((), (), sys=write_tree(tmp_path / "sys", SYS)))
-    assert list(rows) == ["nvme0n1", "sda", "vda"]
+    assert list(rows) == ["nvme0n1", "nvme1n1", "sda", "vda"]
+    assert (rows["nvme1n1"]["state"], rows["nvme1n1"]["temperature_c"]) == ("connecting", 50.0)
     assert rows["nvme0n1"] == {
         "device": "nvme0n1",
         "model": "SAMSUNG MZQL23T8HCLS-00A07",
@@ -141,7 +148,7 @@ def test_a_smartctl_that_hangs(
 def test_a_disk_that_hangs_is_announced(tmp_path: Path, write_tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a disk is asked for its temperature, its row does not respond; one that hung is left out."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    rows = read_block_devices((), {"sda", "vda"}, sys=write_tree(tmp_path / "sys", SYS))
+    rows = read_block_devices((), {"nvme1n1", "sda", "vda"}, sys=write_tree(tmp_path / "sys", SYS))
     assert [(row["device"], row["responds"]) for row in rows] == [("nvme0n1", False), ("nvme0n1", True)]
 
 
@@ -211,5 +218,5 @@ def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write
     sys = write_tree(tmp_path_factory.mktemp("sys"), files if files[name][:2] == "->" else {**files, name: data})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(sys))
-        assert len(last_rows("block_devices", read_block_devices((), (), sys=sys))) == 3
+        assert len(last_rows("block_devices", read_block_devices((), (), sys=sys))) in (4, 5)
     last_rows("raid_arrays", read_raid_arrays((), (), sys=sys))
