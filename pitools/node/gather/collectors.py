@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from pitools.node.gather import disks, endpoints, files, mounts, named, processes, system
+from pitools.node.gather import (
+    disks,
+    endpoints,
+    files,
+    mounts,
+    named,
+    network,
+    platform,
+    processes,
+    system,
+)
 from pitools.node.gather.gather import Collector, gather_facts
 from pitools.node.types import NodeFacts
 
 COLLECTORS: tuple[Collector, ...] = (
     Collector("system", "/proc, /sys", system.read_system),
+    Collector("cpus", "/sys/devices/system/cpu", platform.read_cpus),
+    Collector("dimms", "/sys/devices/system/edac", platform.read_dimms),
+    Collector("pci_devices", "/sys/bus/pci", platform.read_pci_devices),
+    Collector("dmi", "/sys/class/dmi", platform.read_dmi),
+    Collector("modules", "/proc/modules", platform.read_modules),
+    Collector("interfaces", "/sys/class/net", network.read_interfaces),
+    Collector("rdma_ports", "/sys/class/infiniband", network.read_rdma_ports),
+    Collector("sensors", "/sys/class/hwmon", platform.read_sensors),
     Collector("mounts", "/proc/self/mountinfo, statvfs(2)", mounts.read_mounts),
     Collector("raid_arrays", "/sys/block", disks.read_raid_arrays),
     Collector("block_devices", "/sys/block, smartctl", disks.read_block_devices, 2 * disks.SMART_TIMEOUT_S),
@@ -18,6 +36,7 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("packages", "dpkg-query or rpm", named.read_packages, 2 * named.COMMAND_TIMEOUT_S),
     Collector("services", "systemctl show", named.read_services, 2 * named.COMMAND_TIMEOUT_S),
     Collector("endpoints", "connect(2), ICMP", endpoints.read_endpoints),
+    Collector("ipmi_events", "ipmitool", platform.read_ipmi_events, 2 * platform.IPMI_TIMEOUT_S),
     Collector("processes", "/proc", processes.read_processes, 2 * processes.BLOCKED_S),
     Collector("commands", "the command", named.read_commands, 2 * named.COMMAND_TIMEOUT_S),
 )
