@@ -356,12 +356,12 @@ TABLES: dict[str, Table] = {
     ),
     "slurm": Table(
         {
-            "slurmd_is_running": "a slurmd process runs",
-            "slurmd_version": "version of slurmd",
+            "slurmd_is_running": "a slurmd of this node runs",
+            "slurmd_version": "version of the running slurmd, or else of the installed one",
             "controllers_up": "controllers that answer `scontrol ping`",
             "controllers": "configured controllers",
-            "node_state": "base state of this node for the controller",
-            "node_flags": "flags of that state, separated by commas",
+            "node_state": "base state of this node for the controller: idle, mixed, allocated, down, ...",
+            "node_flags": "flags of that state, separated by commas: drain, not_responding, ...",
             "node_reason": "reason of its drain",
         }
     ),

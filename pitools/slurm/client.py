@@ -77,7 +77,11 @@ class Client:
 
     def is_up(self) -> bool:
         """Return whether one of the cluster's controllers answers."""
-        return " UP" in self._call(argv.PING, QUERY_ENV).stdout
+        return any(self.controllers())
+
+    def controllers(self) -> list[bool]:
+        """Return for each of the cluster's controllers whether it answers."""
+        return parse_cluster.parse_ping(self._call(argv.PING, QUERY_ENV).stdout)
 
     def partitions(self) -> list[Partition]:
         """Return the partitions that this user may see."""

@@ -39,6 +39,11 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split("."))
 
 
+def parse_ping(text: str) -> list[bool]:
+    """Parse the output of `scontrol ping`: whether each controller answers, as `Slurmctld(primary) at c1 is UP`."""
+    return [answer == "UP" for answer in re.findall(r"^Slurmctld\(.* is (UP|DOWN)", text, re.MULTILINE)]
+
+
 def parse_topology(text: str) -> list[Switch | Block]:
     """Parse the switches or blocks of `scontrol show topology`; [] if there are none.
 

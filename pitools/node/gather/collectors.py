@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from pitools.node.gather import (
     disks,
@@ -13,6 +14,7 @@ from pitools.node.gather import (
     network,
     platform,
     processes,
+    slurmd,
     system,
 )
 from pitools.node.gather.gather import Collector, gather_facts
@@ -36,6 +38,7 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("packages", "dpkg-query or rpm", named.read_packages, 2 * named.COMMAND_TIMEOUT_S),
     Collector("services", "systemctl show", named.read_services, 2 * named.COMMAND_TIMEOUT_S),
     Collector("endpoints", "connect(2), ICMP", endpoints.read_endpoints),
+    Collector("slurm", "/proc, scontrol", slurmd.read_slurm, slurmd.SLURM_TIMEOUT_S),
     Collector("ipmi_events", "ipmitool", platform.read_ipmi_events, 2 * platform.IPMI_TIMEOUT_S),
     Collector("processes", "/proc", processes.read_processes, 2 * processes.BLOCKED_S),
     Collector("commands", "the command", named.read_commands, 2 * named.COMMAND_TIMEOUT_S),
@@ -43,8 +46,18 @@ COLLECTORS: tuple[Collector, ...] = (
 
 
 def read_facts(
-    tables: Collection[str], targets: Mapping[str, Collection[str]], *, node: str = "", timeout_s: float = 50.0
+    tables: Collection[str],
+    targets: Mapping[str, Collection[str]],
+    *,
+    node: str = "",
+    asks_controller: bool = False,
+    timeout_s: float = 50.0,
 ) -> NodeFacts:
-    """Return the facts of these tables alone; the other arguments are those of `gather_facts`."""
-    chosen = [collector for collector in COLLECTORS if collector.table in tables]
+    """Return the facts of these tables alone. asks_controller: as in `read_slurm`; others: as in `gather_facts`."""
+    of_slurm = partial(slurmd.read_slurm, node=node, asks_controller=asks_controller)
+    chosen = [
+        collector._replace(read=of_slurm) if collector.table == "slurm" else collector
+        for collector in COLLECTORS
+        if collector.table in tables
+    ]
     return gather_facts(chosen, targets, node=node, timeout_s=timeout_s)

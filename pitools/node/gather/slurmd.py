@@ -1,0 +1,83 @@
+"""Read what Slurm says of this node: its slurmd, and where that is allowed its controllers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from pitools.core import subprocesses
+from pitools.core.errors import PitError
+from pitools.node.gather.read import list_names, read_bytes
+from pitools.node.types import Row
+from pitools.slurm.client import Client
+
+SLURM_TIMEOUT_S = 40.0  # for scontrol, which waits for controllers that do not answer
+_VERSION_TIMEOUT_S = 5.0
+
+
+def read_slurm(
+    targets: Collection[str],
+    skip: Collection[str],
+    *,
+    node: str = "",
+    asks_controller: bool = False,
+    proc: Path = Path("/proc"),
+    client: Client | None = None,
+) -> Iterator[Row]:
+    """Yield the one row of table `slurm`.
+
+    node: its name in Slurm; default: the host's. asks_controller: also runs `scontrol ping` and `show node`, which a
+    prolog or epilog must not: on thousands of nodes at once they block the controller.
+    """
+    pid = find_slurmd(proc, node)
+    row: Row = {"slurmd_is_running": pid is not None, "slurmd_version": _version(proc, pid)}
+    if asks_controller:
+        row |= _ask_controller(client or Client(), node or socket.gethostname().partition(".")[0])
+    yield row
+
+
+def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
+    """Return the process id of this node's slurmd. One that was started as another node (`-N`) is not it."""
+    for pid in list_names(proc):
+        if not pid.isdigit():
+            continue
+        head, _, tail = (read_bytes(f"{proc}/{pid}/stat", limit=512) or b"").rpartition(b")")
+        if head.partition(b"(")[2] == b"slurmd" and tail[1:2] not in (b"Z", b"X"):
+            name = _started_as(read_bytes(f"{proc}/{pid}/cmdline", limit=4096) or b"")
+            if not node or name in ("", node):
+                return int(pid)
+    return None
+
+
+def _started_as(cmdline: bytes) -> str:
+    """Return the value of slurmd's option `-N`; "" if it has none."""
+    arguments = cmdline.decode(errors="replace").split("\0")
+    for argument, following in zip(arguments[1:], [*arguments[2:], ""], strict=False):
+        if argument.startswith("-N"):
+            return argument[2:] or following
+    return ""
+
+
+def _version(proc: Path, pid: int | None) -> str | None:
+    # The process's own program: it may be older than what has been installed since.
+    for program in ([f"{proc}/{pid}/exe"] if pid is not None else []) + ["slurmd"]:
+        try:
+            done = subprocesses.run([program, "-V"], timeout_s=_VERSION_TIMEOUT_S)
+        except (PitError, OSError):
+            continue
+        if not done.code and done.stdout.strip():
+            return done.stdout.split()[-1]
+    return None
+
+
+def _ask_controller(client: Client, node: str) -> Row:
+    row: Row = {}
+    try:
+        answers = client.controllers()
+        row |= {"controllers": len(answers), "controllers_up": sum(answers)}
+        (one,) = client.nodes(node)
+        row |= {"node_state": one.state, "node_flags": ",".join(one.flags), "node_reason": one.reason}
+    except (PitError, ValueError):  # values that are missing are unknown
+        pass
+    return row

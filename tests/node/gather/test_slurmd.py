@@ -1,0 +1,121 @@
+"""Slurm's own view of a node: which slurmd is this node's, and what a controller says, or does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ClusterError, Unreachable
+from pitools.node.gather import slurmd
+from pitools.node.types import Row
+from pitools.slurm.client import Client, Transport
+from pitools.slurm.parse_cluster import parse_ping
+from pitools.slurm.records import Node
+from tests.node.gather.conftest import Check, Write
+
+
+class FakeClient(Client):
+    """A client whose answers are given; an exception is raised."""
+
+    def __init__(self, answers: list[bool] | Exception, nodes: list[Node] | Exception) -> None:
+        self.answers, self.found = answers, nodes
+
+    def controllers(self) -> list[bool]:
+        """Return, or raise, what was given."""
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return self.answers
+
+    def nodes(self, names: str = "") -> list[Node]:
+        """Return, or raise, what was given."""
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def read(proc: Path, client: Client | None = None, node: str = "n03") -> Row:
+    (row,) = slurmd.read_slurm((), (), proc=proc, node=node, client=client, asks_controller=client is not None)
+    return row
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, write_tree: Write) -> Path:
+    """A /proc with the slurmds of n01 and n02, a dead one of n03, a slurmstepd, and a name that tries to be slurmd."""
+    processes = {
+        "11": ("slurmd", "S", "slurmd\0-D\0-N\0n01\0-f\0/etc/slurm.conf"),
+        "12": ("slurmd", "S", "/usr/sbin/slurmd\0-Nn02"),
+        "13": ("slurmd", "Z", ""),
+        "14": ("slurmstepd", "S", "slurmstepd: [7.0]"),
+        "15": ("x) S 1 (slurmd", "S", "x"),
+    }
+    return write_tree(
+        tmp_path / "proc",
+        {f"{pid}/stat": f"{pid} ({name}) {state} 1 1 1" for pid, (name, state, _) in processes.items()}
+        | {f"{pid}/cmdline": f"{text}\0".encode() for pid, (_, _, text) in processes.items()}
+        | {"meminfo": ""},
+    )
+
+
+def test_the_slurmd_of_this_node_is_found(daemons: Path, write_tree: Write) -> None:
+    """One that was started as another node is not it; one without a name is."""
+    assert [slurmd.find_slurmd(daemons, node) for node in ("n01", "n02", "n03", "")] == [11, 12, None, 11]
+    write_tree(daemons, {"9/stat": "9 (slurmd) S 1", "9/cmdline": b"slurmd\0-D\0"})
+    assert slurmd.find_slurmd(daemons, "n03") == 9
+
+
+def test_the_version_is_of_the_running_program(daemons: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not of what has been installed since; without a slurmd that runs or is installed it is unknown."""
+
+    def program(path: Path, version: str) -> Path:
+        path.write_text(f"#!/bin/sh\necho slurm-wlm {version}\n")
+        path.chmod(0o755)
+        return path
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "slurmd", "26.05.1")
+    (daemons / "11/exe").symlink_to(program(tmp_path / "old", "22.05.8"))
+    assert [read(daemons, node=node)["slurmd_version"] for node in ("n01", "n02", "n03")] == [
+        "22.05.8",
+        "26.05.1",
+        "26.05.1",
+    ]
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert read(daemons) == {"slurmd_is_running": False, "slurmd_version": None}
+
+
+def test_what_a_controller_says(daemons: Path, last_rows: Check) -> None:
+    """Controllers that answer, and the node's state; what it does not say is unknown, and never an error."""
+    node = Node(node="n03", state="idle", flags=("drain", "not_responding"), reason="gpu")
+    row = read(daemons, FakeClient([True, False], [node]))
+    last_rows("slurm", [row])
+    assert (row["controllers"], row["controllers_up"]) == (2, 1)
+    assert (row["node_state"], row["node_flags"], row["node_reason"]) == ("idle", "drain,not_responding", "gpu")
+    for found in (ClusterError("invalid node name"), []):
+        assert read(daemons, FakeClient([True], found)).keys() == row.keys() - {
+            "node_state",
+            "node_flags",
+            "node_reason",
+        }
+    assert "controllers" not in read(daemons, FakeClient(Unreachable("no answer"), [node]))
+
+
+def test_the_answer_of_scontrol_ping() -> None:
+    """A line for each controller."""
+    text = "Slurmctld(primary) at UP-1 is DOWN\nSlurmctld(backup) at c2 is UP\nnonsense is UP\n"
+    assert parse_ping(text) == [False, True]
+
+
+@pytest.mark.slurm
+def test_a_node_of_the_real_slurm(clusters: Path) -> None:
+    """Its slurmd runs, its controller answers and knows it; of a node that is not there only that is known."""
+    alpha = Client(Transport(env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}))
+    row = read(Path("/proc"), alpha, node="alpha03")
+    version = str(row["slurmd_version"])
+    assert (row["slurmd_is_running"], tuple(map(int, version.split(".")))) == (True, alpha.version())
+    assert (row["controllers"], row["controllers_up"]) == (1, 1)
+    assert row["node_state"]
+    assert read(Path("/proc"), alpha, node="nosuch") == {
+        "slurmd_is_running": False, "slurmd_version": version, "controllers": 1, "controllers_up": 1,
+    }  # fmt: skip
