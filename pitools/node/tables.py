@@ -147,6 +147,7 @@ TABLES: dict[str, Table] = {
             "rate_gbps": "rate in Gbit/s",
             "firmware": "firmware version",
             "board": "board id",
+            "guid": "GUID of the device, which no other has",
             "driver": "kernel driver",
             "interface": "network interface of the port; empty if it has none",
             "has_default_route": "a default route goes through its interface: it may be for management",

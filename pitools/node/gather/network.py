@@ -121,6 +121,7 @@ def read_rdma_ports(
         of_device: dict[str, Value] = {
             "firmware": read_text(f"{folder}/fw_ver", limit=64),
             "board": read_text(f"{folder}/board_id", limit=64),
+            "guid": read_text(f"{folder}/node_guid", limit=64),
             "driver": driver,
             "numa_node": read_int(f"{folder}/device/numa_node"),
             "is_virtual": os.path.lexists(f"{folder}/device/physfn"),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pitools.core import subprocesses
 from pitools.core.errors import PitError
 from pitools.node.gather.read import list_names, read_bytes
 from pitools.node.types import Row
-from pitools.slurm.client import Client
 
-SLURM_TIMEOUT_S = 40.0  # for scontrol, which waits for controllers that do not answer
+if TYPE_CHECKING:
+    from pitools.slurm.client import Client
+
 _VERSION_TIMEOUT_S = 5.0
+_SCONTROL_TIMEOUT_S = 10.0
+SLURM_TIMEOUT_S = 2 * _VERSION_TIMEOUT_S + 2 * _SCONTROL_TIMEOUT_S + 2
 
 
 def read_slurm(
@@ -33,7 +37,7 @@ def read_slurm(
     pid = find_slurmd(proc, node)
     row: Row = {"slurmd_is_running": pid is not None, "slurmd_version": _version(proc, pid)}
     if asks_controller:
-        row |= _ask_controller(client or Client(), node or socket.gethostname().partition(".")[0])
+        row |= _ask_controller(client, node or socket.gethostname().partition(".")[0])
     yield row
 
 
@@ -71,12 +75,15 @@ def _version(proc: Path, pid: int | None) -> str | None:
     return None
 
 
-def _ask_controller(client: Client, node: str) -> Row:
+def _ask_controller(client: Client | None, node: str) -> Row:
+    from pitools.slurm.client import Client, Transport  # 30 ms, which most calls need not pay
+
+    client = client or Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S))
     row: Row = {}
     try:
         answers = client.controllers()
         row |= {"controllers": len(answers), "controllers_up": sum(answers)}
-        (one,) = client.nodes(node)
+        (one,) = client.nodes(node) if any(answers) else []
         row |= {"node_state": one.state, "node_flags": ",".join(one.flags), "node_reason": one.reason}
     except (PitError, ValueError):  # values that are missing are unknown
         pass

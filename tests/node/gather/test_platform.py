@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, ToolMissing
 from pitools.node.gather import platform
+from pitools.node.gather.collectors import read_facts
 from pitools.node.types import Row
 from tests.node.gather.conftest import Check, Write
 from tests.node.gather.pci_files import pci
@@ -256,3 +257,24 @@ def test_any_bytes_of_sys_are_read(
         roots = {"sys": root} | ({"proc": root} if table in ("cpus", "modules") else {})
         with contextlib.suppress(OSError):
             last_rows(table, read((), (), **roots))
+
+
+def test_the_hardware_of_this_machine() -> None:
+    """Its tables are read by the runner; one that is unknown says which file or program is missing."""
+    tables = (
+        "cpus",
+        "dimms",
+        "sensors",
+        "pci_devices",
+        "dmi",
+        "modules",
+        "interfaces",
+        "rdma_ports",
+        "gpus",
+        "ipmi_events",
+    )
+    facts = read_facts(tables, {})
+    assert set(facts.tables) == set(tables)
+    assert facts.tables["cpus"].rows
+    for table in facts.tables.values():
+        assert not table.unknown or "No such file" in table.unknown or table.table in ("gpus", "ipmi_events"), table

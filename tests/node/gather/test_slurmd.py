@@ -92,6 +92,7 @@ def test_what_a_controller_says(daemons: Path, last_rows: Check) -> None:
     last_rows("slurm", [row])
     assert (row["controllers"], row["controllers_up"]) == (2, 1)
     assert (row["node_state"], row["node_flags"], row["node_reason"]) == ("idle", "drain,not_responding", "gpu")
+    assert "node_state" not in read(daemons, FakeClient([False, False], [node]))
     for found in (ClusterError("invalid node name"), []):
         assert read(daemons, FakeClient([True], found)).keys() == row.keys() - {
             "node_state",
