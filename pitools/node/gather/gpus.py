@@ -14,7 +14,7 @@ from pitools.node.gather.platform import PciDevice, list_pci_devices, pci_link, 
 from pitools.node.gather.read import list_names, read_int, read_text, to_int
 from pitools.node.types import Row
 
-GPU_TIMEOUT_S = 20.0  # a driver without persistence mode starts each GPU first
+GPU_TIMEOUT_S = 15.0  # a driver without persistence mode starts each GPU first
 _NVIDIA, _AMD, _GOOGLE = "0x10de", "0x1002", "0x1ae0"
 _DISPLAYS = ("0x0300", "0x0302", "0x0380")  # VGA, 3D, other
 _PROCESSING = "0x1200"
@@ -75,12 +75,14 @@ def read_gpus(
             "numa_node": read_int(f"{device.folder}/numa_node"),
         }
         yield row | {"responds": False}
-        error = _error(device) or (_tpu_error(device, dev) if vendor == "google" else "")
+        error = _error(device)
         row |= {"responds": not error, "error": error, **_read_pcie(device.folder)}
-        if not error and vendor == "amd":
-            row |= _read_amd_gpu(device.folder, sys) | smi.values(device.address)
-        elif vendor == "google":
+        if vendor == "google":
             row |= {"model": _TPUS[device.device], "driver": device.driver}
+            if not error and (error := _tpu_error(device, dev)):
+                row |= {"responds": None, "error": error}
+        elif not error:
+            row |= _read_amd_gpu(device.folder, sys) | smi.values(device.address)
         yield row
 
 
@@ -108,9 +110,8 @@ def _read_pcie(folder: str) -> Row:
 
 def _read_amd_gpu(folder: str, sys: Path) -> Row:
     """Return what amdgpu says of a GPU in sysfs."""
-    bad_pages = read_text(
-        f"{folder}/ras/gpu_vram_bad_pages"
-    )  # `0x027f5d43 : 0x00001000 : R`: R retired, P pending, F failed
+    # `0x027f5d43 : 0x00001000 : R`: R is retired, P pending, F could not be retired.
+    bad_pages = read_text(f"{folder}/ras/gpu_vram_bad_pages")
     pages = None if bad_pages is None else [line.rpartition(":")[2].strip() for line in bad_pages.splitlines()]
     corrected, uncorrected = _ras_errors(f"{folder}/ras")
     return {
@@ -167,7 +168,7 @@ def _scaled(value: int | None, divisor: float) -> float | None:
 
 
 def _tpu_error(device: PciDevice, dev: Path) -> str:
-    """Return why a TPU cannot be opened: it is /dev/accelN, or a group of vfio since v5e."""
+    """Return why this process may not use a TPU, as in a container: it is /dev/accelN, or a group of vfio since v5e."""
     group = link_name(f"{device.folder}/iommu_group")
     nodes = [dev / name for name in list_names(f"{device.folder}/accel")] + ([dev / "vfio" / group] if group else [])
     return f"no {' or '.join(map(str, nodes))}" if nodes and not any(map(os.path.exists, nodes)) else ""
