@@ -32,7 +32,7 @@ _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # of PCIe, b
 def import_amdsmi() -> ModuleType | None:
     """Import amdsmi, which comes with ROCm; None if it is not there or finds no library."""
     try:
-        import amdsmi  # type: ignore[import-not-found]
+        import amdsmi
     except Exception:  # noqa: BLE001 - it loads its library when it is imported, and raises what it likes
         return None
     module: ModuleType = amdsmi

@@ -60,7 +60,7 @@ _NVLINK_COUNTS = tuple(
 def import_nvml() -> ModuleType:
     """Import pynvml. Raises ToolMissing if it is not installed."""
     try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import pynvml
     except ImportError as error:
         raise ToolMissing("NVIDIA's GPUs need nvidia-ml-py", hint="pip install 'pitools-hpc[gpu]'") from error
     module: ModuleType = pynvml
