@@ -14,13 +14,13 @@ from pitools.node.bench.bisect import Bisection, Group, bisect, max_rounds
 def run(nodes: Sequence[str], bad: set[str]) -> Bisection:
     """Bisect with a test that fails for any group with a bad node; each round's groups must be disjoint."""
 
-    def test_round(groups: Sequence[Group]) -> list[bool]:
+    def run_round(groups: Sequence[Group]) -> list[bool]:
         members = [node for group in groups for node in group]
         assert len(members) == len(set(members))
         assert all(len(group) > 1 for group in groups)
         return [not bad.intersection(group) for group in groups]
 
-    return bisect(nodes, test_round)
+    return bisect(nodes, run_round)
 
 
 def test_one_and_two_bad_of_sixteen() -> None:
