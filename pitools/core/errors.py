@@ -104,7 +104,7 @@ class NoSpace(TryLater):
 def suggest(name: str, choices: Iterable[str]) -> str:
     """Return `did you mean "x"?`, or the choices if none is similar; "" without choices."""
     ordered = sorted(choices)
-    if close := most_similar(name, choices):
+    if close := most_similar(name, ordered):
         return f'did you mean "{close}"?'
     return f"known: {', '.join(ordered)}" if ordered else ""
 

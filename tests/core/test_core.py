@@ -224,6 +224,7 @@ def test_nearest_falls_back_to_the_choices() -> None:
     """Nothing near: the choices; no choices: nothing."""
     assert suggest("zzz", ["alpha", "beta"]) == "known: alpha, beta"
     assert suggest("zzz", []) == ""
+    assert suggest("aplha", iter(["alpha", "beta"])) == 'did you mean "alpha"?'
     assert most_similar("alpa", {"beta", "alpha"}) == "alpha"
     assert most_similar("zzz", ["alpha", "beta"]) == ""
 
