@@ -226,6 +226,7 @@ TABLES: dict[str, Table] = {
         {
             "event": "number among the events of this log",
             "kind": "xid, sxid, mce, edac, nvme, disk, filesystem, nfs, lustre, oom, link, hang, thermal, gpu",
+            "state": "what the line says, by kind: timeout, read-only, down; ok or up ends it; empty for xid and sxid",
             "code": "number of an xid or sxid; None for other kinds",
             "device": "PCI address, disk, interface, server; empty if the line names none",
             "at": "time, RFC 3339",

@@ -22,8 +22,9 @@ two also say what it needs before it may return. `drain-after-job`: drained once
 class FactTable(Record, frozen=True, kw_only=True, tag="pit.fact-table/1"):
     """The facts of one kind about a node, read from one source: `mounts`, a row for each mount, and so on.
 
-    source: the file, program or library. read_at: RFC 3339, UTC. cost_s: how long reading took. unknown: why nothing
-    could be read; "" if it could, even if there are no rows.
+    source: the file, program or library. read_at: RFC 3339, UTC; uptime_s: the same moment by the clock of this boot,
+    which is never set; 0 if unknown. cost_s: how long reading took. unknown: why nothing could be read; "" if it could,
+    even if there are no rows.
     """
 
     table: str
@@ -32,6 +33,7 @@ class FactTable(Record, frozen=True, kw_only=True, tag="pit.fact-table/1"):
     cost_s: float
     rows: tuple[Row, ...] = ()
     unknown: str = ""
+    uptime_s: float = 0.0
 
 
 class NodeFacts(Record, frozen=True, kw_only=True, tag="pit.node-facts/1"):

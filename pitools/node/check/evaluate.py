@@ -11,12 +11,12 @@ from typing import TypeGuard
 import msgspec
 
 from pitools.core import units
-from pitools.node.check.config import Check, matches, rate_per_s
+from pitools.node.check.config import Check, is_equal, matches, rate_per_s
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value
 
 _MOST_FINDINGS = 16  # of one check; a further one says how many there are
-_SHOWN = 80  # characters of a value in a message
+_SHOWN, _SHOWN_LINE = 80, 300  # characters of a value, and of a line of a log, in a message
 
 
 def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | None = None) -> list[Finding]:
@@ -31,8 +31,10 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
         table = facts.tables.get(check.table)
         found = list(_findings(check, facts, table, previous.tables.get(check.table) if previous else None))
         if len(found) > _MOST_FINDINGS:
+            found.sort(key=lambda finding: finding.state != "failed")
             rest = f"{len(found) - _MOST_FINDINGS + 1} more like it"
-            found = [*found[: _MOST_FINDINGS - 1], msgspec.structs.replace(found[-1], subject="", message=rest)]
+            last = msgspec.structs.replace(found[_MOST_FINDINGS - 1], subject="", message=rest)
+            found = [*found[: _MOST_FINDINGS - 1], last]
         findings += found or [_finding(check, facts, "passed", at=table.read_at if table else "")]
     return findings
 
@@ -42,14 +44,10 @@ def _findings(check: Check, facts: NodeFacts, table: FactTable | None, previous:
         reason = table.unknown if table else "not read"
         yield _finding(check, facts, "unknown", message=f"{check.table}: {reason}")
         return
-    rows = [row for row in table.rows if matches(row, check.where)]
-    if check.within:
-        rows = [row for row in rows if _is_within(row, units.parse_duration(check.within), table.read_at)]
-    if check.cleared_by:
-        rows = _without_cleared(check, rows, table.rows)
+    rows, doubtful = _rows_meant(check, table)
     if check.key:
         older = {_subject(check, row): row for row in previous.rows} if previous else {}
-        elapsed_s = _seconds_between(previous.read_at, table.read_at) if previous else 0.0
+        elapsed_s = _elapsed_s(previous, table) if previous else 0.0
         common = _most_common(row.get(check.key) for row in rows) if check.is_same else None
         for row in rows:
             problem, is_unknown = _value_problem(check, row, older.get(_subject(check, row)), elapsed_s, common)
@@ -58,13 +56,35 @@ def _findings(check: Check, facts: NodeFacts, table: FactTable | None, previous:
                 message = f"{_describe(check, row)}: {check.key} {problem}"
                 at = row.get("at")
                 yield _finding(check, facts, state, _subject(check, row), message, str(at) if at else table.read_at)
-    yield from _count_findings(check, facts, table, rows)
+    yield from _count_findings(check, facts, table, rows, doubtful)
+
+
+def _rows_meant(check: Check, table: FactTable) -> tuple[list[Row], list[Row]]:
+    """Return the rows that a check is about, and those that it may be about: a value or the time is unknown."""
+    limit_s = units.parse_duration(check.within) if check.within else None
+    meant: list[Row] = []
+    doubtful: list[Row] = []
+    for row in table.rows:
+        is_meant = matches(row, check.where, check.table)
+        is_recent = True if limit_s is None else _is_within(row, limit_s, table.read_at)
+        if is_meant is not False and is_recent is not False:
+            (meant if is_meant and is_recent else doubtful).append(row)
+    if check.cleared_by:
+        meant, doubtful = (_without_cleared(check, rows, table.rows) for rows in (meant, doubtful))
+    return meant, doubtful
+
+
+def _elapsed_s(previous: FactTable, table: FactTable) -> float:
+    """Return the seconds between two gatherings of a boot: by the clock that is never set, if both have it."""
+    if previous.uptime_s and table.uptime_s:
+        return table.uptime_s - previous.uptime_s
+    return _seconds_between(previous.read_at, table.read_at) or 0.0
 
 
 def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, common: Value) -> tuple[str, bool]:
     """Return what is wrong with a row's value, or "", and whether it is unknown rather than wrong."""
     value = row.get(check.key)
-    if value is None:
+    if value is None or value != value:  # NaN
         return "is unknown", True
     if check.max_increase is not None or check.max_rate:
         before = older.get(check.key) if older else None
@@ -74,8 +94,9 @@ def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, 
         increase = value - before
         if check.max_increase is not None and increase > check.max_increase:
             return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_increase:g})", False
-        # One event between two gatherings that are close is no rate: it takes as many as the rate allows in a minute.
-        if check.max_rate and increase > rate_per_s(check.max_rate) * max(elapsed_s, 60.0):
+        # One event between two gatherings is no rate, nor are as many as the rate allows in a minute. A clock that was
+        # set back tells nothing of the time between them.
+        if check.max_rate and elapsed_s > 0 and increase > max(1.0, rate_per_s(check.max_rate) * max(elapsed_s, 60.0)):
             return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_rate})", False
     text = _shown(value)
     if check.min is not None or check.max is not None:
@@ -85,9 +106,9 @@ def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, 
             return f"is {text} (expected at least {check.min:g})", False
         if check.max is not None and value > check.max:
             return f"is {text} (expected at most {check.max:g})", False
-    if check.equals is not None and value != check.equals:
+    if check.equals is not None and not is_equal(value, check.equals):
         return f"is {text} (expected {_shown(check.equals)})", False
-    if check.one_of and value not in check.one_of:
+    if check.one_of and not any(is_equal(value, one) for one in check.one_of):
         return f"is {text} (expected one of {', '.join(map(_shown, check.one_of))})", False
     if check.pattern and not re.fullmatch(check.pattern, str(value), re.DOTALL):
         return f"is {text} (expected a match of {check.pattern})", False
@@ -100,39 +121,48 @@ def _is_number(value: Value) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count_findings(check: Check, facts: NodeFacts, table: FactTable, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield the groups whose number of rows is wrong. Without group_by all rows are one group."""
+def _count_findings(
+    check: Check, facts: NodeFacts, table: FactTable, rows: Sequence[Row], doubtful: Sequence[Row]
+) -> Iterator[Finding]:
+    """Yield the groups whose number of rows is wrong, or may be. Without group_by all rows are one group."""
     low = check.count if check.count is not None else check.min_count
     high = check.count if check.count is not None else check.max_count
     if low is None and high is None:
         return
-    groups: dict[tuple[Value, ...], list[Row]] = {} if check.group_by else {(): []}
-    for row in rows:
-        groups.setdefault(tuple(row.get(key) for key in check.group_by), []).append(row)
-    for values, members in groups.items():
-        events = _merge_bursts(members, units.parse_duration(check.burst)) if check.burst else members
-        if low is not None and len(events) < low:
-            expected = f"exactly {low}" if low == high else f"at least {low}"
-        elif high is not None and len(events) > high:
-            expected = f"exactly {high}" if low == high else f"at most {high}"
+    groups: dict[tuple[Value, ...], tuple[list[Row], list[Row]]] = {} if check.group_by else {(): ([], [])}
+    for number, row in (*((0, row) for row in rows), *((1, row) for row in doubtful)):
+        groups.setdefault(tuple(row.get(key) for key in check.group_by), ([], []))[number].append(row)
+    for values, (members, maybe) in groups.items():
+        fewest, most = sorted((_count(check, members), _count(check, [*members, *maybe])))
+        if (low is not None and most < low) or (high is not None and fewest > high):
+            state: State = "failed"
+        elif (low is not None and fewest < low) or (high is not None and most > high):
+            state = "unknown"
         else:
             continue
+        bounds = (f"exactly {low}", f"at least {low}", f"at most {high}")
+        expected = bounds[0] if low == high else bounds[1] if low is not None and fewest < low else bounds[2]
         where = {**check.where, **dict(zip(check.group_by, values, strict=True))}
         names = " ".join(f"{key} {_shown(value)}" for key, value in where.items())
-        message = f"{check.table}{f' with {names}' if names else ''}: {len(events)} (expected {expected})"
+        number_text = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        message = f"{check.table}{f' with {names}' if names else ''}: {number_text} (expected {expected})"
         if members and "text" in members[-1]:
-            message = f"{message}: {members[-1]['text']}"
+            message = f"{message}: {_shown(members[-1]['text'], _SHOWN_LINE)}"
         latest = max((str(row["at"]) for row in members if row.get("at")), default=table.read_at)
-        yield _finding(check, facts, "failed", " ".join(map(_shown, values)), message, latest)
+        yield _finding(check, facts, state, " ".join(map(_shown, values)), message, latest)
+
+
+def _count(check: Check, rows: Sequence[Row]) -> int:
+    return len(_merge_bursts(rows, units.parse_duration(check.burst)) if check.burst else rows)
 
 
 def _merge_bursts(rows: Sequence[Row], gap_s: float) -> list[Row]:
-    """Return the first row of each burst: rows that follow the one before by at most `gap_s`."""
+    """Return the first row of each burst: rows that follow the one before by at most `gap_s`, or at an unknown time."""
     ordered = sorted(rows, key=lambda row: str(row.get("at") or ""))
     return [
         row
         for number, row in enumerate(ordered)
-        if not number or _seconds_between(str(ordered[number - 1].get("at")), str(row.get("at"))) > gap_s
+        if not number or (_seconds_between(ordered[number - 1].get("at"), row.get("at")) or 0.0) > gap_s
     ]
 
 
@@ -140,7 +170,7 @@ def _without_cleared(check: Check, rows: Sequence[Row], all_rows: Sequence[Row])
     """Return the rows that no later row of their group, with the values of cleared_by, ends. Rows are in order."""
     last_clear: dict[tuple[Value, ...], int] = {}
     for number, row in enumerate(all_rows):
-        if matches(row, check.cleared_by):
+        if matches(row, check.cleared_by, check.table):
             last_clear[tuple(row.get(key) for key in check.group_by)] = number
     numbers = {id(row): number for number, row in enumerate(all_rows)}
     return [row for row in rows if numbers[id(row)] > last_clear.get(tuple(row.get(key) for key in check.group_by), -1)]
@@ -151,17 +181,17 @@ def _most_common(values: Iterable[Value]) -> Value:
     return counted[0][0] if counted else None
 
 
-def _is_within(row: Row, limit_s: float, now: str) -> bool:
-    """Return whether an event is no older than the limit; one without a time is taken for new."""
-    at = row.get("at")
-    return not at or _seconds_between(str(at), now) <= limit_s
+def _is_within(row: Row, limit_s: float, now: str) -> bool | None:
+    """Return whether an event is no older than the limit; None if its time is unknown."""
+    age_s = _seconds_between(row.get("at"), now)
+    return None if age_s is None else age_s <= limit_s
 
 
-def _seconds_between(earlier: str, later: str) -> float:
+def _seconds_between(earlier: Value, later: Value) -> float | None:
     try:
-        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-    except (ValueError, TypeError):
-        return 0.0
+        return (datetime.fromisoformat(str(later)) - datetime.fromisoformat(str(earlier))).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def _subject(check: Check, row: Row) -> str:
@@ -175,11 +205,11 @@ def _describe(check: Check, row: Row) -> str:
     return f"{subject} {_subject(check, row)}" if subject else check.table
 
 
-def _shown(value: Value | tuple[Value, ...]) -> str:
+def _shown(value: Value | tuple[Value, ...], most: int = _SHOWN) -> str:
     if isinstance(value, tuple):
         return "|".join(map(_shown, value))
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 

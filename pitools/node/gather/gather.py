@@ -100,6 +100,7 @@ class _Reading:
             source=collector.source,
             read_at=self._read_at,
             cost_s=round(time.monotonic() - self._started_s, 4),
+            uptime_s=round(self._started_s, 4),
             rows=() if unknown else tuple(self._rows.values()),
             unknown=unknown,
         )

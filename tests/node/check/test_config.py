@@ -1,0 +1,192 @@
+"""The file of checks: strict, with the nearest known name, and without rules that contradict each other."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pitools.core.errors import ConfigError
+from pitools.node.check.config import checks_for, load_config, matches, targets_of
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def one_check(tests: str) -> str:
+    return f'[[check]]\nname = "site-one"\ntable = "mounts"\n{tests}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ('spol = "/x"', "spool"),
+        ("[control]\nmax_share_lief = 0.5", "max_share_leaf"),
+        (one_check('key = "used_share"\nmaxx = 1'), "max"),
+        (one_check('key = "usd_share"\nmax = 1'), "used_share"),
+        (one_check("min_count = 1\nwhere = {targt = '/'}"), "target"),
+        (one_check("max_count = 1\ngroup_by = ['devise']"), "device"),
+        (one_check('key = "used_share"\nmax = 1\naction = "drian"'), "drain"),
+        (one_check('key = "used_share"\nmax = 1\ntypes = ["gpus"]') + '[types.gpu]\nnodes = "n[1-4]"', "gpu"),
+        ('[[check]]\nname = "a"\ntable = "mount"\nmin_count = 1', "mounts"),
+        ('disable = ["slurmd-run"]', "slurmd-runs"),
+    ],
+)
+def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> None:
+    """An unknown key, table, level, type or check is an error that names the most similar one."""
+    path = write(tmp_path / "node.toml", text)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    assert f'"{nearest}"' in f"{raised.value.message} {raised.value.hint}"
+    assert raised.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "",
+        'key = "used_share"',
+        "max = 1",
+        'key = "used_share"\nmin = 2\nmax = 1',
+        'key = "used_share"\nmin = 2\nequals = 1',
+        'key = "used_share"\nmin = 2\nequals = "a"',
+        'key = "type"\nequals = "ext4"\none_of = ["nfs", "xfs"]',
+        'key = "type"\nequals = "ext4"\npattern = "nfs.*"',
+        'key = "is_read_only"\nequals = true\none_of = [1, 2]',
+        'key = "used_share"\none_of = [3, 4]\nmax = 2',
+        'key = "type"\npattern = "("',
+        'key = "type"\npattern = "x"\nwhere = {type = "re:["}',
+        'key = "type"\nis_same = false',
+        'key = "used_share"\nmax_increase = -1',
+        'key = "used_share"\nmax_rate = "10/week"',
+        'key = "used_share"\nmax_rate = "0/h"',
+        "count = 1\nmin_count = 1",
+        "min_count = 3\nmax_count = 2",
+        "min_count = 0",
+        "max_count = -1",
+        "max_count = 1\nwhere = {type = []}",
+        "max_count = 1\nwithin = '1h'",
+        "max_count = 1\nburst = '1h'",
+        'key = "type"\npattern = "x"\ngroup_by = ["device"]',
+        "max_count = 1\nname = 'Bad Name'",
+    ],
+)
+def test_rules_that_cannot_be_made_or_hold(tmp_path: Path, tests: str) -> None:
+    """A check that tests nothing, cannot be made, or that no value passes is an error of the file."""
+    text = one_check(tests) if "name" not in tests else one_check(tests).replace('name = "site-one"\n', "")
+    with pytest.raises(ConfigError):
+        load_config(write(tmp_path / "node.toml", text))
+
+
+@pytest.mark.parametrize("tests", ["within = '0s'", "within = 'soon'", "burst = '5s'\nkey = 'kind'\npattern = 'x'"])
+def test_durations_of_events(tmp_path: Path, tests: str) -> None:
+    """A duration of nothing, or that is none, is refused, and a burst of rows that are not counted."""
+    text = f'[[check]]\nname = "a"\ntable = "kernel_log"\n{tests}\n' + ("" if "key" in tests else "max_count = 1\n")
+    with pytest.raises(ConfigError):
+        load_config(write(tmp_path / "node.toml", text))
+
+
+def two(first: str, second: str) -> str:
+    """Return a file of two checks of the same rows."""
+    rows = 'table = "gpus"\nwhere = {vendor = "nvidia"}'
+    checks = (f'[[check]]\nname = "{name}"\n{rows}\n{tests}' for name, tests in (("one", first), ("two", second)))
+    return "\n".join(('[types.a]\nnodes = "a[1-8]"', '[types.b]\nnodes = "b1"', *checks))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "contradict"),
+    [
+        ("count = 8", "count = 4", True),
+        ("count = 8", "min_count = 9", True),
+        ("max_count = 3", "min_count = 4", True),
+        ("count = 8", "count = 4\ntypes = ['a']", True),
+        ("count = 8\ntypes = ['a', 'b']", "count = 4\ntypes = ['a']", True),
+        ("key = 'driver'\nequals = '550'", "key = 'driver'\nequals = '570'", True),
+        ("key = 'driver'\nequals = '550'", "key = 'driver'\npattern = '57.*'", True),
+        ("key = 'power_w'\nmin = 90", "key = 'power_w'\nmax = 80", True),
+        ("key = 'power_w'\none_of = [1, 2]", "key = 'power_w'\nmin = 3", True),
+        ("count = 8\ntypes = ['b']", "count = 4\ntypes = ['a']", False),
+        ("count = 8", "max_count = 9", False),
+        ("key = 'power_w'\nmin = 90", "key = 'power_limit_w'\nmax = 80", False),
+        ("key = 'power_w'\nmax = 90", "key = 'power_w'\nmax = 80", False),
+        ("key = 'driver'\nequals = '550'", "key = 'driver'\npattern = '55.*'", False),
+        ("count = 8", "max_count = 4\ngroup_by = ['model']", False),
+    ],
+)
+def test_rules_that_contradict_each_other(tmp_path: Path, first: str, second: str, contradict: bool) -> None:
+    """Two checks of the same rows and nodes that cannot both pass are an error that names both."""
+    path = write(tmp_path / "node.toml", two(first, second))
+    if not contradict:
+        assert {check.name for check in load_config(path).check} >= {"one", "two"}
+        return
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    assert '"one"' in raised.value.message
+    assert '"two"' in raised.value.message
+
+
+def test_a_site_replaces_and_disables_shipped_checks(tmp_path: Path) -> None:
+    """A check of the same name replaces a shipped one; another is left out by its name; the rest stays."""
+    base = {check.name: check for check in load_config(write(tmp_path / "empty.toml", "")).check}
+    text = """
+disable = ["clocksource"]
+[[check]]
+name = "slurmd-runs"
+table = "slurm"
+key = "slurmd_is_running"
+equals = true
+action = "watch"
+"""
+    own = {check.name: check for check in load_config(write(tmp_path / "node.toml", text)).check}
+    assert set(base) - set(own) == {"clocksource"}
+    assert own["slurmd-runs"].action == "watch" != base["slurmd-runs"].action
+
+
+def test_types_choose_nodes(tmp_path: Path) -> None:
+    """A check with types is for the nodes of these; targets are what its checks name to be read."""
+    text = """
+[types.gpu]
+nodes = "g[01-02]"
+[[check]]
+name = "scratch"
+table = "files"
+where = {path = ["/scratch", "/work"]}
+key = "exists"
+equals = true
+types = ["gpu"]
+"""
+    config = load_config(write(tmp_path / "node.toml", text))
+    assert [check.name for check in checks_for(config, "g02") if check.name == "scratch"]
+    assert not [check for check in checks_for(config, "g3") if check.name == "scratch"]
+    assert targets_of(checks_for(config, "g01"))["files"] >= {"/scratch", "/work"}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    st.dictionaries(
+        st.sampled_from(["key", "min", "max", "equals", "one_of", "pattern", "where", "within", "count", "group_by"]),
+        st.sampled_from(
+            ['"type"', "1", "-1", "true", "[]", "['type', 2]", "{type = 'x'}", '"re:("', "1979-05-27", "nan"]
+        ),
+    )
+)
+def test_no_file_crashes(tmp_path: Path, keys: dict[str, str]) -> None:
+    """Whatever values a check has, its file loads or is an error of the file."""
+    text = one_check("\n".join(f"{key} = {value}" for key, value in keys.items()))
+    with contextlib.suppress(ConfigError):
+        assert load_config(write(tmp_path / "node.toml", text)).check[-1].name == "site-one"
+
+
+def test_rows_are_chosen_by_values_patterns_and_lists() -> None:
+    """A row matches if each key has its value, fits its pattern, or one of its list; unknown in doubt."""
+    assert matches({"a": "nvme0n1"}, {"a": "nvme*"}) is True
+    assert matches({"a": "sda"}, {"a": ("nvme*", "sd?")}) is True
+    assert matches({"a": 1}, {"a": True}) is False
+    assert matches({"type": None}, {"type": "x"}, "mounts") is None
+    assert matches({"type": None, "device": "y"}, {"type": "x", "device": "z"}, "mounts") is False
+    assert matches({"code": None}, {"code": 79}, "kernel_log") is False

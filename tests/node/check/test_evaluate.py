@@ -1,0 +1,292 @@
+"""Checks judge facts: what is unknown never fails; rates, groups, bursts and clearing events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core import timestamps
+from pitools.node.check.config import Check
+from pitools.node.check.evaluate import evaluate
+from pitools.node.tables import TABLES
+from pitools.node.types import FactTable, NodeFacts, Row, State, Value
+
+NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
+
+
+def at(minutes: float) -> str:
+    """Return a time that long before noon, when the facts are read."""
+    return timestamps.to_rfc3339(NOON - timedelta(minutes=minutes))
+
+
+def facts(table: str, rows: Sequence[Row], *, ago_min: float = 0.0, boot: str = "b1", **more: Any) -> NodeFacts:
+    read = FactTable(table=table, source="test", read_at=at(ago_min), cost_s=0.0, rows=tuple(rows), **more)
+    return NodeFacts(node="n1", boot_id=boot, gathered_at=at(ago_min), tables={table: read})
+
+
+def states(check: Check, rows: Sequence[Row], before: NodeFacts | None = None, **more: Any) -> list[State]:
+    return [finding.state for finding in evaluate([check], facts(check.table, rows, **more), before)]
+
+
+def check(table: str, key: str = "", **tests: Any) -> Check:
+    return Check(name="c", table=table, key=key, **tests)
+
+
+VALUES = st.none() | st.booleans() | st.integers(-5, 20) | st.sampled_from([0.5, math.nan]) | st.sampled_from("ab")
+TESTS: dict[str, Any] = {
+    "min": st.floats(-5, 20),
+    "max": st.floats(-5, 20),
+    "equals": st.sampled_from([True, False, 1, "a"]),
+    "one_of": st.lists(st.sampled_from([True, 1, "a", 0.5]), min_size=1).map(tuple),
+    "pattern": st.sampled_from(["a", "[ab]|5"]),
+    "max_increase": st.floats(0, 5),
+    "max_rate": st.sampled_from(["1/s", "2/min", "3/h", "1/d"]),
+    "is_same": st.just(True),
+    "count": st.integers(0, 4),
+    "min_count": st.integers(1, 4),
+    "max_count": st.integers(0, 4),
+    "group_by": st.just(("size_bytes",)),
+}
+CHECKS = st.fixed_dictionaries({}, optional=TESTS).map(
+    lambda tests: check("mounts", "used_share", where={"type": "ext4"}, **tests)
+)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "target": st.integers(0, 6).map(str),
+            "type": st.sampled_from(["ext4", "nfs", None]),
+            "used_share": VALUES,
+            "size_bytes": st.sampled_from([1, 2, None]),
+        }
+    ),
+    max_size=6,
+    unique_by=lambda row: row["target"],
+)
+
+
+def fails(one: Check, rows: Sequence[Row], before: NodeFacts | None = None) -> bool:
+    return "failed" in states(one, rows, before)
+
+
+@given(CHECKS, ROWS, ROWS, st.data())
+def test_a_row_that_fails_cannot_be_excused_by_the_unknown(
+    one: Check, rows: list[Row], older: list[Row], data: st.DataObject
+) -> None:
+    """If facts fail with something unknown, they fail whatever the unknown values are."""
+    before = facts("mounts", older, ago_min=10)
+    one = msgspec.structs.replace(one, is_same=None, group_by=())  # these compare rows with each other
+    if not fails(one, rows, before):
+        return
+    known = [
+        {
+            **row,
+            "used_share": row["used_share"] if row["used_share"] is not None else data.draw(VALUES),
+            "type": row["type"] or data.draw(st.sampled_from(["ext4", "nfs"])),
+        }
+        for row in rows
+    ]
+    assert fails(one, known, before)
+
+
+@given(CHECKS, ROWS, ROWS)
+def test_each_check_has_one_verdict_for_a_row(one: Check, rows: list[Row], older: list[Row]) -> None:
+    """A check has findings that failed or are unknown, or a single one that passed; none fails on no rows to be."""
+    found = states(one, rows, facts("mounts", older, ago_min=10))
+    assert found == ["passed"] or (found and "passed" not in found)
+    value_tests = msgspec.structs.replace(one, count=None, min_count=None, max_count=None)
+    assert states(value_tests, []) == ["passed"]
+
+
+@given(CHECKS)
+def test_a_table_that_is_unknown_fails_nothing(one: Check) -> None:
+    """A table that could not be read, or was not, makes the finding unknown."""
+    assert states(one, [], unknown="no answer within 5 s") == ["unknown"]
+    other = evaluate([one], facts("gpus", []))
+    assert [finding.state for finding in other] == ["unknown"]
+
+
+@pytest.mark.parametrize("kinds", [("ext4", None), (None, None)])
+def test_rows_that_may_be_meant_are_neither_there_nor_missing(kinds: tuple[Value, ...]) -> None:
+    """A row whose value of `where` is unknown makes a number unknown, not wrong; too many without it is wrong."""
+    rows: list[Row] = [{"target": str(number), "type": kind} for number, kind in enumerate(kinds)]
+    assert states(check("mounts", where={"type": "ext4"}, min_count=2), rows) == ["unknown"]
+    assert states(check("mounts", where={"type": "ext4"}, max_count=1), rows) == ["unknown"]
+    assert states(check("mounts", where={"type": "ext4"}, min_count=3), rows) == ["failed"]
+    certain = kinds.count("ext4")
+    expected: list[State] = ["failed"] if certain else ["unknown"]
+    assert states(check("mounts", where={"type": "ext4"}, max_count=0), rows) == expected
+
+
+def test_true_is_not_one() -> None:
+    """Flags and numbers are told apart by equals and one_of, as by `where`."""
+    row: list[Row] = [{"index": 0, "remap_failed": True}]
+    assert states(check("gpus", "remap_failed", equals=True), row) == ["passed"]
+    assert states(check("gpus", "remap_failed", equals=1), row) == ["failed"]
+    assert states(check("gpus", "remap_failed", one_of=(1, 2)), row) == ["failed"]
+    assert states(check("gpus", where={"remap_failed": 1}, max_count=0), row) == ["passed"]
+
+
+def test_regular_expressions_choose_rows() -> None:
+    """`re:` in `where` is for the whole value, of text and of integers."""
+    rows: list[Row] = [
+        {"pid": 1, "command": "/usr/sbin/sshd -D", "uid": 0},
+        {"pid": 2, "command": "x sshd", "uid": 1000},
+    ]
+    assert states(check("processes", where={"command": r"re:\S*sshd( .*)?"}, count=1), rows) == ["passed"]
+    assert states(check("processes", where={"uid": r"re:\d{4,}"}, count=1), rows) == ["passed"]
+    assert states(check("processes", where={"uid": r"re:\d{3}"}, count=0), rows) == ["passed"]
+
+
+def port(errors: Value, **more: Any) -> list[Row]:
+    return [{"port": "mlx5_0/1", "symbol_errors": errors, **more}]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "boot", "expected"),
+    [
+        (5, 5, "b1", "passed"),
+        (5, 6, "b1", "failed"),
+        (5, 6, "b2", "passed"),  # another boot
+        (5, 6, "", "passed"),  # of which nothing is known
+        (500, 6, "b1", "passed"),  # the device was reset
+        (None, 6, "b1", "passed"),
+        (5, None, "b1", "unknown"),
+        ("x", 6, "b1", "passed"),
+    ],
+)
+def test_increases_are_of_one_boot(before: Value, now: Value, boot: str, expected: State) -> None:
+    """A counter is compared with the last gathering of the same boot, unless it was reset in between."""
+    older = facts("rdma_ports", port(before), ago_min=5, boot=boot)
+    one = check("rdma_ports", "symbol_errors", max_increase=0)
+    assert states(one, port(now), older) == [expected]
+    assert states(one, port(now)) == ["unknown" if now is None else "passed"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "increase", "ago_min", "expected"),
+    [
+        ("120/h", 10, 5, "passed"),
+        ("120/h", 11, 5, "failed"),
+        ("120/h", 2, 0.01, "passed"),  # what a minute allows
+        ("3/d", 1, 5, "passed"),  # one event is no rate
+        ("3/d", 2, 5, "failed"),
+        ("10/s", 3000, 5, "passed"),
+        ("10/s", 3001, 5, "failed"),
+        ("10/s", 10**6, -5, "passed"),  # the clock was set back: how long it took is unknown
+    ],
+)
+def test_rates(rate: str, increase: int, ago_min: float, expected: State) -> None:
+    """A rate is the increase by the time since the last gathering."""
+    older = facts("rdma_ports", port(0), ago_min=ago_min)
+    assert states(check("rdma_ports", "symbol_errors", max_rate=rate), port(increase), older) == [expected]
+
+
+def test_rates_do_not_follow_a_clock_that_is_set() -> None:
+    """The time between two gatherings is by the clock of the boot: setting the clock back makes no rate."""
+    one = check("rdma_ports", "symbol_errors", max_rate="120/h")
+    older = facts("rdma_ports", port(0), ago_min=1, uptime_s=1000.0)
+    assert states(one, port(100), older, uptime_s=4600.0) == ["passed"]
+    assert states(one, port(121), older, uptime_s=4600.0) == ["failed"]
+
+
+def xid(minutes: float | str, device: str = "0000:b5:00.0", code: int = 31, **more: Any) -> Row:
+    when = at(minutes) if isinstance(minutes, int | float) else minutes
+    return {
+        "event": id(minutes),
+        "kind": "xid",
+        "code": code,
+        "device": device,
+        "at": when,
+        "text": f"Xid {code}",
+        **more,
+    }
+
+
+TWICE = check("kernel_log", where={"kind": "xid", "code": 31}, within="24h", group_by=("device",), max_count=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([xid(5), xid(60)], "failed"),
+        ([xid(5), xid(60, device="0000:b6:00.0")], "passed"),  # different GPUs
+        ([xid(5), xid(60, code=13)], "passed"),
+        ([xid(5), xid(25 * 60)], "passed"),  # too old
+        ([xid(5), xid("")], "unknown"),
+        ([xid(5), xid("yesterday")], "unknown"),
+        ([xid(5), xid("2026-11-26 11:00:00")], "unknown"),  # in which time zone?
+        ([xid(5), xid(-60)], "failed"),  # the clock was set back
+        ([xid(5), {**xid(6), "code": None}], "passed"),  # a line that names no code
+    ],
+)
+def test_groups_within(rows: list[Row], expected: State) -> None:
+    """Events count by device and within a time; one whose time is unknown may count."""
+    assert states(TWICE, rows) == [expected]
+
+
+def test_an_event_is_the_evidence() -> None:
+    """A finding about events names the group, quotes the last line, and is as old as the last event."""
+    (finding,) = evaluate([TWICE], facts("kernel_log", [xid(60), xid(5, text="Xid 31\x1b[0m")]))
+    assert (finding.subject, finding.evidence_at) == ("0000:b5:00.0", at(5))
+    assert "Xid 31?[0m" in finding.message
+
+
+@pytest.mark.parametrize(("gaps_min", "expected"), [([0, 2, 4, 6], "passed"), ([0, 2, 4, 10], "failed")])
+def test_bursts_count_once(gaps_min: list[float], expected: State) -> None:
+    """Events that follow each other closely are one, however many."""
+    one = msgspec.structs.replace(TWICE, burst="3min")
+    assert states(one, [xid(gap) for gap in reversed(gaps_min)]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([("nas1", "timeout")], "failed"),
+        ([("nas1", "timeout"), ("nas1", "ok")], "passed"),
+        ([("nas1", "ok"), ("nas1", "timeout")], "failed"),
+        ([("nas1", "timeout"), ("nas2", "ok")], "failed"),
+        ([("nas1", "timeout"), ("nas1", "ok"), ("nas2", "timeout")], "failed"),
+    ],
+)
+def test_later_events_clear(events: list[tuple[str, str]], expected: State) -> None:
+    """A later event of the same group ends earlier ones; of another group it does not."""
+    one = check(
+        "kernel_log",
+        where={"kind": "nfs", "state": "timeout"},
+        cleared_by={"kind": "nfs", "state": "ok"},
+        group_by=("device",),
+        max_count=0,
+    )
+    rows: list[Row] = [
+        {"event": number, "kind": "nfs", "device": server, "state": state, "at": at(30 - number)}
+        for number, (server, state) in enumerate(events)
+    ]
+    assert states(one, rows) == [expected]
+
+
+def test_failures_come_before_the_unknown() -> None:
+    """Of many findings the failed ones are kept, and the last says how many more there are."""
+    rows: list[Row] = [{"target": str(n), "used_share": None if n < 30 else 1.0} for n in range(50)]
+    findings = evaluate([check("mounts", "used_share", max=0.9)], facts("mounts", rows))
+    assert [finding.state for finding in findings] == ["failed"] * 16
+    assert findings[-1].message.startswith("35 more")
+
+
+def test_values_that_differ_from_most() -> None:
+    """is_same accuses the rows that differ from most."""
+    rows: list[Row] = [{"index": n, "vbios": "96.00" if n != 3 else "95.00"} for n in range(8)]
+    (finding,) = evaluate([check("gpus", "vbios", is_same=True)], facts("gpus", rows))
+    assert (finding.state, finding.subject) == ("failed", "3")
+
+
+def test_each_table_can_be_checked() -> None:
+    """Subjects and targets of all tables are keys of theirs."""
+    for name, table in TABLES.items():
+        assert {table.subject, table.target} - {""} <= set(table.keys), name
