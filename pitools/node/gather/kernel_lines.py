@@ -1,0 +1,303 @@
+"""Parse lines of the kernel's log that tell of faults: NVIDIA's Xids and SXids by their parts, others by a table.
+
+A line of another kind, or one that is too damaged to be read, is none. What a line leaves out is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_LONGEST = 1024  # characters of a line that are read: the most that the kernel logs in one
+_TEXT = 300  # characters of a line that are kept
+
+
+class Event(NamedTuple):
+    """A fault that a line tells of: keys as in the table `kernel_log`."""
+
+    kind: str
+    state: str = ""
+    code: int | None = None
+    device: str = ""
+    part: str = ""
+    action: str = ""
+    is_fatal: bool | None = None
+    job_pid: int | None = None
+    text: str = ""
+
+
+class _Rule(NamedTuple):
+    """A form of lines. word: in each of them, lower case. pattern: may have the groups device, other (a device, too),
+    pid and state.
+    """
+
+    kind: str
+    state: str
+    word: str
+    pattern: re.Pattern[str]
+    is_fatal: bool | None = None
+
+
+def _rule(kind: str, state: str, word: str, pattern: str, is_fatal: bool | None = None) -> _Rule:
+    return _Rule(kind, state, word, re.compile(pattern, re.IGNORECASE), is_fatal)
+
+
+def _fatal(kind: str, state: str, word: str, pattern: str) -> _Rule:
+    return _rule(kind, state, word, pattern, is_fatal=True)
+
+
+_PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_FS = r"(?:ext[234]-fs|xfs|btrfs\b[^(]*)[^(]{0,40}\((?:device )?(?P<device>[^):\s]+)[^)]*\)"
+_EFA = rf"\b(?:efa|infiniband) (?P<device>{_PCI}|rdmap\w+|efa_\w+):.*"
+_LUSTRE = r"(?P<device>[\w-]+-(?:OST|MDT)[0-9a-f]{4}|MGC[\w.@]+)"
+_DIMM = r"(?:[^(]* on (?P<device>[^(]+?)\s*(?:\(|$))?"
+
+# The first that fits counts. Lines that come along with another one for the same event are left out: `oom-kill:`, the
+# register dump of a machine check, the sections of a GHES record.
+_RULES = (
+    # Before mce, whose prefix some have.
+    _rule("thermal", "throttled", "above threshold", r"(?P<device>CPU\d+): \w+ temperature (?:is )?above threshold"),
+    _rule("thermal", "ok", "temperature/speed normal", r"(?P<device>CPU\d+): \w+ temperature/speed normal"),
+    _fatal("thermal", "critical", "critical temperature", r"(?:(?P<device>[\w-]+): )?critical temperature reached"),
+    _rule("thermal", "throttled", "high temperature", rf"(?:(?P<device>{_PCI}).*)?port module event.*high temperature"),
+    _fatal("mce", "", "hardware memory error", r"mce: uncorrected hardware memory error"),
+    _fatal("mce", "", "memory failure:", r"memory failure: \w+: recovery action"),
+    _rule("mce", "", "machine check events logged", r"machine check events logged"),
+    _rule("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?CE\b{_DIMM}", is_fatal=False),
+    _fatal("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?UE\b{_DIMM}"),
+    _rule("nvme", "controller-down", "controller is down", r"(?P<device>nvme\d+): controller is down"),
+    _fatal(
+        "nvme",
+        "removed",
+        "nvme",
+        r"(?P<device>nvme\d+): (?:disabling device after|removing after probe|device not ready; aborting)",
+    ),
+    _fatal("nvme", "no-path", "no available path", r"block (?P<device>nvme\w+): no available path"),
+    _rule("nvme", "timeout", "timeout,", r"(?P<device>nvme\d+): I/O .*timeout,"),
+    _rule("nvme", "io-error", "(sct", r"(?P<device>nvme\w+): .*@ LBA .*\(sct"),
+    _fatal("disk", "raid-failed", "disk failure on", r"md/raid.*disk failure on (?P<device>[\w-]+)(?:,| detected)"),
+    _fatal(
+        "disk", "offline", "rejecting i/o to", r"(?:\[(?P<device>\w+)\].*)?rejecting I/O to (?:offline|dead) device"
+    ),
+    _rule(
+        "disk",
+        "medium-error",
+        "error",
+        r"critical (?:medium|target) error, dev (?P<device>(?!fd\d|sr\d)[\w-]+)"
+        r"|\[(?P<other>sd[a-z]+)\].*sense key ?: (?:medium|hardware) error",
+    ),
+    _rule("disk", "io-error", "beyond end of device", r"attempt to access beyond end of device"),
+    _rule("disk", "io-error", "i/o error", r"I/O error(?:,| on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+)"),
+    _fatal("filesystem", "read-only", "read-only", rf"(?:{_FS}.*)?remounting filesystem read-only"),
+    _fatal("filesystem", "read-only", "forced readonly", rf"{_FS}.*forced readonly"),
+    _fatal(
+        "filesystem",
+        "shutdown",
+        "shut",
+        rf"{_FS}.*(?:filesystem has been shut down|shutting down filesystem|xfs_do_force_shutdown)",
+    ),
+    _rule(
+        "filesystem", "shutdown", "has been suspended", r"pool '(?P<device>[^']+)'.*has been suspended", is_fatal=True
+    ),
+    _rule("filesystem", "error", "-fs error", r"ext[234]-fs error \(device (?P<device>[^):\s]+)"),
+    _rule("filesystem", "error", "btrfs", r"btrfs:? (?:error|critical)[^(]*\(device (?P<device>[^):\s]+)"),
+    _rule("filesystem", "error", "corrupt", rf"{_FS}.*corrupt"),
+    _rule("filesystem", "error", "csum failed", rf"{_FS}.*csum failed"),
+    _rule("filesystem", "error", "i/o error", rf"{_FS}.*(?:I/O error while writing|I/O error in|log I/O error)"),
+    _rule("filesystem", "error", "journal", r"aborting journal on device (?P<device>[\w-]+?)-\d+\."),
+    _rule("nfs", "not-responding", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
+    _rule("nfs", "ok", "server", r"(?:nfs|lockd): server (?P<device>\S+) OK\b"),
+    _rule("lustre", "lost", "was lost", rf"lustre(?:error)?: .*?{_LUSTRE}.*connection to .* was lost"),
+    _rule("lustre", "ok", "connection restored", rf"lustre: .*?{_LUSTRE}.*connection restored"),
+    _rule("lustre", "evicted", "evicted by", rf"lustre(?:error)?:? .*?{_LUSTRE}.*client was evicted"),
+    _fatal("lustre", "bug", "lbug", r"lustreerror: .*LBUG"),
+    _rule("lustre", "error", "lustreerror:", rf"lustreerror: (?:.*?{_LUSTRE})?"),
+    _rule("lustre", "error", "lneterror:", r"lneterror: "),
+    _rule("oom", "cgroup", "out of memory", r"memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)"),
+    _rule("oom", "host", "out of memory", r"out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)"),
+    _rule("hang", "hung-task", "blocked for more than", r"task .+:(?P<pid>\d+) blocked for more than \d+ seconds"),
+    _rule(
+        "hang", "soft-lockup", "soft lockup", r"BUG: soft lockup - (?P<device>CPU#\d+) stuck(?:.*\[.*:(?P<pid>\d+)\])?"
+    ),
+    _fatal("hang", "hard-lockup", "hard lockup", r"watchdog detected hard lockup on (?P<device>cpu \d+)"),
+    _rule("hang", "rcu-stall", "detected stall", r"detected stalls? on cpu"),
+    _fatal("gpu", "reset-failed", "amdgpu", rf"(?P<device>{_PCI}).*GPU (?:reset|recovery).*fail"),
+    _fatal("gpu", "reset-failed", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset end with ret = -"),
+    _rule("gpu", "reset", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset begin"),
+    _rule("gpu", "ok", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset(?:\(\d+\))? succeeded"),
+    _fatal("gpu", "init-failed", "amdgpu", rf"(?P<device>{_PCI}).*fatal error during GPU init"),
+    _rule("gpu", "timeout", "timeout, signaled", rf"(?:(?P<device>{_PCI}).*)?ring \S+ timeout, signaled"),
+    _fatal(
+        "gpu",
+        "memory-error",
+        "uncorrectable hardware errors",
+        rf"(?P<device>{_PCI}).* [1-9]\d* (?:new )?uncorrectable hardware errors",
+    ),
+    _fatal("gpu", "init-failed", "rminitadapter failed", rf"NVRM: GPU (?P<device>{_PCI}).*RmInitAdapter failed"),
+    _fatal(
+        "link",
+        "driver-error",
+        "mlx5_core",
+        rf"(?P<device>{_PCI}).*(?:cause a leak of a command|health compromised|unrecoverable hardware error)",
+    ),
+    _rule("link", "driver-error", "x timeout", rf"mlx5_core (?P<device>{_PCI}).*[RT]X timeout (?:detected|on channel)"),
+    _rule(
+        "link",
+        "driver-error",
+        "netdev watchdog",
+        r"(?:(?P<device>[\w.-]+): netdev watchdog: cpu|netdev watchdog: (?P<other>[\w.-]+) )",
+    ),
+    _fatal(
+        "link",
+        "driver-error",
+        "completion",
+        rf"{_EFA}(?:wait for completion \(polling\) timeout|didn't send any completion)",
+    ),
+    _fatal("link", "driver-error", "admin queue is closed", rf"{_EFA}admin queue is closed"),
+    _rule("link", "driver-error", "failed to", rf"{_EFA}failed to (?:process|submit) command"),
+    _fatal("link", "driver-error", "device isn't ready", rf"{_EFA}device isn't ready"),
+    _fatal("link", "driver-error", "reset indication", rf"{_EFA}reset indication didn't turn"),
+    _rule("link", "up", "cable plugged", rf"(?P<device>{_PCI}).*port module event.*cable plugged"),
+    _rule("link", "down", "cable unplugged", rf"(?P<device>{_PCI}).*port module event.*cable unplugged"),
+    _rule(
+        "link",
+        "",
+        "link",
+        r"\b(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?(?:status )?(?:definitely )?"
+        r"(?P<state>down|up|active)\b(?! for)",
+    ),
+)
+_NO_LINK = re.compile(r"\bsata\b|pciehp|\bata\d|nvlink|displayport", re.IGNORECASE)
+
+_XID = re.compile(r"NVRM:\s+Xid\b\s*(?:\(\s*(?:PCI:)?\s*([^()\s]*)\s*\))?\s*:\s*(\d{1,6})\b(.*)", re.I | re.S)
+_FALLEN = re.compile(r"\bGPU (?:at )?(?:PCI:)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b", re.I)
+_SXID = re.compile(r"SXid \((?:PCI:)?\s*([^()\s]*)\s*\)\s*:\s*(\d{1,6})\b(.*)", re.I | re.S)
+_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?", re.I)
+_NAME = re.compile(r"\bname=[^,]*")
+_PID = re.compile(r"\bpid='?(\d{1,10})\b")
+_PARENTHESES = re.compile(r"\(([^()]*)\)")
+_LINK = re.compile(r"\blink (-?\d{1,3})\b", re.I)
+_UNIT = re.compile(r"\b([A-Z][A-Z0-9_]{2,30})\s+(?:Fatal|Non-?fatal)\b")
+_TPC = re.compile(r"\bGPC (\d{1,3}), TPC (\d{1,3})\b")
+_NOT_FATAL = re.compile(r"\bnon-?fatal\b|\b(?:corrected|correctable)\b", re.I)
+_FATAL = re.compile(r"\bfatal\b|\bun(?:corrected|correctable|contained)\b", re.I)
+_BANK = re.compile(r"CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{1,16})\b", re.I)
+_AMD_STATUS = re.compile(r"CPU:?\s?(\d+)\b.*MC\d+_STATUS\[([^\]]*)\]", re.I)
+_SEVERITY = re.compile(r"event severity: ([\w-]+)")
+_UNCORRECTED_BIT = 1 << 61  # UC of IA32_MCi_STATUS
+
+
+def parse_message(message: str) -> Event | None:
+    """Return the fault that a message tells of; None for all others. The message is without its time."""
+    message = message[:_LONGEST]
+    lower = message.lower()
+    event = _parse(message, lower)
+    return event and event._replace(text=_printable(message))
+
+
+def _parse(message: str, lower: str) -> Event | None:
+    if "xid" in lower:
+        event = _parse_sxid(message) if "sxid" in lower else _parse_xid(message)
+        if event:
+            return event
+    if "nvrm" in lower and "fallen off the bus" in lower:
+        found = _FALLEN.search(message)
+        return Event("xid", code=79, device=_pci_address(found.group(1)) if found else "")
+    if "hardware error]" in lower or "machine check" in lower:
+        event = _parse_machine_check(message)
+        if event:
+            return event
+    for rule in _RULES:
+        if rule.word in lower and (found := rule.pattern.search(message)):
+            return _event_of(rule, found, message)
+    return None
+
+
+def _event_of(rule: _Rule, found: re.Match[str], message: str) -> Event | None:
+    groups = found.groupdict()
+    device = groups.get("device") or groups.get("other") or ""
+    state = rule.state
+    if not state and "state" in groups:
+        state = "down" if groups["state"].lower() == "down" else "up"
+        if _NO_LINK.search(message):
+            return None
+    if re.fullmatch(_PCI, device, re.IGNORECASE):
+        device = device.lower()
+    pid = groups.get("pid")
+    return Event(rule.kind, state, device=device, is_fatal=rule.is_fatal, job_pid=_number(pid))
+
+
+def _parse_xid(message: str) -> Event | None:
+    """Read an Xid by its parts: any may be missing but the number."""
+    found = _XID.search(message)
+    if not found:
+        return None
+    address, number, rest = found.groups()
+    rest = _NAME.sub("", rest)  # a program chooses its name
+    pid = _PID.search(rest)
+    code = int(number)
+    action = _PARENTHESES.findall(rest) if code == 154 else []  # from 0x0 (None) to 0x1 (GPU Reset Required)
+    return Event(
+        "xid",
+        code=code,
+        device=_pci_address(address or ""),
+        part=_part(rest),
+        action=action[-1].strip() if action else "",
+        is_fatal=_says_fatal(rest),
+        job_pid=_number(pid.group(1)) if pid else None,
+    )
+
+
+def _parse_sxid(message: str) -> Event | None:
+    found = _SXID.search(message)
+    if not found:
+        return None
+    address, number, rest = found.groups()
+    return Event("sxid", code=int(number), device=_pci_address(address), part=_part(rest), is_fatal=_says_fatal(rest))
+
+
+def _parse_machine_check(message: str) -> Event | None:
+    """Read the lines that say whether an error was corrected: of the CPU's banks, of AMD's decoder, and of GHES."""
+    if bank := _BANK.search(message):
+        return Event("mce", device=f"CPU{bank.group(1)}", is_fatal=bool(int(bank.group(2), 16) & _UNCORRECTED_BIT))
+    if status := _AMD_STATUS.search(message):
+        flags = status.group(2).upper().split("|")
+        return Event("mce", device=f"CPU{status.group(1)}", is_fatal="UC" in flags or "UE" in flags)
+    if severity := _SEVERITY.search(message):
+        return Event("mce", severity.group(1), is_fatal=severity.group(1) in ("fatal", "recoverable", "uncorrected"))
+    return None
+
+
+def _pci_address(text: str) -> str:
+    """Return an address as `0000:b5:00.0`, as the table `gpus` has it; "" if it is none."""
+    found = _ADDRESS.fullmatch(text)
+    if not found:
+        return ""
+    domain, rest, function = found.groups()
+    return f"{(domain or '0000')[-4:]}:{rest}{function or '.0'}".lower()
+
+
+def _part(text: str) -> str:
+    """Return the part of a GPU or switch that the text names: `link 14`, `NETIR_LINK_EVT link 9`, `GPC 1 TPC 3`."""
+    if tpc := _TPC.search(text):
+        return f"GPC {tpc.group(1)} TPC {tpc.group(2)}"
+    unit, link = _UNIT.search(text), _LINK.search(text)
+    names = [unit.group(1)] if unit else []
+    if link and int(link.group(1)) >= 0:
+        names.append(f"link {int(link.group(1))}")
+    return " ".join(names)
+
+
+def _says_fatal(text: str) -> bool | None:
+    if _NOT_FATAL.search(text):
+        return False
+    return True if _FATAL.search(text) else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and len(text) <= 10 else None
+
+
+def _printable(text: str) -> str:
+    """Return a line without control characters: programs choose their names, which are in it."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:_TEXT]).strip()

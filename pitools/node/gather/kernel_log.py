@@ -1,0 +1,185 @@
+"""Read the kernel's log of this boot: from /dev/kmsg, or by dmesg or journalctl where that may not be read.
+
+Lines alike that follow each other are one row, and each device has a limited number of rows, so that a flood neither
+costs much nor hides other events. What the log has lost, and earlier boots, are not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pitools.core import subprocesses, timestamps
+from pitools.core.errors import ClusterError, PitError
+from pitools.node.gather.kernel_lines import Event, parse_message
+from pitools.node.types import Row
+
+MOST_ROWS = 2000
+_ROWS_OF_EACH = 60  # of events alike: an hour of a flood
+_SAME_S = 5.0  # lines alike that follow each other this closely are one row,
+_ROW_S = 60.0  # which begins anew each minute, so that a flood of hours has recent rows
+_CACHED = 4096
+_RECORD_BYTES = 1 << 16
+_MOST_MESSAGES = 100_000  # the newest ones
+COMMAND_TIMEOUT_S = 4.0
+_COMMANDS = (
+    ("dmesg", "--time-format", "iso"),
+    ("journalctl", "-k", "-b", "-q", "--no-hostname", "-o", "short-iso-precise", "-n", str(_MOST_MESSAGES)),
+)
+Message = tuple[float | None, str]
+"""Seconds since 1970, and the text without its time. The lines of one message are separated by newlines."""
+
+
+def read_kernel_log(
+    targets: Collection[str] = (), skip: Collection[str] = (), *, kmsg: Path = Path("/dev/kmsg")
+) -> Iterator[Row]:
+    """Yield the rows of the table `kernel_log`. Raises ClusterError if no log can be read, or it is empty."""
+    del targets, skip
+    problems = []
+    try:
+        if messages := deque(read_kmsg(kmsg, time.time() - time.monotonic()), _MOST_MESSAGES):
+            yield from event_rows(messages)
+            return
+        problems.append(f"{kmsg}: empty")
+    except OSError as error:
+        problems.append(f"{kmsg}: {error.strerror}")
+    for argv in _COMMANDS:
+        try:
+            done = subprocesses.run(argv, timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})
+        except PitError as error:
+            problems.append(str(error))
+            continue
+        # A journal that this user may not see looks like an empty one.
+        if done.code == 0 and (messages := deque(parse_dated_lines(done.stdout), _MOST_MESSAGES)):
+            yield from event_rows(messages)
+            return
+        problems.append(f"{argv[0]}: {(done.stderr.strip() or 'empty').splitlines()[0]}")
+    raise ClusterError("; ".join(problems))
+
+
+def read_kmsg(path: Path, boot_s: float) -> Iterator[Message]:
+    """Yield the messages of /dev/kmsg, a record each. boot_s: when the boot's clock was 0. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    rest = b""
+    try:
+        while True:
+            try:
+                data = os.read(descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # the oldest record was overwritten meanwhile
+                    continue
+                raise
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                header, semicolon, text = line.partition(b";")
+                if not semicolon or line.startswith(b" "):  # a property of the record before it
+                    continue
+                yield _kmsg_time(header, boot_s), text.decode(errors="replace").replace("\\x0a", "\n")
+    finally:
+        os.close(descriptor)
+
+
+def _kmsg_time(header: bytes, boot_s: float) -> float | None:
+    """Return the time of a record's header: priority, number, microseconds since boot, flags."""
+    with contextlib.suppress(ValueError, IndexError, OverflowError):
+        return boot_s + int(header.split(b",", 3)[2]) / 1e6
+    return None
+
+
+def parse_dated_lines(text: str) -> Iterator[Message]:
+    """Yield the messages of `dmesg --time-format iso` or `journalctl -o short-iso-precise`.
+
+    A line without a time continues the message before it; before the first message it is none.
+    """
+    at: float | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        date, _, rest = line.partition(" ")
+        try:
+            moment = datetime.fromisoformat(date).timestamp() if len(date) > 18 else None
+        except (ValueError, OverflowError):
+            moment = None
+        if moment is None:
+            if lines and line.strip():
+                lines.append(line.strip())
+            continue
+        if lines:
+            yield at, "\n".join(lines)
+        at, lines = moment, [rest.removeprefix("kernel: ")]
+    if lines:
+        yield at, "\n".join(lines)
+
+
+class _Same:
+    """The rows of events alike, and what is needed to add one."""
+
+    __slots__ = ("began_s", "last_s", "rows")
+
+    def __init__(self) -> None:
+        self.rows: deque[tuple[int, Row]] = deque(maxlen=_ROWS_OF_EACH)
+        self.began_s = self.last_s = float("-inf")
+
+
+def event_rows(messages: Iterable[Message]) -> list[Row]:
+    """Return the rows of the events that messages tell of, the newest MOST_ROWS of them, in order."""
+    parsed: dict[str, Event | None] = {}
+    kinds: dict[tuple[object, ...], _Same] = {}
+    number = 0
+    for at, text in messages:
+        if text in parsed:
+            event = parsed[text]
+        else:
+            if len(parsed) >= _CACHED:
+                parsed.clear()
+            event = parsed[text] = parse_message(text)
+        if event is None:
+            continue
+        number += 1
+        key = (event.kind, event.state, event.code, event.device, event.part, event.action)
+        same = kinds.setdefault(key, _Same())
+        now_s = same.last_s if at is None else at
+        if same.rows and 0 <= now_s - same.last_s <= _SAME_S and now_s - same.began_s <= _ROW_S:
+            row = same.rows[-1][1]
+            row["count"] = int(row["count"] or 0) + 1
+            row["is_fatal"] = event.is_fatal if row["is_fatal"] is None else row["is_fatal"] or bool(event.is_fatal)
+        else:
+            same.rows.append((number, _row(number, at, event)))
+            same.began_s = now_s
+        same.last_s = now_s
+    rows = sorted((one for same in kinds.values() for one in same.rows), key=lambda one: one[0])
+    return [row for _, row in rows[-MOST_ROWS:]]
+
+
+def _row(number: int, at: float | None, event: Event) -> Row:
+    return {
+        "event": number,
+        "kind": event.kind,
+        "state": event.state,
+        "code": event.code,
+        "device": event.device,
+        "part": event.part,
+        "at": _rfc3339(at),
+        "action": event.action,
+        "is_fatal": event.is_fatal,
+        "job_pid": event.job_pid,
+        "count": 1,
+        "text": event.text,
+    }
+
+
+def _rfc3339(at: float | None) -> str:
+    """Return a time as text; "" for one that is unknown or out of range."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        if at is not None:
+            return timestamps.to_rfc3339(datetime.fromtimestamp(at, UTC))
+    return ""

@@ -1,0 +1,210 @@
+"""The kernel's log: each form of line is told from others, floods cost little, and no text of any kind is too odd."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core.errors import ClusterError
+from pitools.node.gather import kernel_log
+from pitools.node.gather.gather import Collector, gather_facts
+from pitools.node.gather.kernel_lines import Event, parse_message
+from pitools.node.gather.kernel_log import MOST_ROWS, event_rows, parse_dated_lines, read_kernel_log, read_kmsg
+from pitools.node.tables import TABLES
+
+_VALUES = {"code": int, "job_pid": int, "is_fatal": lambda text: text == "True"}
+
+
+def _lines() -> tuple[dict[str, tuple[str, Event]], list[str]]:
+    """Return the messages of faults by name, with their events, and the messages that are none."""
+    faults: dict[str, tuple[str, Event]] = {}
+    others: list[str] = []
+    for block in re.split(r"^@", (Path(__file__).parent / "kernel_log_lines.txt").read_text(), flags=re.M)[1:]:
+        head, *lines = [line for line in block.split("\n") if not line.startswith("#")]
+        message = "\n".join(lines).strip("\n")
+        name, _, values = head.strip().partition(": ")
+        if name:
+            fields = dict(value.split("=", 1) for value in values.split("; "))
+            faults[name] = message, Event(**{key: _VALUES.get(key, str)(text) for key, text in fields.items()})
+        else:
+            others.append(message)
+    return faults, others
+
+
+FAULTS, NO_FAULTS = _lines()
+XID = "NVRM: Xid (PCI:0000:b5:00): {}, pid={}, name=python, text"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_line_of_a_fault_is_read_by_its_parts(name: str) -> None:
+    """Each line gives its kind, code, device, part, action and process, also behind a time or a host's name."""
+    line, event = FAULTS[name]
+    for before in ("", "[171167.620236] ", "host1 kernel: "):
+        parsed = parse_message(before + line)
+        assert parsed is not None
+        assert parsed._replace(text="") == event
+    assert parsed.text.startswith("host1 kernel: ")
+
+
+@pytest.mark.parametrize("line", NO_FAULTS)
+def test_other_lines_are_no_event(line: str) -> None:
+    """Healthy lines, and those that follow another one about the same event, give none."""
+    assert parse_message(line) is None
+
+
+@given(
+    st.text()
+    | st.builds("{}{}{}".format, st.sampled_from(["NVRM: Xid ", "SXid (", "mce: ", "link "]), st.text(), st.text())
+)
+def test_any_text_is_parsed(text: str) -> None:
+    """Arbitrary text is parsed, into a row of the table or none, and its text has no control character."""
+    for row in event_rows([(None, text)]):
+        assert row.keys() == TABLES["kernel_log"].keys.keys()
+        assert str(row["text"]).isprintable()
+        assert len(str(row["text"])) <= 300
+
+
+@given(st.sampled_from([line for line, _ in FAULTS.values()]), st.data())
+def test_damaged_lines_are_parsed(line: str, data: st.DataObject) -> None:
+    """A real line with a piece taken out, changed or repeated is parsed, and its address is one or empty."""
+    begin = data.draw(st.integers(0, len(line)))
+    end = data.draw(st.integers(begin, len(line)))
+    piece = data.draw(st.text(max_size=8) | st.just(line[begin:end] * 3))
+    event = parse_message(line[:begin] + piece + line[end:])
+    if event and event.kind in ("xid", "sxid") and event.device:
+        assert event.device.count(":") == 2
+        assert event.device[-2] == "."
+
+
+@given(st.lists(st.binary(max_size=200)))
+def test_any_bytes_of_kmsg_are_read(records: list[bytes]) -> None:
+    """Arbitrary bytes in place of the kernel's records end in rows or none."""
+    pipe, write_end = os.pipe()
+    os.write(write_end, b"\n".join(records))
+    os.close(write_end)
+    try:
+        event_rows(read_kmsg(Path(f"/proc/self/fd/{pipe}"), 0.0))
+    finally:
+        os.close(pipe)
+
+
+def test_records_of_kmsg_have_time_and_all_their_lines(tmp_path: Path) -> None:
+    """A record's properties are no messages, its newlines are read, and its time counts from the boot."""
+    kmsg = tmp_path / "kmsg"
+    kmsg.write_text(
+        "3,100,5000000,-;NVRM: The NVIDIA GPU 0000:b3:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this system "
+        "has\\x0aNVRM: fallen off the bus and is not responding to commands.\n"
+        " SUBSYSTEM=pci\n DEVICE=+pci:0000:b3:00.0\n"
+        "6,101,6000000,-;usb 1-1: new device\n"
+        "damaged;nfs: server fs1 not responding, still trying\n"
+    )
+    fallen, nfs = event_rows(read_kmsg(kmsg, 1_000_000_000.0))
+    assert (fallen["code"], fallen["device"], fallen["at"]) == (79, "0000:b3:00.0", "2001-09-09T01:46:45.000Z")
+    assert (nfs["device"], nfs["at"]) == ("fs1", "")
+
+
+def test_records_that_were_overwritten_are_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel says EPIPE where it has overwritten the next record: reading goes on with the oldest left."""
+    answers = iter([BrokenPipeError(32, "overwritten"), b"3,7,0,-;nfs: server fs1 OK\n", BlockingIOError()])
+
+    def read(_descriptor: int, _size: int) -> bytes:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    (tmp_path / "kmsg").touch()
+    monkeypatch.setattr(kernel_log.os, "read", read)
+    assert [text for _, text in read_kmsg(tmp_path / "kmsg", 0.0)] == ["nfs: server fs1 OK"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-26T15:16:30,123456+00:00 NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+        "               NVRM: fallen off the bus and is not responding to commands.\n"
+        "2026-11-26T15:16:31,000000+00:00 nfs: server fs1 OK\n",
+        "2026-11-26T15:16:30.123456+0000 kernel: NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+        "                                        NVRM: fallen off the bus and is not responding to commands.\n"
+        "2026-11-26T15:16:31.000000+0000 kernel: nfs: server fs1 OK\n",
+    ],
+    ids=["dmesg", "journalctl"],
+)
+def test_dated_lines_of_tools_are_read(text: str) -> None:
+    """What dmesg and journalctl print has the time of each message, and the lines of one message together."""
+    fallen, nfs = event_rows(parse_dated_lines(text))
+    assert (fallen["code"], fallen["device"], fallen["at"]) == (79, "0000:b3:00.0", "2026-11-26T15:16:30.123Z")
+    assert (nfs["state"], nfs["at"]) == ("ok", "2026-11-26T15:16:31.000Z")
+
+
+@given(st.text())
+def test_any_output_of_tools_is_read(text: str) -> None:
+    """Arbitrary output of a tool ends in rows or none."""
+    event_rows(parse_dated_lines(text))
+
+
+def test_lines_alike_are_one_row_a_minute() -> None:
+    """A flood gives a row a minute, which counts its lines; a line after a pause, or of another GPU, is a row."""
+    lines = [(float(second), XID.format(95, second)) for second in range(150)]
+    other = (151.0, XID.format(95, 1).replace("b5", "b6"))
+    rows = event_rows([*lines, other, (200.0, XID.format(95, 1))])
+    assert [(row["device"], row["count"]) for row in rows] == [
+        ("0000:b5:00.0", 61),
+        ("0000:b5:00.0", 61),
+        ("0000:b5:00.0", 28),
+        ("0000:b6:00.0", 1),
+        ("0000:b5:00.0", 1),
+    ]
+
+
+def test_flood_costs_little_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 800,000 lines of Xid 95 each distinct one is parsed once, and another event before them still has its row."""
+    calls = []
+    monkeypatch.setattr(kernel_log, "parse_message", lambda text: calls.append(text) or parse_message(text))
+    distinct = [XID.format(95, number).replace("b5", f"{number:02x}") for number in range(29)]
+    flood = ((1000.0 + number / 10, distinct[number % 29]) for number in range(800_000))
+    rows = event_rows([(0.0, XID.format(64, 1)), *flood])
+    assert len(calls) == 30
+    assert len(rows) <= MOST_ROWS
+    assert rows[0]["code"] == 64
+    assert str(rows[-1]["at"]) > "1970-01-01T22:28:59"  # of the last minute, which ends at 22:29:59
+
+
+def test_rows_are_bounded() -> None:
+    """Of events that are all different the newest are kept, in order."""
+    rows = event_rows((float(number), f"nfs: server fs{number} OK") for number in range(5000))
+    assert [row["device"] for row in rows] == [f"fs{number}" for number in range(5000 - MOST_ROWS, 5000)]
+
+
+def _tool(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_tools_are_used_where_kmsg_is_not_to_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """dmesg that may not read leaves it to journalctl; an empty journal is unknown, for it may be hidden."""
+    missing = tmp_path / "kmsg"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _tool(tmp_path, "dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1")
+    _tool(tmp_path, "journalctl", "echo '2026-11-26T15:16:31.000000+0000 kernel: nfs: server fs1 OK'")
+    assert [row["kind"] for row in read_kernel_log(kmsg=missing)] == ["nfs"]
+    _tool(tmp_path, "journalctl", "echo '-- No entries --'")
+    with pytest.raises(ClusterError, match="Operation not permitted; journalctl: empty"):
+        list(read_kernel_log(kmsg=missing))
+    facts = gather_facts([Collector("kernel_log", "a log", lambda *_: read_kernel_log(kmsg=missing))])
+    assert "Operation not permitted" in facts.tables["kernel_log"].unknown
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg cannot be read here")
+def test_log_of_this_machine_is_read() -> None:
+    """The real log is read, and what it has is rows of the table."""
+    table = gather_facts([Collector("kernel_log", "/dev/kmsg", read_kernel_log)]).tables["kernel_log"]
+    assert table.unknown == ""
+    assert all(row.keys() == TABLES["kernel_log"].keys.keys() for row in table.rows)
