@@ -17,6 +17,7 @@ import msgspec
 
 from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, PitError, suggest
+from pitools.node.check.xid_checks import XidSource, xid_checks
 from pitools.node.tables import TABLES
 from pitools.node.types import Action, Level, Row, Value
 
@@ -44,7 +45,8 @@ class Check(Section, frozen=True, kw_only=True):
     and max_rate (`10/s`, `120/h`; never of a single event) since the last gathering of the same boot, is_same (in all
     rows). They say nothing of rows that are not there. Tests of the number of rows: count, min_count, max_count; with
     group_by, of the rows with equal values of these keys. burst: rows of a group that follow each other this closely
-    count once. cleared_by: rows that a later row of their group with these values ends.
+    count once. cleared_by: rows that a later row of their group with these values ends. max_groups: where more groups
+    than that fail, it is the work of a job, and none does.
 
     level, action: of a failure. is_shadow: reported, never acted upon. old_names: names that it had, whose drains it
     still owns. source: who recommends it. hint: what an operator does next.
@@ -67,6 +69,7 @@ class Check(Section, frozen=True, kw_only=True):
     count: int | None = None
     min_count: int | None = None
     max_count: int | None = None
+    max_groups: int | None = None
     group_by: tuple[str, ...] = ()
     burst: str = ""
     cleared_by: dict[str, Value | tuple[Value, ...]] = {}
@@ -105,6 +108,12 @@ class Control(Section, frozen=True, kw_only=True):
     returns_within: str = "7d"
 
 
+class XidOptions(Section, frozen=True, kw_only=True):
+    """What an Xid leads to. source: whose opinion of `check/xid.toml` counts."""
+
+    source: XidSource = "pitools"
+
+
 class NodeConfig(Section, frozen=True, kw_only=True):
     """The whole file. spool: shared folder, where each node writes its report. state: this node's own folder.
 
@@ -117,6 +126,7 @@ class NodeConfig(Section, frozen=True, kw_only=True):
     disable: tuple[str, ...] = ()
     check: tuple[Check, ...] = ()
     control: Control = Control()
+    xid: XidOptions = XidOptions()
 
 
 def load_config(path: Path | None = None) -> NodeConfig:
@@ -124,10 +134,11 @@ def load_config(path: Path | None = None) -> NodeConfig:
 
     Raises ConfigError with the key, and the nearest known name.
     """
-    base = _load(Path(__file__).with_name("base.toml"))
-    if path is None and not CONFIG_PATH.exists():
+    is_missing = path is None and not CONFIG_PATH.exists()
+    own = NodeConfig() if is_missing else _load(path or CONFIG_PATH)
+    base = _load(Path(__file__).with_name("base.toml"), xid_checks(own.xid.source))
+    if is_missing:
         return base
-    own = _load(path or CONFIG_PATH)
     for name in own.disable:
         if name not in (known := {check.name for check in base.check}):
             where = str(path or CONFIG_PATH)
@@ -139,8 +150,12 @@ def load_config(path: Path | None = None) -> NodeConfig:
     return msgspec.structs.replace(own, check=shipped + own.check)
 
 
-def _load(path: Path) -> NodeConfig:
-    config = strict_toml.convert_tables(strict_toml.read_toml(path), NodeConfig, str(path))
+def _load(path: Path, more: Sequence[dict[str, Any]] = ()) -> NodeConfig:
+    """Load a file. more: further checks, as its own tables are."""
+    tables = strict_toml.read_toml(path)
+    if more:
+        tables["check"] = [*tables.get("check", ()), *more]
+    config = strict_toml.convert_tables(tables, NodeConfig, str(path))
     names: set[str] = set()
     for check in config.check:
         if problem := check_problem(check, config):
@@ -215,6 +230,8 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield "min_count 0 tests nothing (expected at least 1)"
     if check.group_by and not (given.intersection(_COUNT_TESTS) or check.cleared_by):
         yield f"group_by needs one of {', '.join(_COUNT_TESTS)}"
+    if check.max_groups is not None and not (check.group_by and check.max_count is not None):
+        yield "max_groups needs group_by and max_count"
     if check.max_rate and not (match := _RATE.fullmatch(check.max_rate)):
         yield f'max_rate "{check.max_rate}" (expected 10/s, 5/min, 120/h or 3/d)'
     elif check.max_rate and match and not float(match[1]):

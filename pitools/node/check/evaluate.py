@@ -30,6 +30,8 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
     for check in checks:
         table = facts.tables.get(check.table)
         found = list(_findings(check, facts, table, previous.tables.get(check.table) if previous else None))
+        if check.max_groups is not None and len(found) > check.max_groups:
+            found = []
         if len(found) > _MOST_FINDINGS:
             found.sort(key=lambda finding: finding.state != "failed")
             rest = f"{len(found) - _MOST_FINDINGS + 1} more like it"

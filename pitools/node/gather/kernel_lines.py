@@ -57,7 +57,6 @@ _DIMM = r"(?:[^(]* on (?P<device>[^(]+?)\s*(?:\(|$))?"
 _RULES = (
     # Before mce, whose prefix some have.
     _rule("thermal", "throttled", "above threshold", r"(?P<device>CPU\d+): \w+ temperature (?:is )?above threshold"),
-    _rule("thermal", "ok", "temperature/speed normal", r"(?P<device>CPU\d+): \w+ temperature/speed normal"),
     _fatal("thermal", "critical", "critical temperature", r"(?:(?P<device>[\w-]+): )?critical temperature reached"),
     _rule("thermal", "throttled", "high temperature", rf"(?:(?P<device>{_PCI}).*)?port module event.*high temperature"),
     _fatal("mce", "", "hardware memory error", r"mce: uncorrected hardware memory error"),
@@ -105,7 +104,7 @@ _RULES = (
     _rule("filesystem", "error", "csum failed", rf"{_FS}.*csum failed"),
     _rule("filesystem", "error", "i/o error", rf"{_FS}.*(?:I/O error while writing|I/O error in|log I/O error)"),
     _rule("filesystem", "error", "journal", r"aborting journal on device (?P<device>[\w-]+?)-\d+\."),
-    _rule("nfs", "not-responding", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
+    _rule("nfs", "timeout", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
     _rule("nfs", "ok", "server", r"(?:nfs|lockd): server (?P<device>\S+) OK\b"),
     _rule("lustre", "lost", "was lost", rf"lustre(?:error)?: .*?{_LUSTRE}.*connection to .* was lost"),
     _rule("lustre", "ok", "connection restored", rf"lustre: .*?{_LUSTRE}.*connection restored"),

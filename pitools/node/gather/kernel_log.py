@@ -21,7 +21,7 @@ from pitools.node.gather.kernel_lines import Event, parse_message
 from pitools.node.types import Row
 
 MOST_ROWS = 2000
-_ROWS_OF_EACH = 60  # of events alike: an hour of a flood
+_ROWS_OF_EACH = 20  # of events alike
 _SAME_S = 5.0  # lines alike that follow each other this closely are one row,
 _ROW_S = 60.0  # which begins anew each minute, so that a flood of hours has recent rows
 _CACHED = 4096
