@@ -40,7 +40,7 @@ class Xid(_Struct, frozen=True, kw_only=True):
     codes: tuple[int, ...]
     name: str
     action: Action = "none"
-    fatal_only: bool = False
+    where: dict[str, Any] = {}
     nvidia: str = ""
     gcm: str = ""
     azure: str = ""
@@ -80,10 +80,10 @@ def xid_checks(source: XidSource = "pitools") -> list[dict[str, Any]]:
     actions = [(code, one, _action_of(one, source, table)) for one in table.xid for code in one.codes]
     checks = [_check(code, one, action, table) for code, one, action in actions if action != "none"]
     draining = [(code, one) for code, one, action in actions if ACTIONS.index(action) >= ACTIONS.index("drain")]
-    severe = [code for code, one in draining if not one.fatal_only]  # of the others most lines are not fatal
+    severe = [code for code, one in draining if "is_fatal" not in one.where]
     repeat = {
         "name": "xid-fatal-repeat",
-        "where": {"kind": "xid", "code": severe},
+        "where": {"kind": "xid", "code": severe, "state": ""},
         "within": _WITHIN,
         "group_by": ["device", "code"],
         "burst": "3min",
@@ -109,7 +109,7 @@ def _check(code: int, xid: Xid, action: Action, table: XidTable) -> dict[str, An
     check: dict[str, Any] = {
         "name": f"xid-{code}",
         "table": "kernel_log",
-        "where": {"kind": "xid", "code": code, **({"is_fatal": True} if xid.fatal_only else {})},
+        "where": {"kind": "xid", "code": code, **xid.where},
         "within": _WITHIN,
         "group_by": ["device"],
         "max_count": 0,

@@ -177,6 +177,7 @@ _PID = re.compile(r"\bpid='?(\d{1,10})\b")
 _PARENTHESES = re.compile(r"\(([^()]*)\)")
 _LINK = re.compile(r"\blink (-?\d{1,3})\b", re.I)
 _UNIT = re.compile(r"\b([A-Z][A-Z0-9_]{2,30})\s+(?:Fatal|Non-?fatal)\b")
+_REGISTERS = re.compile(r"\blink \d+\s*\(((?:0x[0-9a-f]+,?\s*){7})\)", re.I)
 _TPC = re.compile(r"\bGPC (\d{1,3}), TPC (\d{1,3})\b")
 _NOT_FATAL = re.compile(r"\bnon-?fatal\b|\b(?:corrected|correctable)\b", re.I)
 _FATAL = re.compile(r"\bfatal\b|\bun(?:corrected|correctable|contained)\b", re.I)
@@ -184,6 +185,9 @@ _BANK = re.compile(r"CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+
 _AMD_STATUS = re.compile(r"CPU:?\s?(\d+)\b.*MC\d+_STATUS\[([^\]]*)\]", re.I)
 _SEVERITY = re.compile(r"event severity: ([\w-]+)")
 _UNCORRECTED_BIT = 1 << 61  # UC of IA32_MCi_STATUS
+# Registers of an Xid 74 by NVIDIA's WORKFLOW_NVLINK_ERR: only the first, third, fourth and fifth count. These bits "can
+# be safely ignored", or are corrected errors beyond a threshold: "continue operation".
+_IGNORABLE = {0: 1 << 0 | 1 << 23 | 1 << 30, 2: 0, 3: 0, 4: 1 << 20 | 1 << 23 | 1 << 26 | 1 << 29}
 
 
 def parse_message(message: str) -> Event | None:
@@ -238,6 +242,7 @@ def _parse_xid(message: str) -> Event | None:
     action = _PARENTHESES.findall(rest) if code == 154 else []  # from 0x0 (None) to 0x1 (GPU Reset Required)
     return Event(
         "xid",
+        "ignorable" if code == 74 and _is_ignorable(rest) else "",
         code=code,
         device=_pci_address(address or ""),
         part=_part(rest),
@@ -285,6 +290,17 @@ def _part(text: str) -> str:
     if link and int(link.group(1)) >= 0:
         names.append(f"link {int(link.group(1))}")
     return " ".join(names)
+
+
+def _is_ignorable(text: str) -> bool:
+    """Return whether the registers of an Xid 74 have bits, and none that matters."""
+    found = _REGISTERS.search(text)
+    if not found:
+        return False
+    registers = [int(value, 16) for value in found.group(1).replace(",", " ").split()]
+    return any(registers[number] for number in _IGNORABLE) and not any(
+        registers[number] & ~mask for number, mask in _IGNORABLE.items()
+    )
 
 
 def _says_fatal(text: str) -> bool | None:

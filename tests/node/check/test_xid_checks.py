@@ -97,6 +97,18 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
         ],
         {"xid-74": "drain"},
     ),
+    "NVLink 4, ignorable": (
+        [(60, GPU + "74, pid=1, name=a, NVLink: fatal error detected on link 14(0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")],
+        {"xid-74-ignorable": "watch"},
+    ),
+    "contained error of the frame buffer, as logged": (
+        [
+            (60, "NVRM: Xid (PCI:0000:19:00): 48, An uncorrectable double bit error (DBE) has been detected on GPU"),
+            (60, "NVRM: Xid (PCI:0000:19:00): 63, Row Remapper: New row (0x00000012bac1c3e0) marked for remapping"),
+            (60, "NVRM: Xid (PCI:0000:19:00): 94, Contained: SM (0x1). RST: No, D-RST: No"),
+        ],
+        {"xid-48": "drain", "xid-94": "watch"},
+    ),
     "NVLink 5, fatal, R575": (
         [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x004505c6 0x0 0x0 0x0 0x0 0x0)"))],
         {"xid-149": "drain"},
