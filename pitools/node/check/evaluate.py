@@ -159,12 +159,16 @@ def _count(check: Check, rows: Sequence[Row]) -> int:
 
 
 def _merge_bursts(rows: Sequence[Row], gap_s: float) -> list[Row]:
-    """Return the first row of each burst: rows that follow the one before by at most `gap_s`, or at an unknown time."""
+    """Return the first row of each burst: rows that follow the one before by at most `gap_s`, or at an unknown time.
+
+    A row that stands for several lines of a log has the time of the first one, too.
+    """
     ordered = sorted(rows, key=lambda row: str(row.get("at") or ""))
     return [
         row
         for number, row in enumerate(ordered)
-        if not number or (_seconds_between(ordered[number - 1].get("at"), row.get("at")) or 0.0) > gap_s
+        if not number
+        or (_seconds_between(ordered[number - 1].get("at"), row.get("began") or row.get("at")) or 0.0) > gap_s
     ]
 
 

@@ -1,7 +1,7 @@
 """Read the kernel's log of this boot: from /dev/kmsg, or by dmesg or journalctl where that may not be read.
 
-Lines alike that follow each other are one row, and each device has a limited number of rows, so that a flood neither
-costs much nor hides other events. What the log has lost, and earlier boots, are not seen.
+Lines alike that follow each other closely are one row, and of each kind the newest rows are kept, so that a flood
+neither costs much nor hides other events. What the log has lost, and earlier boots, are not seen.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pathlib import Path
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, PitError
 from pitools.node.gather.kernel_lines import Event, parse_message
-from pitools.node.types import Row
+from pitools.node.types import Row, Value
 
 MOST_ROWS = 2000
 _ROWS_OF_EACH = 20  # of events alike
-_SAME_S = 5.0  # lines alike that follow each other this closely are one row,
-_ROW_S = 60.0  # which begins anew each minute, so that a flood of hours has recent rows
+_SAME_S = 5.0  # lines alike that follow each other this closely are one row
 _CACHED = 4096
 _RECORD_BYTES = 1 << 16
 _MOST_MESSAGES = 100_000  # the newest ones
@@ -120,20 +119,15 @@ def parse_dated_lines(text: str) -> Iterator[Message]:
         yield at, "\n".join(lines)
 
 
-class _Same:
-    """The rows of events alike, and what is needed to add one."""
-
-    __slots__ = ("began_s", "last_s", "rows")
-
-    def __init__(self) -> None:
-        self.rows: deque[tuple[int, Row]] = deque(maxlen=_ROWS_OF_EACH)
-        self.began_s = self.last_s = float("-inf")
-
-
 def event_rows(messages: Iterable[Message]) -> list[Row]:
-    """Return the rows of the events that messages tell of, the newest MOST_ROWS of them, in order."""
+    """Return the rows of the events that messages tell of, the newest MOST_ROWS of them, in order of their last lines.
+
+    A link that goes down, up and down again in between gives three rows.
+    """
     parsed: dict[str, Event | None] = {}
-    kinds: dict[tuple[object, ...], _Same] = {}
+    rows: dict[tuple[object, ...], deque[Row]] = {}
+    last_s: dict[tuple[object, ...], float] = {}
+    states: dict[tuple[str, str], str] = {}
     number = 0
     for at, text in messages:
         if text in parsed:
@@ -146,21 +140,27 @@ def event_rows(messages: Iterable[Message]) -> list[Row]:
             continue
         number += 1
         key = (event.kind, event.state, event.code, event.device, event.part, event.action)
-        same = kinds.setdefault(key, _Same())
-        now_s = same.last_s if at is None else at
-        if same.rows and 0 <= now_s - same.last_s <= _SAME_S and now_s - same.began_s <= _ROW_S:
-            row = same.rows[-1][1]
-            row["count"] = int(row["count"] or 0) + 1
-            row["is_fatal"] = event.is_fatal if row["is_fatal"] is None else row["is_fatal"] or bool(event.is_fatal)
+        device = (event.kind, event.device)
+        now_s = last_s.get(key, 0.0) if at is None else at
+        alike = rows.setdefault(key, deque(maxlen=_ROWS_OF_EACH))
+        if alike and states[device] == event.state and 0 <= now_s - last_s[key] <= _SAME_S:
+            _add_line(alike[-1], number, at, event)
         else:
-            same.rows.append((number, _row(number, at, event)))
-            same.began_s = now_s
-        same.last_s = now_s
-    rows = sorted((one for same in kinds.values() for one in same.rows), key=lambda one: one[0])
-    return [row for _, row in rows[-MOST_ROWS:]]
+            alike.append(_row(number, at, event))
+        last_s[key] = now_s
+        states[device] = event.state
+    ordered = sorted((row for alike in rows.values() for row in alike), key=lambda row: int(row["event"] or 0))
+    return [{**row, "at": _rfc3339(row["at"]), "began": _rfc3339(row["began"])} for row in ordered[-MOST_ROWS:]]
+
+
+def _add_line(row: Row, number: int, at: float | None, event: Event) -> None:
+    row["event"], row["at"], row["count"] = number, at, int(row["count"] or 0) + 1
+    if event.is_fatal is not None:
+        row["is_fatal"] = event.is_fatal or bool(row["is_fatal"])
 
 
 def _row(number: int, at: float | None, event: Event) -> Row:
+    """Return the row of a first line, with times in seconds."""
     return {
         "event": number,
         "kind": event.kind,
@@ -168,7 +168,8 @@ def _row(number: int, at: float | None, event: Event) -> Row:
         "code": event.code,
         "device": event.device,
         "part": event.part,
-        "at": _rfc3339(at),
+        "at": at,
+        "began": at,
         "action": event.action,
         "is_fatal": event.is_fatal,
         "job_pid": event.job_pid,
@@ -177,9 +178,9 @@ def _row(number: int, at: float | None, event: Event) -> Row:
     }
 
 
-def _rfc3339(at: float | None) -> str:
+def _rfc3339(at: Value) -> str:
     """Return a time as text; "" for one that is unknown or out of range."""
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        if at is not None:
+        if isinstance(at, float):
             return timestamps.to_rfc3339(datetime.fromtimestamp(at, UTC))
     return ""

@@ -47,6 +47,15 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "page fault": ([(60, GPU + FAULT_31)], {}),
     "page faults at one time": ([(60, GPU + FAULT_31), (52, GPU + FAULT_31), (40, GPU + FAULT_31)], {}),
+    "page faults for ten minutes": ([(600 - second, GPU + FAULT_31) for second in range(0, 600, 4)], {}),
+    "uncontained errors for 25 hours": (
+        [(25 * HOUR - second, GPU + "95, Uncontained") for second in range(0, 25 * HOUR, 5)],
+        {"xid-95": "drain"},
+    ),
+    "uncontained errors that go on after a reset": (
+        [(12, GPU + "95, Uncontained"), (10, GPU + RECOVERY.format(RESET, NONE)), (8, GPU + "95, Uncontained")],
+        {"xid-95": "drain"},
+    ),
     "page faults of one GPU": ([(9 * HOUR, GPU + FAULT_31), (60, GPU + FAULT_31)], {"xid-31-repeat": "watch"}),
     "page faults of several GPUs": (
         [(ago, gpu + FAULT_31) for ago in (9 * HOUR, 60) for gpu in (GPU, OTHER_GPU)],

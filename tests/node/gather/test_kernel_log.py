@@ -149,18 +149,32 @@ def test_any_output_of_tools_is_read(text: str) -> None:
     event_rows(parse_dated_lines(text))
 
 
-def test_lines_alike_are_one_row_a_minute() -> None:
-    """A flood gives a row a minute, which counts its lines; a line after a pause, or of another GPU, is a row."""
+def test_lines_alike_are_one_row() -> None:
+    """A flood is one row, with its first and last time and its lines; a line after a pause or of another GPU is one."""
     lines = [(float(second), XID.format(95, second)) for second in range(150)]
     other = (151.0, XID.format(95, 1).replace("b5", "b6"))
-    rows = event_rows([*lines, other, (200.0, XID.format(95, 1))])
-    assert [(row["device"], row["count"]) for row in rows] == [
-        ("0000:b5:00.0", 61),
-        ("0000:b5:00.0", 61),
-        ("0000:b5:00.0", 28),
-        ("0000:b6:00.0", 1),
-        ("0000:b5:00.0", 1),
+    rows = event_rows([*lines[:100], other, *lines[100:], (200.0, XID.format(95, 1))])
+    assert [(row["device"], row["count"], row["began"], row["at"]) for row in rows] == [
+        ("0000:b6:00.0", 1, "1970-01-01T00:02:31.000Z", "1970-01-01T00:02:31.000Z"),
+        ("0000:b5:00.0", 150, "1970-01-01T00:00:00.000Z", "1970-01-01T00:02:29.000Z"),
+        ("0000:b5:00.0", 1, "1970-01-01T00:03:20.000Z", "1970-01-01T00:03:20.000Z"),
     ]
+
+
+def test_lines_alike_with_another_state_between_are_apart() -> None:
+    """A link that flaps each second has a row for each time that it goes down."""
+    states = ["down", "up"] * 5
+    rows = event_rows((float(at), f"mlx5_core 0000:17:00.0 ib0: Link {state}") for at, state in enumerate(states))
+    assert [row["state"] for row in rows] == states
+
+
+def test_fatal_line_makes_its_row_fatal() -> None:
+    """Of lines alike one that says fatal counts."""
+    texts = [
+        f"[Hardware Error]: CPU:1 (17:31:0) MC{bank}_STATUS[-|{flag}|-]: 0x1" for bank, flag in ((0, "CE"), (1, "UC"))
+    ]
+    (row,) = event_rows((1.0, text) for text in texts)
+    assert (row["count"], row["is_fatal"]) == (2, True)
 
 
 def test_flood_costs_little_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +185,8 @@ def test_flood_costs_little_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -
     flood = ((1000.0 + number / 10, distinct[number % 29]) for number in range(800_000))
     rows = event_rows([(0.0, XID.format(64, 1)), *flood])
     assert len(calls) == 30
-    assert len(rows) <= MOST_ROWS
-    assert rows[0]["code"] == 64
-    assert str(rows[-1]["at"]) > "1970-01-01T22:28:59"  # of the last minute, which ends at 22:29:59
+    assert [row["code"] for row in rows] == [64, *[95] * 29]
+    assert sum(int(row["count"] or 0) for row in rows) == 800_001
 
 
 def test_rows_are_bounded() -> None:
