@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import trust
-from pitools.core.errors import PitError
+from pitools.core.errors import DataError, PitError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node.types import NodeReport
@@ -54,6 +54,22 @@ def read_reports(spool: Path, nodes: Iterable[str]) -> tuple[dict[str, NodeRepor
         except PitError as error:
             problems.append(str(error))
     return reports, problems
+
+
+def read_report(spool: Path, node: str) -> NodeReport | None:
+    """Return the report of one node; None if there is none. Raises PitError for one that cannot be used."""
+    trust.require_trusted(spool, "spool of reports")
+    path = spool / f"{node}{_SUFFIX}"
+    try:
+        return _read_report(path, node)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError as error:
+        raise DataError(
+            f"not a report: {error}", where=str(path), hint=f"on {node}: pit node check --report"
+        ) from error
 
 
 def _read_report(path: Path, node: str) -> NodeReport:

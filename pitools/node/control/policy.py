@@ -65,7 +65,7 @@ def decide(
     fresh = {
         name: report
         for name, report in reports.items()
-        if name in nodes and _age_s(report.checked_at, now) <= units.parse_duration(control.max_report_age)
+        if name in nodes and age_s(report.checked_at, now) <= units.parse_duration(control.max_report_age)
     }
     by_node: dict[str, list[Incident]] = {}
     for one in incidents:
@@ -102,7 +102,7 @@ def _worst_finding(now: str, report: NodeReport, past: Sequence[Incident], contr
         and not one.is_shadow
         and ACTIONS.index(one.action) >= _DRAINING
         and one.evidence_at > dealt_with
-        and _age_s(one.evidence_at, now) <= units.parse_duration(control.max_evidence_age)
+        and age_s(one.evidence_at, now) <= units.parse_duration(control.max_evidence_age)
     ]
     return min(findings, key=lambda one: (-ACTIONS.index(one.action), one.evidence_at, one.check), default=None)
 
@@ -119,7 +119,7 @@ def _drain_within_limits(
     sizes = Counter(group for view in nodes.values() for group in view.groups)
     used = Counter(group for name in open_nodes if name in nodes for group in nodes[name].groups)
     shares = {"leaf": control.max_share_leaf, "partition": control.max_share_partition}
-    in_hour = sum(1 for one in incidents if _age_s(one.opened_at, now) < _HOUR_S)
+    in_hour = sum(1 for one in incidents if age_s(one.opened_at, now) < _HOUR_S)
     hourly = max(1, int(control.max_share_hour * len(nodes)))
     ordered = sorted(candidates, key=lambda pair: (-ACTIONS.index(pair[0].action), pair[0].evidence_at, pair[1].node))
     for finding, view in ordered:
@@ -174,10 +174,10 @@ def _follow_incident(
         return
     if report is None or report.checked_at <= incident.drained_at:
         return
-    failing = [one for one in report.findings if one.state == "failed" and not one.is_shadow and _drains(one)]
-    if failing or incident.check not in report.passed:
+    failure = _failure(report) or ("" if incident.check in report.passed else f"{incident.check} is unknown")
+    if failure:
         if incident.phase == "recovered":
-            yield decision("fail", failing[0].message if failing else f"{incident.check} is unknown")
+            yield decision("fail", failure)
         return
     if incident.phase == "drained":
         yield decision("recover", "all its checks pass")
@@ -189,26 +189,49 @@ def _follow_incident(
     returns = [
         one
         for one in of_node
-        if one.outcome == "returned" and _age_s(one.over_at, now) <= units.parse_duration(control.returns_within)
+        if one.outcome == "returned" and age_s(one.over_at, now) <= units.parse_duration(control.returns_within)
     ]
     if needs or len(returns) >= control.max_returns:
         why = needs or f"it returned {len(returns)} times within {control.returns_within}"
         yield decision("escalate", f"{why}: a person returns it, with `pit node return {view.node}`")
-    elif _is_over_at_once(incident, report) or _age_s(incident.recovered_at, now) >= units.parse_duration(
+    elif _is_over_at_once(incident, report) or age_s(incident.recovered_at, now) >= units.parse_duration(
         control.stable_for
     ):
         yield decision("return", "all its checks pass")
 
 
-def _drains(finding: Finding) -> bool:
-    return ACTIONS.index(finding.action) >= _DRAINING
+def why_not_returned(
+    now: str, view: NodeView, report: NodeReport | None, incident: Incident | None, control: Control
+) -> str:
+    """Return why a person cannot return a node as ours; "" if nothing speaks against it.
+
+    incident: the node's open one. A check that is unknown, or is no more, a missing remedy and frequent returns do not
+    hold a person back.
+    """
+    if incident is None or incident.phase == "opening" or not view.is_drained:
+        return f"it is not drained by pit node{f': {view.reason}' if view.is_drained else ''}"
+    if incident_of_reason(view.reason)[0] != incident.incident:
+        return f"its reason was changed: {view.reason}"
+    if report is None or age_s(report.checked_at, now) > units.parse_duration(control.max_report_age):
+        return f"it has no report of the last {control.max_report_age}"
+    if report.checked_at <= incident.drained_at:
+        return f"it was not checked since it was drained, at {incident.drained_at}"
+    return _failure(report)
+
+
+def _failure(report: NodeReport) -> str:
+    """Return the first finding of a report that drains a node, as text; "" for none."""
+    for one in report.findings:
+        if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _DRAINING:
+            return f"{one.check}: {one.message}"
+    return ""
 
 
 def _missing_remedy(incident: Incident, report: NodeReport) -> str:
     """Return what the incident's action demands and has not happened; "" if nothing."""
     if incident.action == "reboot" and report.boot_id == incident.boot_id:
         return "it was not rebooted"
-    if incident.action == "repair" and report.hardware == incident.hardware:
+    if incident.action == "repair" and not _has_new_part(incident, report):
         return "no part was replaced"
     return ""
 
@@ -216,13 +239,19 @@ def _missing_remedy(incident: Incident, report: NodeReport) -> str:
 def _is_over_at_once(incident: Incident, report: NodeReport) -> bool:
     """Return whether the node booted again or has a new part: then its checks need not pass for a while."""
     booted = bool(incident.boot_id and report.boot_id and report.boot_id != incident.boot_id)
-    return booted or bool(incident.hardware and report.hardware and report.hardware != incident.hardware)
+    return booted or _has_new_part(incident, report)
 
 
-def _age_s(at: str, now: str) -> float:
+def _has_new_part(incident: Incident, report: NodeReport) -> bool:
+    """Return whether a device has a serial number that none had. One that is gone, back or renamed is no new part."""
+    before = set(incident.hardware.values())
+    return any(device in incident.hardware and one not in before for device, one in report.hardware.items())
+
+
+def age_s(at: str, now: str) -> float:
     """Return how long ago a time was, in seconds; infinity for one that cannot be read or is in the future by 5 min."""
     try:
-        age_s = (datetime.fromisoformat(now) - datetime.fromisoformat(at)).total_seconds()
+        passed_s = (datetime.fromisoformat(now) - datetime.fromisoformat(at)).total_seconds()
     except (ValueError, TypeError):
         return float("inf")
-    return age_s if age_s >= -300.0 else float("inf")
+    return passed_s if passed_s >= -300.0 else float("inf")

@@ -6,12 +6,13 @@ anywhere: intents are in the journal, and the next tick resolves them first. A f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import hostlist, timestamps
-from pitools.core.errors import PitError
+from pitools.core.errors import ConfigError, PitError, UsageError, suggest
 from pitools.core.locks import lock
 from pitools.core.record import Record
 from pitools.node import spool
@@ -26,7 +27,7 @@ from pitools.node.control.incidents import (
     next_id,
     read_entries,
 )
-from pitools.node.control.policy import Act, Decision, NodeView, decide
+from pitools.node.control.policy import Act, Decision, NodeView, age_s, decide, why_not_returned
 from pitools.node.types import NodeReport
 from pitools.slurm.client import Client
 from pitools.slurm.records import Node, Switch
@@ -52,6 +53,25 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     error: str = ""
 
 
+class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
+    """A line of `pit node list`. state: Slurm's, with flags, as `idle+drain`. incident, phase, check: of the open one.
+
+    report_age_s, failed, unknown: of the last report and its findings; None without one. The age is None, too, where
+    the clock of the node is wrong. finding: its first failure.
+    """
+
+    node: str
+    state: str
+    incident: str = ""
+    phase: str = ""
+    check: str = ""
+    report_age_s: float | None = None
+    failed: int | None = None
+    unknown: int | None = None
+    finding: str = ""
+    reason: str = ""
+
+
 class TickResult(NamedTuple):
     """The rows of a tick, and what is wrong with reports."""
 
@@ -60,9 +80,14 @@ class TickResult(NamedTuple):
 
 
 class Controller:
-    """The controller of one cluster. folder: of the journal and its lock, `control` in the spool."""
+    """The controller of one cluster. Its journal and lock are in the folder `control` of the spool.
+
+    Raises ConfigError without a spool.
+    """
 
     def __init__(self, client: Client, config: NodeConfig) -> None:
+        if not config.spool:
+            raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
         self._client = client
         self._config = config
         self._spool = Path(config.spool)
@@ -76,8 +101,52 @@ class Controller:
                 return self._tick(act=True)
         return self._tick(act=False)
 
+    def return_nodes(self, names: Sequence[str]) -> TickResult:
+        """Return drained nodes of ours at once, for a person; a row without `done` says why one is not returned.
+
+        Raises UsageError for a node that Slurm does not have, TryLater while a tick runs, PitError.
+        """
+        self._folder.mkdir(mode=0o755, exist_ok=True)
+        with lock(self._folder / "lock", "the journal of incidents"):
+            incidents = self.incidents()
+            nodes = node_views(self._client.nodes(), ())
+            if unknown := [name for name in names if name not in nodes]:
+                raise UsageError(f'no node "{unknown[0]}" in this cluster', hint=suggest(unknown[0], nodes))
+            reports, problems = spool.read_reports(self._spool, nodes)
+            open_by_node = {one.node: one for one in incidents.values() if one.phase != "over"}
+            now = timestamps.now_rfc3339()
+            rows = []
+            for name in names:
+                one, report = open_by_node.get(name), reports.get(name)
+                why_not = why_not_returned(now, nodes[name], report, one, self._config.control)
+                decision = Decision(
+                    act="return",
+                    node=name,
+                    incident=one.incident if one else "",
+                    check=one.check if one else "",
+                    why=why_not or "returned by a person",
+                )
+                rows.append(_row(decision, done=False) if why_not else self._carry_out(decision, reports, incidents))
+            return TickResult(rows, problems)
+
+    def incidents(self) -> dict[str, Incident]:
+        """Return all incidents by id, in the order in which they began. Raises DataError."""
+        return fold(read_entries(self._folder / "journal.jsonl"))
+
+    def report(self, node: str) -> NodeReport | None:
+        """Return the last report of a node; None without one. Raises PitError."""
+        return spool.read_report(self._spool, node)
+
+    def node_rows(self) -> tuple[list[NodeRow], list[str]]:
+        """Return a row for each of Slurm's nodes, and what is wrong with reports. Raises PitError."""
+        open_by_node = {one.node: one for one in self.incidents().values() if one.phase != "over"}
+        nodes = self._client.nodes()
+        reports, problems = spool.read_reports(self._spool, {node.node for node in nodes})
+        now = timestamps.now_rfc3339()
+        return [node_row(node, open_by_node.get(node.node), reports.get(node.node), now) for node in nodes], problems
+
     def _tick(self, *, act: bool) -> TickResult:
-        incidents = fold(read_entries(self._folder / "journal.jsonl"))
+        incidents = self.incidents()
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
         decisions = decide(timestamps.now_rfc3339(), nodes, reports, list(incidents.values()), self._config.control)
@@ -182,6 +251,23 @@ def node_views(nodes: Iterable[Node], topology: Iterable[object]) -> dict[str, N
             groups=(*leaves, *(f"partition:{name}" for name in node.partitions)),
         )
     return views
+
+
+def node_row(node: Node, incident: Incident | None, report: NodeReport | None, now: str) -> NodeRow:
+    """Return a node's line of `pit node list`."""
+    failed = [one for one in report.findings if one.state == "failed"] if report else []
+    return NodeRow(
+        node=node.node,
+        state="+".join((node.state, *node.flags)),
+        incident=incident.incident if incident else "",
+        phase=incident.phase if incident else "",
+        check=incident.check if incident else "",
+        report_age_s=round(age, 1) if report and isfinite(age := age_s(report.checked_at, now)) else None,
+        failed=len(failed) if report else None,
+        unknown=len(report.findings) - len(failed) if report else None,
+        finding=f"{failed[0].check}: {failed[0].message}" if failed else "",
+        reason=node.reason,
+    )
 
 
 def _row(decision: Decision, *, done: bool, error: str = "") -> ActRow:

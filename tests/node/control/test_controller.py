@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.core.errors import Unreachable
+from pitools.core.errors import ConfigError, Unreachable, UsageError
 from pitools.node import spool
 from pitools.node.check.config import Control, NodeConfig
-from pitools.node.control import incidents, tick
+from pitools.node.control import incidents, policy, tick
 from pitools.node.control.incidents import EntryKind
 from pitools.node.types import Action, Finding, NodeReport
 from pitools.slurm.records import Node, Switch
@@ -337,4 +337,95 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
         "n08",
         "n09",
         "nowhere",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "act"),
+    [
+        ({"gpu0": "a", "gpu1": "b"}, {"gpu0": "c", "gpu1": "b"}, "return"),
+        ({"gpu0": "a", "gpu1": "b"}, {"gpu1": "b"}, "escalate"),
+        ({"gpu1": "b"}, {"gpu0": "a", "gpu1": "b"}, "escalate"),
+        ({"nvme0": "a", "nvme1": "b"}, {"nvme0": "b", "nvme1": "a"}, "escalate"),
+        ({}, {"gpu0": "a"}, "escalate"),
+        ({"gpu0": "a"}, {}, "escalate"),
+    ],
+    ids=["replaced", "gone", "back", "renamed", "first read", "not read"],
+)
+def test_only_a_new_serial_number_is_a_repair(before: dict[str, str], after: dict[str, str], act: str) -> None:
+    """A GPU that fell off the bus and came back, or disks in another order, are no new part."""
+    now = "2026-11-01T12:00:00.000Z"
+    incident = incidents.Incident(
+        incident="n03-1",
+        node="n03",
+        check="gpu-count",
+        action="repair",
+        opened_at="2026-11-01T10:00:00.000Z",
+        evidence_at="2026-11-01T10:00:00.000Z",
+        message="broken",
+        hardware=before,
+        phase="recovered",
+        drained_at="2026-11-01T10:00:00.000Z",
+        recovered_at="2026-11-01T11:00:00.000Z",
+    )
+    report = NodeReport(node="n03", boot_id="", checked_at=now, hardware=after, passed=("gpu-count",))
+    view = policy.NodeView("n03", is_drained=True, is_down=False, has_jobs=False, reason=incident.reason)
+    decisions = policy.decide(now, {"n03": view}, {"n03": report}, [incident], Control())
+    assert [one.act for one in decisions] == [act]
+
+
+def test_a_person_returns_what_is_ours_and_was_checked(tmp_path: Path, clock: Clock) -> None:
+    """Not before a new report, nor while a check fails, nor a drain of others; even where it was left to a person."""
+    world = World(tmp_path, clock)
+    world.faulty = {"n03": "reboot"}
+    world.report()
+    world.tick()
+    world.slurm.reasons["n04"] = "bob: fans"
+    controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+
+    def returned() -> list[bool]:
+        clock.pass_minutes(1)
+        return [row.done for row in controller.return_nodes(["n03", "n04", "n05"]).rows]
+
+    assert returned() == [False] * 3
+    world.report()
+    assert returned() == [False] * 3
+    world.faulty.clear()
+    clock.pass_minutes(20)
+    assert returned() == [False] * 3  # the report is too old
+    world.report()
+    world.tick()
+    assert returned() == [True, False, False]
+    assert world.slurm.reasons == {"n04": "bob: fans"}
+    assert [one.outcome for one in controller.incidents().values()] == ["returned"]
+    with pytest.raises(UsageError):
+        controller.return_nodes(["n3"])
+
+
+def test_a_controller_needs_a_spool(clock: Clock) -> None:
+    """The key is named; nothing is looked for in the current folder."""
+    with pytest.raises(ConfigError, match="spool"):
+        tick.Controller(None, NodeConfig())  # type: ignore[arg-type]
+
+
+def test_a_list_has_every_node(tmp_path: Path, clock: Clock) -> None:
+    """With or without a report, of a clock that is right or not, and its incident."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    clock.pass_minutes(2)
+    for name, checked_at in (("n05", "yesterday"), ("n06", "2027-01-01T00:00:00.000Z"), ("n07", "2026-11-01T00:00:00")):
+        path = tmp_path / f"{name}.json"
+        report = msgspec.json.decode(path.read_bytes(), type=NodeReport)
+        spool.write_report(tmp_path, msgspec.structs.replace(report, checked_at=checked_at))
+    (tmp_path / "n08.json").unlink()
+    rows, problems = tick.Controller(world.slurm, world.config).node_rows()  # type: ignore[arg-type]
+    ages = {row.node: row.report_age_s for row in rows}
+    assert (len(rows), problems) == (len(NODES), [])
+    assert [ages[f"n0{number}"] for number in range(3, 9)] == [120.0, 120.0, None, None, None, None]
+    assert [(row.state, row.incident, row.failed) for row in rows[2:5]] == [
+        ("idle", "", 0),
+        ("idle+drain", "n03-1", 1),
+        ("idle", "", 0),
     ]
