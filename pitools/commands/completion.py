@@ -163,3 +163,30 @@ def _state(run_dir: Path) -> str:
         return "unfinished"
     except (OSError, ValueError, KeyError, TypeError):
         return "?"
+
+
+def complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Nodes that have a report."""
+    from click.shell_completion import CompletionItem
+
+    from pitools.core.errors import PitError
+    from pitools.node.check.config import load_config
+    from pitools.site.load import load_site
+
+    try:
+        path = ctx.params.get("config_path") or load_site(str(ctx.params.get("site_name") or "local")).node.config
+        spool = load_config(Path(path) if path else None).spool
+        reports = sorted(Path(spool).glob("*.json")) if spool else []
+    except (PitError, OSError):
+        return []
+    names = [report.stem for report in reports if report.stem.startswith(incomplete)]
+    return [CompletionItem(name) for name in names[:_MAX_ITEMS]]
+
+
+def complete_tables(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Tables of facts about a node."""
+    from click.shell_completion import CompletionItem
+
+    from pitools.node.tables import TABLES
+
+    return [CompletionItem(name) for name in TABLES if name.startswith(incomplete)]

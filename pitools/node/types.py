@@ -75,3 +75,30 @@ class NodeReport(Record, frozen=True, kw_only=True, tag="pit.node-report/1"):
     hardware: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()
     passed: tuple[str, ...] = ()
+
+
+class TableRow(Record, frozen=True, kw_only=True, tag="pit.node-table/1"):
+    """A line of `pit node show`: a table of facts about this node. rows: None if it is unknown, for that reason."""
+
+    node: str
+    table: str
+    rows: int | None
+    cost_s: float
+    source: str
+    unknown: str = ""
+
+
+class FactRow(Record, frozen=True, kw_only=True, tag="pit.node-fact/1"):
+    """A line of `pit node show --facts TABLE`."""
+
+    node: str
+    table: str
+    values: Row
+
+
+class KeyRow(Record, frozen=True, kw_only=True, tag="pit.node-key/1"):
+    """A line of `pit node show --tables`: a key of a table, as checks name it."""
+
+    table: str
+    key: str
+    meaning: str

@@ -108,6 +108,8 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
             }
         if said.topology.file:
             tables["topology"]["file"] = _relative_to_file(path, said.topology.file)
+        if said.node.config:
+            tables["node"]["config"] = _relative_to_file(path, said.node.config)
         _merge(merged, tables, origins, str(path), "")
     where = " + ".join(str(path) for path in site_files(name))
     site = strict_toml.convert_tables(merged, Site, where)

@@ -151,6 +151,15 @@ class Place(Section, frozen=True, kw_only=True):
     max_gpu_hours: float = 0.0
 
 
+class NodeHealth(Section, frozen=True, kw_only=True):
+    """Health of the site's nodes. config: the file of checks and limits, on this machine; relative to the site file.
+
+    "": /etc/pitools/node.toml.
+    """
+
+    config: str = ""
+
+
 class Recovery(Section, frozen=True, kw_only=True):
     """Recovery of runs after a fault, a preemption or their time limit.
 
@@ -221,6 +230,7 @@ class Site(Section, frozen=True, kw_only=True):
     stage: Stage = Stage()
     topology: Topology = Topology()
     place: Place = Place()
+    node: NodeHealth = NodeHealth()
     recovery: Recovery = Recovery()
     container: Container = Container()
     hooks: tuple[Hook, ...] = ()

@@ -95,6 +95,19 @@ def test_a_real_bash(runs: Path) -> None:
     assert not imported & {"numpy", "rich", "submitit", "zarr", "obstore", "pitools.launch.monitor.status"}
 
 
+def test_nodes_with_a_report_and_tables(runs: Path) -> None:
+    """Of the spool that the site's file of checks names; none where that is wrong."""
+    (runs / "spool").mkdir()
+    for name in ("n01", "n02", "x01"):
+        (runs / "spool" / f"{name}.json").touch()
+    (runs / "node.toml").write_text(f'spool = "{runs}/spool"\n')
+    config = ("--config", str(runs / "node.toml"))
+    assert [item.value for item in offered("node", "show", *config, "n")] == ["n01", "n02"]
+    assert [item.value for item in offered("node", "return", *config, "n01", "x")] == ["x01"]
+    assert offered("node", "show", "--config", str(runs / "none.toml"), "n") == []
+    assert [item.value for item in offered("node", "show", "--facts", "gp")] == ["gpus"]
+
+
 def test_datasets_tags_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Datasets of a root, and no other folder; tags after @; versions after /; the names of a request's data."""
     monkeypatch.chdir(tmp_path)

@@ -139,13 +139,17 @@ def test_a_template_lies_beside_the_file_that_names_it(
     write_site: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative path does not start where the command happens to be typed."""
-    path = write_site("x", 'name = "x"\n[templates]\nmine = "mine.j2"\nhome = "~/home.j2"\nfar = "/far.j2"\n')
+    path = write_site(
+        "x",
+        'name = "x"\n[templates]\nmine = "mine.j2"\nhome = "~/home.j2"\nfar = "/far.j2"\n[node]\nconfig = "n.toml"\n',
+    )
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load.load_site("x").templates == {
         "mine": str(path.with_name("mine.j2")),
         "home": str(tmp_path / "home.j2"),
         "far": "/far.j2",
     }
+    assert load.load_site("x").node.config == str(path.with_name("n.toml"))
 
 
 @pytest.mark.parametrize("folder", [False, True])

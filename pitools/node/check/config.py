@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pitools.core import hostlist, strict_toml, units
+from pitools.core import hostlist, strict_toml, trust, units
 from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.node.check.xid_checks import XidSource, xid_checks
 from pitools.node.tables import TABLES
@@ -115,13 +115,14 @@ class XidOptions(Section, frozen=True, kw_only=True):
 
 
 class NodeConfig(Section, frozen=True, kw_only=True):
-    """The whole file. spool: shared folder, where each node writes its report. state: this node's own folder.
+    """The whole file. spool: shared folder, where each node writes its report. state: a folder on the node's own disk.
 
-    disable: names of shipped checks that are not made.
+    python: an interpreter with pitools, read by `scripts/pit-healthcheck`. disable: shipped checks that are not made.
     """
 
     spool: str = ""
     state: str = "/var/lib/pitools/node"
+    python: str = ""
     types: dict[str, NodeType] = {}
     disable: tuple[str, ...] = ()
     check: tuple[Check, ...] = ()
@@ -132,9 +133,12 @@ class NodeConfig(Section, frozen=True, kw_only=True):
 def load_config(path: Path | None = None) -> NodeConfig:
     """Load a site's file, with the shipped checks before its own; those alone if the default file is missing.
 
-    Raises ConfigError with the key, and the nearest known name.
+    Raises ConfigError with the key, and the nearest known name, also if others could change the file: it names programs
+    to run.
     """
     is_missing = path is None and not CONFIG_PATH.exists()
+    if not is_missing:
+        trust.require_trusted(path or CONFIG_PATH, "file of node checks")
     own = NodeConfig() if is_missing else _load(path or CONFIG_PATH)
     base = _load(Path(__file__).with_name("base.toml"), xid_checks(own.xid.source))
     if is_missing:

@@ -1,0 +1,171 @@
+"""`pit node check|show`: what this node, or the controller's records of another, say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands import completion
+from pitools.commands.options import LocalPath, rows_format_option, site_option
+
+if TYPE_CHECKING:
+    from pitools.node.check.this_node import Context
+
+FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message")
+INCIDENT_COLUMNS = ("incident", "check", "action", "phase", "opened_at", "over_at", "outcome", "message")
+HISTORY_COLUMNS = (
+    "node",
+    "incidents",
+    "open_incident",
+    "last_opened_at",
+    "mtbi_s",
+    "repair_s",
+    "drained_s",
+    "checked_at",
+    "failed",
+)
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=LocalPath(),
+    metavar="FILE",
+    shell_complete=completion.complete_files,
+    help="File of checks and limits, if not the site's or /etc/pitools/node.toml.",
+)
+
+
+@click.command()
+@config_option
+@click.option("--report", is_flag=True, help="Write the report for the controller, into the spool.")
+@click.option(
+    "--context",
+    type=click.Choice(["health", "prolog", "epilog"]),
+    default="health",
+    show_default=True,
+    help="In an epilog no Slurm command is run, in a prolog no program.",
+)
+@click.option("--all", "with_passed", is_flag=True, help="Also print the checks that passed.")
+@click.option("--node", "name", metavar="NAME", default="", help="This node's name in Slurm, if not the host's.")
+@rows_format_option
+@click.pass_context
+def check(
+    ctx: click.Context,
+    config_path: Path | None,
+    report: bool,
+    context: Context,
+    with_passed: bool,
+    name: str,
+    form: str,
+) -> None:
+    """Check this node: a line for each finding that failed or is unknown. Exit 1: a critical check failed."""
+    from pitools.core.errors import UsageError
+    from pitools.core.output import Output
+    from pitools.node.check import this_node
+    from pitools.node.check.config import load_config
+
+    if report and context != "health":
+        raise UsageError("--report needs all tables", where=f"--context {context}", hint="leave --context out")
+    config = load_config(config_path)
+    checked = this_node.check_node(config, this_node.node_name(name), context)
+    with Output(form, FINDING_COLUMNS) as out:
+        for finding in sorted(checked.findings, key=lambda one: one.state != "failed"):
+            if with_passed or finding.state != "passed":
+                out(finding)
+    if report:
+        this_node.write_report(config, checked)
+    if checked.has_failed:
+        ctx.exit(1)
+
+
+@click.command()
+@click.argument("node", default="", shell_complete=completion.complete_nodes)
+@config_option
+@site_option
+@click.option(
+    "--facts",
+    "table",
+    metavar="TABLE",
+    default="",
+    shell_complete=completion.complete_tables,
+    help="The rows of a table of facts about this node.",
+)
+@click.option("--tables", is_flag=True, help="The keys of all tables of facts, with what they mean.")
+@rows_format_option
+def show(node: str, config_path: Path | None, site_name: str, table: str, tables: bool, form: str) -> None:
+    """Show the tables of facts about this node; or of NODE: its history, its incidents, its last report.
+
+    mtbi is the median time between the starts of incidents, repair that from a start to the return.
+    """
+    from pitools.core.errors import UsageError, suggest
+    from pitools.node.tables import TABLES
+
+    if sum([bool(node), bool(table), tables]) > 1:
+        raise UsageError("NODE, --facts and --tables exclude each other", where="pit node show")
+    if table and table not in TABLES:
+        raise UsageError(f'no table "{table}"', where="--facts", hint=suggest(table, TABLES))
+    if tables:
+        _print_keys(form)
+    elif node:
+        _print_history(node, config_path, site_name, form)
+    else:
+        _print_facts(config_path, table, form)
+
+
+def _print_keys(form: str) -> None:
+    from pitools.core.output import Output
+    from pitools.node.tables import TABLES
+    from pitools.node.types import KeyRow
+
+    with Output(form) as out:
+        for name, table in TABLES.items():
+            for key, meaning in table.keys.items():
+                out(KeyRow(table=name, key=key, meaning=meaning))
+
+
+def _print_facts(config_path: Path | None, table: str, form: str) -> None:
+    from pitools.core.errors import ClusterError
+    from pitools.core.output import Output
+    from pitools.node.check import this_node
+    from pitools.node.check.config import load_config
+    from pitools.node.tables import TABLES
+    from pitools.node.types import FactRow, TableRow
+
+    config, node = load_config(config_path), this_node.node_name()
+    facts = this_node.gather(config, node, [table] if table else ())
+    if not table:
+        with Output(form) as out:
+            for name, read in facts.tables.items():
+                rows = None if read.unknown else len(read.rows)
+                out(
+                    TableRow(
+                        node=node, table=name, rows=rows, cost_s=read.cost_s, source=read.source, unknown=read.unknown
+                    )
+                )
+        return
+    found = facts.tables.get(table)
+    if found is None or found.unknown:
+        raise ClusterError(f"{table}: {found.unknown if found else 'nothing reads this table'}", where=node)
+    with Output(form, tuple(f"values.{key}" for key in TABLES[table].keys)) as out:
+        for row in found.rows:
+            out(FactRow(node=node, table=table, values=row))
+
+
+def _print_history(node: str, config_path: Path | None, site_name: str, form: str) -> None:
+    from pitools.commands.node_drain import load_controller
+    from pitools.core import timestamps
+    from pitools.core.output import Output
+    from pitools.node.control.history import node_history
+
+    controller = load_controller(config_path, site_name)
+    incidents = [one for one in controller.incidents().values() if one.node == node]
+    report = controller.report(node)
+    with Output(form, HISTORY_COLUMNS) as out:
+        out(node_history(node, incidents, report, timestamps.now_rfc3339()))
+    with Output(form, INCIDENT_COLUMNS) as out:
+        for incident in incidents:
+            out(incident)
+    with Output(form, FINDING_COLUMNS) as out:
+        for finding in report.findings if report else ():
+            out(finding)

@@ -1,0 +1,155 @@
+"""`pit node list|drain|return|watch`: the controller of a site's drains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands import completion
+from pitools.commands.node_check import config_option
+from pitools.commands.options import format_option, rows_format_option, site_option
+
+if TYPE_CHECKING:
+    from pitools.node.control.tick import ActRow, Controller
+
+NODE_COLUMNS = ("node", "state", "incident", "phase", "report_age_s", "failed", "unknown", "finding", "reason")
+ACT_COLUMNS = ("node", "act", "done", "incident", "check", "why", "error")
+act_option = click.option("--act", is_flag=True, help="Act, even if [control] act = false.")
+
+
+def load_controller(config_path: Path | None, site_name: str) -> Controller:
+    """Return the controller of a site. Raises PitError."""
+    return _load(config_path, site_name)[0]
+
+
+def _load(config_path: Path | None, site_name: str) -> tuple[Controller, bool]:
+    """Return the controller of a site, and whether its file allows it to act."""
+    from pitools.node.check.config import load_config
+    from pitools.node.control.tick import Controller
+    from pitools.site.connect import client
+    from pitools.site.load import load_site
+
+    site = load_site(site_name)
+    config = load_config(config_path or (Path(site.node.config) if site.node.config else None))
+    return Controller(client(site), config), config.control.act
+
+
+@click.command("list")
+@config_option
+@site_option
+@format_option
+def list_command(config_path: Path | None, site_name: str, form: str) -> None:
+    """List all nodes: Slurm's state, the open incident, and the last report."""
+    from pitools.core.output import Output
+
+    rows, problems = load_controller(config_path, site_name).node_rows()
+    with Output(form, NODE_COLUMNS) as out:
+        for row in rows:
+            out(row)
+    _print_lines(problems)
+
+
+@click.command()
+@act_option
+@config_option
+@site_option
+@format_option
+def drain(act: bool, config_path: Path | None, site_name: str, form: str) -> None:
+    """Drain nodes whose reports say so, and return those that have recovered; a line for each act. For cron.
+
+    Only prints what it would do without --act or [control] act = true. It never touches a drain that a person or
+    another tool made, and drains within the limits of [control]. While another tick runs, this one ends at once, with
+    exit 0.
+    Exit 4: an act failed; 75: Slurm does not answer, and nothing was changed.
+    """
+    from pitools.core.errors import ClusterError, NoSpace, TryLater, Unreachable
+    from pitools.core.output import Output
+
+    controller, may_act = _load(config_path, site_name)
+    try:
+        result = controller.tick(act=act or may_act)
+    except TryLater as error:
+        if isinstance(error, Unreachable | NoSpace):
+            raise
+        _print_lines([str(error)])  # another tick is at work
+        return
+    with Output(form, ACT_COLUMNS) as out:
+        for row in result.rows:
+            out(row)
+    _print_lines(result.problems)
+    if result.rows and not (act or may_act):
+        _print_lines(["a dry run: nothing was changed; to act: pit node drain --act"])
+    if failed := [row for row in result.rows if row.error]:
+        raise ClusterError(f"{len(failed)} acts failed: {failed[0].node}: {failed[0].error}", hint="run this again")
+
+
+@click.command("return")
+@click.argument("nodes", nargs=-1, required=True, shell_complete=completion.complete_nodes)
+@config_option
+@site_option
+@format_option
+@click.pass_context
+def return_command(
+    ctx: click.Context, nodes: tuple[str, ...], config_path: Path | None, site_name: str, form: str
+) -> None:
+    """Return NODES (host lists) that pit node drained, at once: for a person who repaired them, or knows better.
+
+    A node returns if it was checked since its drain, and no check that drains fails. Exit 1: a node was not returned.
+    """
+    from pitools.core import hostlist
+    from pitools.core.output import Output
+
+    names = [name for text in nodes for name in hostlist.expand(text)]
+    result = load_controller(config_path, site_name).return_nodes(names)
+    with Output(form, ACT_COLUMNS) as out:
+        for row in result.rows:
+            out(row)
+    if left := [row for row in result.rows if not row.done]:
+        _print_lines(f"{row.node} is not returned: {row.error or row.why}" for row in left)
+        nodes_left = hostlist.fold(row.node for row in left)
+        _print_lines([f"to resume them all the same: scontrol update nodename={nodes_left} state=resume"])
+        ctx.exit(1)
+
+
+@click.command()
+@act_option
+@click.option("--every", default="60s", show_default=True, metavar="TIME", help="From one tick's end to the next.")
+@config_option
+@site_option
+@rows_format_option
+def watch(act: bool, every: str, config_path: Path | None, site_name: str, form: str) -> None:
+    """Do what `pit node drain` does repeatedly, and print each act when it is new. The file is read once."""
+    import sys
+    import time
+
+    from pitools.core.errors import ClusterError, TryLater
+    from pitools.core.output import Output
+    from pitools.core.units import parse_duration
+
+    every_s = parse_duration(every)
+    controller, may_act = _load(config_path, site_name)
+    shown: list[ActRow] = []
+    told: list[str] = []
+    # A table would be printed at the end.
+    lines = "tsv" if form == "table" or (form == "auto" and sys.stdout.isatty()) else form
+    with Output(lines, ACT_COLUMNS) as out:
+        while True:
+            try:
+                rows, problems = controller.tick(act=act or may_act)
+            except (TryLater, ClusterError) as error:
+                rows, problems = shown, [str(error)]
+            for row in rows:
+                if row not in shown:
+                    out(row)
+            _print_lines(line for line in problems if line not in told)
+            shown, told = rows, problems
+            time.sleep(every_s)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Print lines on stderr."""
+    for line in lines:
+        click.echo(f"pit: {line}", err=True)

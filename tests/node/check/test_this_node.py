@@ -1,0 +1,179 @@
+"""A node checks itself: its report, its rates, and what its prolog reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ConfigError, UsageError
+from pitools.core.record import decode_json
+from pitools.node import spool
+from pitools.node.check import this_node
+from pitools.node.check.config import Check, NodeConfig, NodeType
+from pitools.node.gather import collectors
+from pitools.node.gather.gather import Collector
+from pitools.node.types import NodeFacts, Row
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NodeConfig:
+    (tmp_path / "spool").mkdir()
+    check = Check(name="scratch", table="files", key="exists", where={"path": str(tmp_path / "scratch")}, equals=True)
+    return NodeConfig(spool=str(tmp_path / "spool"), state=str(tmp_path / "a" / "state"), check=(check,))
+
+
+def with_checks(config: NodeConfig, *checks: Check) -> NodeConfig:
+    return NodeConfig(spool=config.spool, state=config.state, check=checks, control=config.control)
+
+
+def test_a_report_says_what_failed_and_then_what_passed(config: NodeConfig, tmp_path: Path) -> None:
+    """The file for prologs is there as long as the fault."""
+    checked = this_node.check_node(config, "n01")
+    assert [(one.check, one.state) for one in checked.findings] == [("scratch", "failed")]
+    assert checked.has_failed
+    this_node.write_report(config, checked)
+    report = spool.read_report(tmp_path / "spool", "n01")
+    assert report is not None
+    assert ([one.check for one in report.findings], report.passed) == (["scratch"], ())
+    until_s, why = (tmp_path / "a" / "state" / "n01.refuse").read_text().splitlines()
+    assert float(until_s) > 1.7e9
+    assert why.startswith("scratch: ")
+    (tmp_path / "scratch").touch()
+    checked = this_node.check_node(config, "n01")
+    assert not checked.has_failed
+    this_node.write_report(config, checked)
+    report = spool.read_report(tmp_path / "spool", "n01")
+    assert report is not None
+    assert (report.findings, report.passed) == ((), ("scratch",))
+    assert not (tmp_path / "a" / "state" / "n01.refuse").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "refused"),
+    [
+        ({"level": "warning"}, False, True),
+        ({"is_shadow": True}, False, False),
+        ({"action": "watch"}, True, False),
+        ({"action": "drain-after-job"}, True, False),
+        ({"action": "reboot"}, True, True),
+    ],
+)
+def test_what_fails_a_check_and_a_prolog(
+    config: NodeConfig, change: dict[str, object], code: bool, refused: bool
+) -> None:
+    """The level decides the exit code, the action whether jobs are kept off; a shadow does neither."""
+    fields = {name: getattr(config.check[0], name) for name in Check.__struct_fields__}
+    config = with_checks(config, Check(**(fields | change)))
+    checked = this_node.check_node(config, "n01")
+    this_node.write_report(config, checked)
+    assert checked.has_failed is code
+    assert (Path(config.state) / "n01.refuse").exists() is refused
+
+
+def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that is not reported moves nothing; a damaged or foreign file of facts is none."""
+    counter = [5]
+
+    def read(_targets: object, _skip: object) -> list[Row]:
+        return [{"port": "mlx5_0/1", "link_downed": counter[0]}]
+
+    monkeypatch.setattr(collectors, "COLLECTORS", (Collector("rdma_ports", "test", read),))
+    config = with_checks(config, Check(name="flaps", table="rdma_ports", key="link_downed", max_increase=0))
+
+    def state(*, report: bool) -> str:
+        checked = this_node.check_node(config, "n01")
+        if report:
+            this_node.write_report(config, checked)
+        return checked.findings[0].state
+
+    assert state(report=True) == "passed"
+    counter[0] = 6
+    assert [state(report=False), state(report=True), state(report=True)] == ["failed", "failed", "passed"]
+    counter[0] = 7
+    path = Path(config.state) / "n01.facts.json"
+    good = path.read_bytes()
+    assert set(decode_json(good, NodeFacts).tables) == {"rdma_ports"}
+    for bad in (good[:-20], b"[]", b"\xff"):
+        path.write_bytes(bad)
+        assert state(report=False) == "passed"
+    path.write_bytes(good)
+    Path(config.state).chmod(0o777)
+    assert state(report=False) == "passed"
+    Path(config.state).chmod(0o755)
+    assert state(report=False) == "failed"
+
+
+def test_a_prolog_reads_no_table_that_runs_programs(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their checks are left out there, and are not unknown."""
+    asked: list[set[str]] = []
+
+    def read(tables: set[str], targets: object, *, node: str, asks_controller: bool) -> NodeFacts:
+        asked.append({*tables, *(["controller"] if asks_controller else [])})
+        return NodeFacts(node=node, boot_id="", gathered_at="2026-11-01T00:00:00.000Z", tables={})
+
+    monkeypatch.setattr(this_node, "read_facts", read)
+    command = Check(name="run", table="commands", key="exit_code", where={"command": "true"}, equals=0)
+    slurm = Check(name="slurmd", table="slurm", key="slurmd_is_running", equals=True)
+    state = Check(name="state", table="slurm", key="node_state", one_of=("IDLE", "MIXED"))
+    config = with_checks(config, *config.check, command, slurm, state)
+    for context in ("prolog", "epilog", "health"):
+        this_node.check_node(config, "n01", context)  # type: ignore[arg-type]
+    epilog = {"files", "commands", "slurm"}
+    assert asked == [{"files"}, epilog, epilog | {"controller"}]
+
+
+def test_only_checks_of_its_type_count(config: NodeConfig) -> None:
+    """By the node's name."""
+    check = Check(name="big", table="files", key="exists", where={"path": "/nowhere"}, equals=True, types=("gpu",))
+    types = {"gpu": NodeType(nodes="g[01-04]")}
+    config = NodeConfig(spool=config.spool, state=config.state, types=types, check=(check,))
+    assert [len(this_node.check_node(config, name).findings) for name in ("g03", "c03")] == [1, 0]
+
+
+def test_a_check_that_was_renamed_has_passed_by_both_names(config: NodeConfig, tmp_path: Path) -> None:
+    """So an incident that it began under its old name ends."""
+    (tmp_path / "scratch").touch()
+    fields = {name: getattr(config.check[0], name) for name in Check.__struct_fields__}
+    config = with_checks(config, Check(**{**fields, "old_names": ("disk", "tmp")}))
+    assert this_node.make_report(config, this_node.check_node(config, "n01")).passed == ("scratch", "disk", "tmp")
+
+
+def test_serial_numbers_are_by_device() -> None:
+    """A GPU by its address, with its UUID where it has no serial number; a disk without one is left out."""
+    tables = {
+        "gpus": [{"index": 0, "pci": "0000:b5:00.0", "uuid": "GPU-1", "serial": None}],
+        "block_devices": [{"device": "nvme0n1", "serial": "S1"}, {"device": "loop0", "serial": None}],
+    }
+    data = {
+        "schema": "pit.node-facts/1",
+        "node": "n01",
+        "boot_id": "",
+        "gathered_at": "",
+        "tables": {
+            name: {"schema": "pit.fact-table/1", "table": name, "source": "", "read_at": "", "cost_s": 0, "rows": rows}
+            for name, rows in tables.items()
+        },
+    }
+    facts = decode_json(json.dumps(data).encode(), NodeFacts)
+    report = this_node.make_report(NodeConfig(), this_node.NodeCheck(facts, []))
+    assert report.hardware == {"gpus 0000:b5:00.0": "GPU-1", "block_devices nvme0n1": "S1"}
+
+
+def test_a_node_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As slurmd has it; never a path."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n07")
+    assert (this_node.node_name(), this_node.node_name("n08")) == ("n07", "n08")
+    monkeypatch.delenv("SLURMD_NODENAME")
+    assert this_node.node_name() == os.uname().nodename.partition(".")[0]
+    for bad in ("../x", "a/b", ".", "a b", "-x"):
+        with pytest.raises(UsageError):
+            this_node.node_name(bad)
+
+
+def test_a_report_needs_a_spool(config: NodeConfig) -> None:
+    """The key is named."""
+    with pytest.raises(ConfigError, match="spool"):
+        this_node.write_report(NodeConfig(state=config.state), this_node.check_node(config, "n01"))

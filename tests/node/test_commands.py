@@ -1,0 +1,185 @@
+"""`pit node` as it is typed, on this machine and with a Slurm that is a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pitools.core.locks import lock
+from pitools.node.check.config import load_config
+
+SCONTROL = """\
+#!/bin/sh
+case "$*" in
+  *topology*) echo "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[01-02]" ;;
+  *update*) echo "$*" >> {log}; [ ! -e {folder}/refuse ] || { echo "slurm_update error: Access denied" >&2; exit 1; } ;;
+  *n01*) cat {folder}/nodes | head -1 ;;
+  *) cat {folder}/nodes ;;
+esac
+"""
+NODE = "NodeName={name} CPUAlloc=0 CPUTot=4 RealMemory=1 State={state} Partitions=train {reason}\n"
+
+
+class Machine:
+    """A node `n01` with one check, and a site `here` whose Slurm has n01 and n02."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.config, self.log = folder, folder / "node.toml", folder / "updates"
+        for name in ("spool", "state", "sites", "bin"):
+            (folder / name).mkdir()
+        self.config.write_text(
+            f"disable = {json.dumps([check.name for check in load_config().check])}\n"
+            f'spool = "{folder}/spool"\nstate = "{folder}/state"\n[control]\nmax_share_hour = 1.0\n'
+            f'[[check]]\nname = "scratch"\ntable = "files"\nwhere.path = "{folder}/scratch"\n'
+            'key = "exists"\nequals = true\n'
+        )
+        site = f'name = "here"\n[slurm]\nbin = "{folder}/bin"\n[node]\nconfig = "../node.toml"\n'
+        (folder / "sites" / "here.toml").write_text(site)
+        (folder / "bin" / "scontrol").write_text(
+            SCONTROL.replace("{log}", str(self.log)).replace("{folder}", str(folder))
+        )
+        (folder / "bin" / "scontrol").chmod(0o755)
+        self.set_reasons({})
+
+    def set_reasons(self, reasons: Mapping[str, str]) -> None:
+        text = ""
+        for name in ("n01", "n02"):
+            why = f"Reason={reasons[name]} [root@2026-11-01T00:00:00]" if name in reasons else ""
+            text += NODE.format(name=name, state="IDLE+DRAIN" if why else "IDLE", reason=why)
+        (self.folder / "nodes").write_text(text)
+
+    def pit(self, *words: str, code: int = 0, **more: str) -> list[dict[str, object]]:
+        done = self.run(*words, **more)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM"))}
+        env |= {"PIT_SITE_PATH": str(self.folder / "sites"), "PIT_SITE": "here", "SLURMD_NODENAME": "n01", **more}
+        argv = [sys.executable, "-m", "pitools", "node", *words]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_check_prints_what_failed(machine: Machine) -> None:
+    """Exit 1 and a line; then exit 0 and none, or with --all what passed."""
+    config = ("--config", str(machine.config))
+    found = machine.pit("check", *config, code=1)
+    assert [(row["check"], row["state"], row["action"], row["node"]) for row in found] == [
+        ("scratch", "failed", "drain", "n01")
+    ]
+    (machine.folder / "scratch").touch()
+    assert machine.pit("check", *config) == []
+    assert [row["state"] for row in machine.pit("check", *config, "--all")] == ["passed"]
+    assert not list((machine.folder / "spool").iterdir())
+
+
+def test_a_report_drains_the_node(machine: Machine) -> None:
+    """What a dry run says, --act does; a refusal of Slurm is exit 4, and the journal goes on."""
+    machine.pit("check", "--report", "--config", str(machine.config), code=1)
+    (row,) = machine.pit("drain")
+    assert (row["node"], row["act"], row["done"]) == ("n01", "drain", False)
+    assert machine.run("drain", "--format", "hosts").stdout == "n01\n"
+    assert not machine.log.exists()
+    (machine.folder / "refuse").touch()
+    (row,) = machine.pit("drain", "--act", code=4)
+    assert row["done"] is False
+    (machine.folder / "refuse").unlink()
+    (row,) = machine.pit("drain", "--act")
+    assert (row["done"], row["incident"]) == (True, "n01-1")
+    update = machine.log.read_text().splitlines()[-1]
+    machine.set_reasons({"n01": update.partition("Reason=")[2] or update.partition("reason=")[2]})
+    assert machine.pit("drain", "--act") == []
+    first, second = machine.pit("list")
+    assert (first["state"], first["incident"], first["failed"]) == ("idle+drain", "n01-1", 1)
+    assert (second["incident"], second["report_age_s"], second["failed"]) == ("", None, None)
+    history, incident, finding = machine.pit("show", "n01")
+    assert (history["incidents"], incident["phase"], finding["check"]) == (1, "drained", "scratch")
+    (row,) = machine.pit("return", "n01", code=1)
+    assert row["done"] is False
+    (machine.folder / "scratch").touch()
+    machine.pit("check", "--report", "--config", str(machine.config))
+    (row,) = machine.pit("return", "n[01]")
+    assert row["done"] is True
+
+
+def test_facts_and_their_tables(machine: Machine) -> None:
+    """A summary, the rows of a table, and the keys that checks may name."""
+    config = ("--config", str(machine.config))
+    tables = {row["table"]: row for row in machine.pit("show", *config)}
+    assert tables["files"]["rows"] == 1
+    (row,) = machine.pit("show", "--facts", "files", *config)
+    assert row["values"]["exists"] is False  # type: ignore[index]
+    table = machine.run("show", "--facts", "files", *config, "--format", "tsv").stdout.splitlines()
+    assert [line.split("\t")[0] for line in table] == ["path", str(machine.folder / "scratch")]
+    keys = {(row["table"], row["key"]) for row in machine.pit("show", "--tables")}
+    assert {("gpus", "ecc_uncorrected"), ("files", "exists")} <= keys
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("check", "--config", "{folder}/none.toml"), 3, "none.toml"),
+        (("check", "--report", "--context", "prolog"), 2, "--context"),
+        (("check", "--node", "../../etc/x"), 2, "no name of a node"),
+        (("show", "--facts", "gpu"), 2, "gpus"),
+        (("show", "n01", "--tables"), 2, "exclude"),
+        (("return", "n77"), 2, "n77"),
+        (("drain", "--site", "local"), 2, "no Slurm"),
+        (("watch", "--every", "soon"), 2, "soon"),
+        (("dra",), 2, "drain"),
+    ],
+)
+def test_what_is_wrong_is_named(machine: Machine, words: tuple[str, ...], code: int, text: str) -> None:
+    """With the exit code of its kind."""
+    done = machine.run(*(word.format(folder=machine.folder) for word in words))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert text in done.stderr
+
+
+def test_checks_that_others_can_write_are_refused(machine: Machine) -> None:
+    """They name programs that root runs."""
+    machine.config.chmod(0o666)
+    assert machine.run("check", "--config", str(machine.config)).returncode == 3
+
+
+def test_a_second_tick_ends_at_once(machine: Machine) -> None:
+    """With exit 0, as for cron; a Slurm that does not answer is 75."""
+    (machine.folder / "spool" / "control").mkdir()
+    with lock(machine.folder / "spool" / "control" / "lock", "test"):
+        assert machine.pit("drain", "--act") == []
+        assert machine.pit("return", "n01", code=75) == []
+    (machine.folder / "bin" / "scontrol").write_text(
+        "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n"
+    )
+    assert machine.pit("drain", "--act", code=75) == []
+
+
+def test_a_watch_prints_an_act_once(machine: Machine) -> None:
+    """What does not change, as what a dry run would do, is not repeated."""
+    config = str(machine.config)
+    machine.pit("check", "--report", "--config", config, code=1)
+    env = {**os.environ, "PIT_SITE_PATH": str(machine.folder / "sites"), "PIT_SITE": "here"}
+    argv = [sys.executable, "-m", "pitools", "node", "watch", "--every", "0s"]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            rows = [json.loads(process.stdout.readline())]
+            machine.pit("check", "--report", "--config", config, "--node", "n02", code=1)
+            rows.append(json.loads(process.stdout.readline()))
+        finally:
+            process.kill()
+    assert [(row["node"], row["act"], row["done"]) for row in rows] == [
+        ("n01", "drain", False),
+        ("n02", "hold", False),
+    ]
