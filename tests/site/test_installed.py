@@ -13,7 +13,8 @@ import pytest
 
 from pitools.site.load import bundled_dir
 
-FILES = ("site_configs", "sbatch_templates", "scripts/cron", "scripts/hooks", "scripts/pit-prolog")
+HOOKS = ("scripts/pit-prolog", "scripts/pit-healthcheck")
+FILES = ("site_configs", "sbatch_templates", "scripts/cron", "scripts/hooks", *HOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +36,19 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wheel_brings_every_file(repo: Path, wheel: Path) -> None:
-    """Sites, templates, the prolog and the examples of cron are in it, to the byte, and the prolog is executable."""
+    """Sites, templates, Slurm's hooks and the examples of cron are in it, to the byte, and the hooks are executable."""
     with zipfile.ZipFile(wheel) as zip_file:
         brought = {
             name.partition("shipped/")[2]: zip_file.read(name) for name in zip_file.namelist() if "/shipped/" in name
         }
-        mode = zip_file.getinfo("pitools/shipped/scripts/pit-prolog").external_attr >> 16
+        modes = [zip_file.getinfo(f"pitools/shipped/{hook}").external_attr >> 16 for hook in HOOKS]
     expected = {
         str(path.relative_to(repo)): path.read_bytes()
         for name in FILES
         for path in ([repo / name] if (repo / name).is_file() else (repo / name).iterdir())
     }
     assert brought == expected
-    assert mode & 0o111
+    assert all(mode & 0o111 for mode in modes)
     assert not {"alpha.toml", "beta.toml"} & {Path(name).name for name in brought}
 
 

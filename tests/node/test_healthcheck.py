@@ -1,0 +1,91 @@
+"""`scripts/pit-healthcheck`: what it does in a prolog, and that nothing but a fault of the node fails one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Hook = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hook(repo: Path, tmp_path: Path) -> Hook:
+    """Runs the script as slurmd does, with nothing in its environment."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "spool").mkdir()
+    config = tmp_path / "node.toml"
+    config.write_text(f'spool = "{tmp_path}/spool"\nstate = "{tmp_path}/state"\npython = "{sys.executable}"\n')
+
+    def call(**env: str) -> subprocess.CompletedProcess[str]:
+        env = {"PIT_NODE_CONFIG": str(config), "SLURMD_NODENAME": "n01", **env}
+        script = str(repo / "scripts" / "pit-healthcheck")
+        return subprocess.run([script], env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("{later}\ngpu-count: gpus: 7\n", 1),
+        ("{before}\ngpu-count: gpus: 7\n", 0),
+        ("", 0),
+        ("{later}\n", 0),
+        ("soon\nwhy\n", 0),
+        ("-1 -o 1\nwhy\n", 0),
+        ("$(touch /tmp/pit-no)\nwhy\n", 0),
+        (None, 0),
+    ],
+    ids=["fresh", "old", "empty", "no reason", "no time", "test's words", "a command", "missing"],
+)
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
+def test_only_a_fresh_refusal_fails_a_prolog(
+    hook: Hook, tmp_path: Path, context: str, text: str | None, code: int
+) -> None:
+    """Its reason is on stderr, for slurmd's log."""
+    if text is not None:
+        now = int(time.time())
+        (tmp_path / "state" / "n01.refuse").write_text(text.format(later=now + 600, before=now - 600))
+    done = hook(SLURM_SCRIPT_CONTEXT=context, SLURM_JOB_ID="7")
+    assert done.returncode == code
+    assert ("job 7: gpu-count: gpus: 7" in done.stderr) is bool(code)
+
+
+def test_a_configuration_that_others_can_write_is_not_used(hook: Hook, tmp_path: Path) -> None:
+    """It names a program: a warning, and no node is drained for it."""
+    (tmp_path / "node.toml").chmod(0o666)
+    (tmp_path / "state" / "n01.refuse").write_text(f"{int(time.time()) + 600}\nwhy\n")
+    for env in ({}, {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}):
+        done = hook(**env)
+        assert done.returncode == 0
+        assert "others than root" in done.stderr
+
+
+def test_a_python_that_cannot_start_is_said(hook: Hook, tmp_path: Path) -> None:
+    """It ends with 1, as a check that failed does; that one is no news."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'No module named pitools' >&2\nexit 1\n")
+    python.chmod(0o755)
+    done = hook(PIT_PYTHON=str(python))
+    assert (done.returncode, "No module named pitools" in done.stderr) == (0, True)
+    python.write_text("#!/bin/sh\nprintf 'check\\tstate\\nx\\tfailed\\n'\nexit 1\n")
+    done = hook(PIT_PYTHON=str(python))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_that_hangs_is_left_behind(hook: Hook, tmp_path: Path, repo: Path) -> None:
+    """The limit is 55 s, as slurmd kills after 60; here the script has a shorter one."""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nsleep 100\n")
+    slow.chmod(0o755)
+    script = tmp_path / "pit-healthcheck"
+    script.write_text((repo / "scripts" / "pit-healthcheck").read_text().replace("limit=55", "limit=1"))
+    env = {"PIT_NODE_CONFIG": str(tmp_path / "node.toml"), "PIT_PYTHON": str(slow)}
+    done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0
+    assert "gave up after 1 s" in done.stderr
