@@ -127,6 +127,19 @@ def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
     assert [line.split()[1] for line in lines[-3:]] == ["done"] * 3
 
 
+@pytest.mark.slurm
+def test_node_health(clusters: Path, repo: Path, tmp_path: Path) -> None:
+    """A missing folder is found, reported, and would drain its node; nothing is drained."""
+    lines = follow(repo, tmp_path, "pitools/node/README.md", 0, 1, 2).splitlines()
+    records = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {("scratch", "failed"), ("scratch", None)} <= {(one.get("check"), one.get("state")) for one in records}
+    (act,) = [record for record in records if record["schema"] == "pit.node-act/1"]
+    assert (act["node"], act["act"], act["done"]) == ("alpha01", "drain", False)
+    (history,) = [record for record in records if record["schema"] == "pit.node-history/1"]
+    assert (history["incidents"], history["failed"] > 0) == (0, True)
+    assert any(line.startswith("files\texists\t") for line in lines)
+
+
 def test_readmes_name_files_that_exist(repo: Path) -> None:
     """Each Python file that a page below pitools/ names is in the repository, or is the reader's own."""
     files = {path.name for folder in ("pitools", "scripts", "tests", "perf") for path in (repo / folder).rglob("*.py")}
