@@ -2,8 +2,9 @@
 
 A test of a group, as an all-reduce, fails if any of its nodes is bad. Groups that fail are halved down to single nodes,
 and each of these is tested with a node of a group that passed; it is bad if it fails with two, as one failure may be of
-the link between them. So bad nodes, wherever they are, are found within ceil(log2(n)) + 2 rounds as long as there are
-good partners for all suspects; else suspects are paired anew with each other, to at most 2 ceil(log2(n)) + 1 rounds.
+the link between them. So bad nodes, wherever they are, are found within ceil(log2(n)) + 2 rounds, or within 3 if the
+first groups are pairs, as long as there are good partners for all suspects; else suspects are paired anew with each
+other, to at most 2 ceil(log2(n)) + 1 rounds.
 """
 
 from __future__ import annotations
@@ -32,14 +33,27 @@ def max_rounds(n_nodes: int) -> int:
     return 2 * (n_nodes - 1).bit_length() + 1
 
 
-def bisect(nodes: Sequence[str], test_round: TestRound) -> Bisection:
-    """Return the bad nodes of two or more distinct ones."""
-    failed: list[Group] = [] if test_round([tuple(nodes)])[0] else [tuple(nodes)]
-    good, bad, ever_failed = set[str](), set[str](), list[Group]()
-    singles: list[str] = []
+def pairs(nodes: Sequence[str]) -> list[Group]:
+    """Return disjoint pairs of neighbours; the last of an odd number of nodes is in none."""
+    return list(zip(nodes[::2], nodes[1::2], strict=False))
+
+
+def bisect(
+    nodes: Sequence[str], test_round: TestRound, *, first: Sequence[Group] = (), limit: int | None = None
+) -> Bisection:
+    """Return the bad nodes of two or more distinct ones.
+
+    first: the disjoint groups of the first round; by default one of all nodes. limit: of rounds, at least 1.
+    """
+    first = first or [tuple(nodes)]
+    failed = [group for group, passed in zip(first, test_round(first), strict=True) if not passed]
+    grouped = {node for group in first for node in group}
+    good = grouped.difference(*failed)
+    bad, ever_failed = set[str](), list[Group]()
+    singles = [node for node in nodes if node not in grouped]
     failed_with: dict[str, set[str]] = {}  # node → good partners
     rounds = 1
-    while (failed or singles) and rounds < max_rounds(len(nodes)):
+    while (failed or singles) and rounds < (limit or max_rounds(len(nodes))):
         parts = {group: _halves(group) for group in failed}
         singles += [part[0] for halves in parts.values() for part in halves if len(part) == 1]
         partner_of = _choose_partners(singles, [node for node in nodes if node in good], failed_with)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.node.bench.bisect import Bisection, Group, bisect, max_rounds
+from pitools.node.bench.bisect import Bisection, Group, bisect, max_rounds, pairs
 
 
-def run(nodes: Sequence[str], bad: set[str]) -> Bisection:
+def run(nodes: Sequence[str], bad: set[str], first: Sequence[Group] = ()) -> Bisection:
     """Bisect with a test that fails for any group with a bad node; each round's groups must be disjoint."""
 
     def run_round(groups: Sequence[Group]) -> list[bool]:
@@ -20,7 +20,7 @@ def run(nodes: Sequence[str], bad: set[str]) -> Bisection:
         assert all(len(group) > 1 for group in groups)
         return [not bad.intersection(group) for group in groups]
 
-    return bisect(nodes, run_round)
+    return bisect(nodes, run_round, first=first)
 
 
 def test_one_and_two_bad_of_sixteen() -> None:
@@ -56,3 +56,29 @@ def test_a_fault_between_two_good_nodes_is_told(count: int, data: st.DataObject)
     result = bisect(nodes, lambda groups: [not pair <= set(group) for group in groups])
     assert result.bad == ()
     assert any(pair <= set(group) for group in result.only_together)
+
+
+def test_pairs_first_find_up_to_two_of_sixteen_in_three_rounds() -> None:
+    """Both of a bad pair are tested with two good partners each; fifteen nodes leave one without a first partner."""
+    for count in (15, 16):
+        nodes = [f"n{number:02}" for number in range(count)]
+        for bad in [(node,) for node in nodes] + list(itertools.combinations(nodes, 2)):
+            result = run(nodes, set(bad), pairs(nodes))
+            assert (result.bad, result.undecided) == (bad, ())
+            assert result.rounds <= 3
+
+
+@given(st.integers(2, 64), st.data())
+def test_pairs_first_call_no_good_node_bad(count: int, data: st.DataObject) -> None:
+    """However many are bad, and within the rounds promised."""
+    nodes = [f"n{number}" for number in range(count)]
+    bad = data.draw(st.sets(st.sampled_from(nodes)))
+    result = run(nodes, bad, pairs(nodes))
+    assert set(result.bad) <= bad <= {*result.bad, *result.undecided}
+    assert result.rounds <= max_rounds(count)
+
+
+def test_a_limit_of_rounds_leaves_suspects_undecided() -> None:
+    """Nothing is called bad, or good, that was not tested alone."""
+    result = bisect(["a", "b", "c", "d"], lambda groups: ["a" not in group for group in groups], limit=2)
+    assert (result.bad, result.undecided, result.rounds) == ((), ("a", "b"), 2)
