@@ -1,0 +1,226 @@
+"""What one node does alone: copies in memory, a file on its disk, work on all CPUs, and its GPUs where there are any.
+
+`python -m pitools.node.bench.single FOLDER` prints a BenchResult a line; srun starts it on each node of a job. Data
+that are read back are compared with what was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import faulthandler
+import hashlib
+import itertools
+import mmap
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.timestamps import now_rfc3339
+from pitools.node.bench import gpu
+from pitools.node.bench.compare import BenchResult, Verdict
+
+DISK_BYTES = 1 << 30
+_BLOCK = 4 << 20
+_NUMBER_BYTES = 8  # of a block, at its beginning: a block in another's place is wrong
+_DISK_THREADS = 4  # a queue of requests: an NVMe reaches its rate with several
+_MEMORY_BYTES = 256 << 20  # of a thread's source and target: more than caches hold
+_MEMORY_SHARE = 0.25  # of what is free, at most
+_REPEATS = 5
+_CPU_S = 0.5
+
+
+class Disk:
+    """A file without a name in a folder, which goes with this process. is_direct: past the page cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.descriptor, self.is_direct = _open_unnamed(folder)
+
+    def close(self) -> None:
+        """Remove the file."""
+        os.close(self.descriptor)
+
+
+def _open_unnamed(folder: Path) -> tuple[int, bool]:
+    """Return a descriptor, and whether it bypasses the page cache. Raises OSError."""
+    for direct in (os.O_DIRECT, 0):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | direct, 0o600), bool(direct)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR):
+                raise
+    descriptor, name = tempfile.mkstemp(prefix=".pit-bench-", dir=folder)  # NFS has no unnamed files
+    Path(name).unlink()
+    return descriptor, False
+
+
+def measure_node(folder: Path, node: str = "", *, disk_bytes: int = DISK_BYTES) -> Iterator[BenchResult]:
+    """Yield this node's results. folder: on the disk to measure. disk_bytes: of the file, and at most half of its room.
+
+    node: its name, by default Slurm's or the host's.
+    """
+    node = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    hardware, at = _cpu_name(), now_rfc3339()
+
+    def result(measure: str, value: float | None, verdict: Verdict = "ok", problem: str = "") -> BenchResult:
+        return BenchResult(
+            node=node,
+            measure=measure,
+            value=value,
+            verdict=verdict,
+            problem=problem,
+            hardware=hardware,
+            measured_at=at,
+        )
+
+    yield result("cpu_bytes_per_s", measure_cpu())
+    yield result("memory_bytes_per_s", measure_memory())
+    try:
+        for name, rate, wrong in measure_disk(folder, disk_bytes):
+            yield result(name, rate, "wrong" if wrong else "ok", f"{wrong} wrong blocks" if wrong else "")
+    except OSError as error:
+        yield result("disk_write_bytes_per_s", None, "failed", f"{folder}: {error.strerror}")
+    for measured in gpu.measure_gpus():
+        hardware = measured.device
+        verdict: Verdict = "wrong" if measured.wrong else "failed" if measured.value is None else "ok"
+        yield result(measured.name, measured.value, verdict, measured.problem)
+
+
+def measure_cpu() -> float:
+    """Return the bytes per second that all CPUs of this process hash, from their caches."""
+    block = bytes(64 << 10)
+
+    def work() -> int:
+        end, done = time.perf_counter() + _CPU_S, 0
+        while time.perf_counter() < end:
+            hashlib.sha256(block).digest()  # without the interpreter's lock
+            done += len(block)
+        return done
+
+    return sum(_in_threads(work, len(os.sched_getaffinity(0)))) / _CPU_S
+
+
+def measure_memory() -> float:
+    """Return the bytes per second that all CPUs copy, read and written counted; the median of several times."""
+    import numpy
+    import psutil
+
+    count = len(os.sched_getaffinity(0))
+    size = min(_MEMORY_BYTES, int(psutil.virtual_memory().available * _MEMORY_SHARE / 2 / count))
+    sources = [numpy.ones(size, dtype=numpy.uint8) for _ in range(count)]
+    targets = [numpy.zeros(size, dtype=numpy.uint8) for _ in range(count)]
+    pairs = list(zip(targets, sources, strict=True))
+    numbers = itertools.count()
+
+    def copy() -> int:
+        numpy.copyto(*pairs[next(numbers) % count])  # without the interpreter's lock
+        return size
+
+    walls_s = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        _in_threads(copy, count)
+        walls_s.append(time.perf_counter() - begin)
+    return 2 * size * count / statistics.median(walls_s)
+
+
+def measure_disk(folder: Path, n_bytes: int = DISK_BYTES) -> Iterator[tuple[str, float, int]]:
+    """Yield measure, bytes per second and wrong blocks of a write, synced, and of reading it back. Raises OSError."""
+    disk = Disk(folder)
+    try:
+        room = os.fstatvfs(disk.descriptor)
+        n_blocks = min(n_bytes, room.f_bavail * room.f_frsize // 2) // _BLOCK
+        if not n_blocks:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        cached = "" if disk.is_direct else "cached_"
+        content = os.urandom(_BLOCK - _NUMBER_BYTES)
+        buffers = threading.local()
+
+        def own_block() -> mmap.mmap:
+            if not hasattr(buffers, "block"):
+                buffers.block = mmap.mmap(-1, _BLOCK)  # whole pages, as O_DIRECT wants
+            return buffers.block  # type: ignore[no-any-return]
+
+        def write(number: int) -> int:
+            block = own_block()
+            block[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES)
+            block[_NUMBER_BYTES:] = content
+            if os.pwrite(disk.descriptor, block, number * _BLOCK) != _BLOCK:
+                raise OSError(errno.EIO, "short write", str(folder))
+            return 0
+
+        def read(number: int) -> int:
+            block = own_block()
+            length = os.preadv(disk.descriptor, [block], number * _BLOCK)
+            is_right = int.from_bytes(block[:_NUMBER_BYTES]) == number and block[_NUMBER_BYTES:] == content
+            return int(length != _BLOCK or not is_right)
+
+        begin = time.perf_counter()
+        _over_blocks(write, n_blocks)
+        os.fsync(disk.descriptor)
+        yield f"disk_{cached}write_bytes_per_s", n_blocks * _BLOCK / (time.perf_counter() - begin), 0
+        os.posix_fadvise(disk.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        begin = time.perf_counter()
+        wrong = _over_blocks(read, n_blocks)
+        yield f"disk_{cached}read_bytes_per_s", n_blocks * _BLOCK / (time.perf_counter() - begin), wrong
+    finally:
+        disk.close()
+
+
+def _over_blocks(call: Callable[[int], int], n_blocks: int) -> int:
+    """Call a function for each number of a block from several threads, and return the sum. Raises what it raised."""
+    numbers = iter(range(n_blocks))
+    lock = threading.Lock()
+
+    def work() -> int:
+        total = 0
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return total
+            total += call(number)
+
+    return sum(_in_threads(work, _DISK_THREADS))
+
+
+def _in_threads(work: Callable[[], int], count: int) -> list[int]:
+    """Call a function at the same time in several threads, and return the results. Raises what one of them raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result() for future in [pool.submit(work) for _ in range(count)]]
+
+
+def _cpu_name() -> str:
+    """Return the CPU's model and number, as `32 x AMD EPYC 7543`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{len(os.sched_getaffinity(0))} x {name}"
+
+
+def main() -> None:
+    """Measure this node, and print a result a line."""
+    parser = argparse.ArgumentParser(prog="pitools.node.bench.single")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds")
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.timeout, exit=True)
+    for result in measure_node(options.folder):
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
