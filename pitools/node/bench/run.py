@@ -1,0 +1,311 @@
+"""Test the nodes of this job in groups, by a step of Slurm for each group, and judge the groups.
+
+A group fails by the correctness gate (wrong elements, a rank that died or hung), or if its bandwidth is far below that
+of the other groups of as many nodes in this run. Pairs come first: of them there are many at once, so that those with a
+slow node show; and two tests with different good partners make a node bad. Then all good nodes are tested together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from pitools.core import hostlist, subprocesses, timestamps
+from pitools.core.daemon_pool import DaemonPool
+from pitools.core.errors import Unreachable
+from pitools.core.record import Record, decode_json
+from pitools.node.bench.bisect import Bisection, Group, TestRound, bisect, max_rounds, pairs
+from pitools.node.bench.compare import BenchResult, Verdict, is_low
+from pitools.node.bench.worker import RankResult, bus_bandwidth
+
+WORKER = (sys.executable, "-m", "pitools.node.bench.worker")
+SINGLE = (sys.executable, "-m", "pitools.node.bench.single")
+ALL_REDUCE = "all_reduce_bytes_per_s"
+_GRACE_S = 30.0  # after a rank's own time-out, until Slurm's and then ours end the step
+_MAX_STEPS = 64  # at a time: each has an srun and a connection to slurmctld
+_GROUP_FLOOR = 0.3  # below the median: pairs of one leaf switch and of two differ by less
+_MIN_GROUPS = 2
+_SEVERITY: tuple[Verdict, ...] = ("ok", "undecided", "slow", "failed", "wrong")
+_NO_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION")  # which would place ranks on other nodes than ours
+
+
+class GroupTest(Record, frozen=True, kw_only=True, tag="pit.node-bench-group/1"):
+    """A test of a group. nodes: a host list. bytes_per_s: bus bandwidth of the largest size; None without a result.
+    of_others: its share of the median of all groups of as many nodes so far. wrong: elements that were.
+    """
+
+    round: int
+    nodes: str
+    n_nodes: int
+    verdict: Verdict
+    bytes_per_s: float | None = None
+    of_others: float | None = None
+    wrong: int = 0
+    problem: str = ""
+
+
+class GroupRun(NamedTuple):
+    """What the ranks of a group printed, and how its step failed; "" if it did not."""
+
+    group: Group
+    ranks: tuple[RankResult, ...]
+    problem: str
+
+
+def nodes_of_job(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the nodes of the job that this process is in; none outside of a job."""
+    return hostlist.expand(environ.get("SLURM_JOB_NODELIST", "")) if environ.get("SLURM_JOB_ID") else []
+
+
+def gpus_per_node(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many GPUs this job has on a node. sbatch and salloc name it differently: `8` and `h100:8`."""
+    text = environ.get("SLURM_GPUS_ON_NODE") or environ.get("SLURM_GPUS_PER_NODE", "")
+    count = text.rpartition(":")[2]
+    return int(count) if count.isdecimal() else 0
+
+
+def find_bad(nodes: Sequence[str], test_round: TestRound, *, together: bool) -> Bisection:
+    """Test nodes by pairs, and then all good ones together, in at most max_rounds(len(nodes)) rounds.
+
+    together: with that last test; where it fails, the group is halved, down to the smallest that fails.
+    """
+    alone = bisect(nodes, test_round, first=pairs(nodes))
+    good = [node for node in nodes if node not in alone.bad and node not in alone.undecided]
+    rounds_left = max_rounds(len(nodes)) - alone.rounds
+    if not together or len(good) < 3 or rounds_left < 1:
+        return alone
+    joint = bisect(good, test_round, limit=rounds_left)
+    return Bisection(
+        bad=tuple(node for node in nodes if node in alone.bad or node in joint.bad),
+        undecided=tuple(node for node in nodes if node in alone.undecided or node in joint.undecided),
+        only_together=alone.only_together + joint.only_together,
+        rounds=alone.rounds + joint.rounds,
+    )
+
+
+class GroupTester:
+    """Tests rounds of groups of this job's nodes; its `test_round` is what `find_bad` wants.
+
+    worker: the program of a rank. on_test: gets each test once it is judged. tests: all of them. devices: by node.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        worker: Sequence[str] = WORKER,
+        ranks_per_node: int = 1,
+        on_test: Callable[[GroupTest], None] = lambda _test: None,
+    ) -> None:
+        self._timeout_s, self._ranks_per_node = timeout_s, ranks_per_node
+        self._worker = [*worker, f"--timeout={timeout_s:g}"]
+        self._on_test = on_test
+        self.tests: list[GroupTest] = []
+        self.devices: dict[str, str] = {}
+        self._rounds = 0
+        # Of daemon threads: an interrupt does not wait for the steps, which end by their own time-outs.
+        self._pool = DaemonPool(_MAX_STEPS, "pit-bench")
+
+    def test_round(self, groups: Sequence[Group]) -> list[bool]:
+        """Return whether each group passed."""
+        self._rounds += 1
+        runs = [future.result() for future in [self._pool.submit(self._run_group, group) for group in groups]]
+        judged = judge(runs, self.tests, self._rounds, self._ranks_per_node)
+        self.devices |= {rank.node: rank.device for run in runs for rank in run.ranks}
+        self.tests += judged
+        for test in judged:
+            self._on_test(test)
+        return [test.verdict == "ok" for test in judged]
+
+    def _run_group(self, group: Group) -> GroupRun:
+        """Run a step on a group, and repeat rank 0's address on the stdin of all its ranks."""
+        output_end, output = os.pipe()
+        step_input, input_end = os.pipe()
+        ranks: list[RankResult] = []
+        with open(output_end, "rb") as lines, open(input_end, "wb", buffering=0) as to_ranks:
+            reader = threading.Thread(target=_read_ranks, args=(lines, to_ranks, ranks), daemon=True)
+            reader.start()
+            with open(step_input, "rb") as stdin, open(output, "wb") as stdout:
+                try:
+                    done = subprocesses.run(
+                        [*srun_argv(group, self._ranks_per_node, self._timeout_s), *self._worker],
+                        timeout_s=self._timeout_s + 2 * _GRACE_S,
+                        unset=_NO_VARIABLES,
+                        stdin=stdin,
+                        stdout=stdout,
+                    )
+                    problem = f"exit code {done.code}: {_last_line(done.stderr)}" if done.code else ""
+                except Unreachable:
+                    problem = f"did not end within {self._timeout_s + 2 * _GRACE_S:g} s"
+            reader.join()
+        return GroupRun(group, tuple(ranks), problem)
+
+
+def _read_ranks(lines: Iterable[bytes], to_ranks: BinaryIO, ranks: list[RankResult]) -> None:
+    for line in lines:
+        if line.startswith(b'{"address":'):
+            with contextlib.suppress(OSError):  # the step has ended
+                to_ranks.write(line)
+        with contextlib.suppress(msgspec.DecodeError):
+            ranks.append(decode_json(line, RankResult))
+
+
+def srun_argv(
+    nodes: Sequence[str], ranks_per_node: int, timeout_s: float, *, kill_on_bad_exit: bool = True
+) -> list[str]:
+    """Return the command that starts a step on some nodes of this job. kill_on_bad_exit: a rank's end ends all."""
+    return [
+        "srun",
+        "--overlap",
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes) * ranks_per_node}",
+        f"--ntasks-per-node={ranks_per_node}",
+        f"--nodelist={hostlist.fold(nodes)}",
+        "--distribution=block",
+        "--mem=0",
+        "--cpu-bind=none",
+        f"--kill-on-bad-exit={kill_on_bad_exit:d}",
+        f"--time={math.ceil((timeout_s + _GRACE_S) / 60)}",
+    ]
+
+
+def judge(
+    runs: Sequence[GroupRun], earlier: Sequence[GroupTest], round_number: int, ranks_per_node: int = 1
+) -> list[GroupTest]:
+    """Return the tests of a round. earlier: those of the rounds before, whose bandwidths count, too."""
+    by_size: dict[int, list[float]] = {}
+    for n_nodes, speed in [
+        *((test.n_nodes, test.bytes_per_s) for test in earlier),
+        *((len(run.group), _bandwidth(run)) for run in runs),
+    ]:
+        if speed is not None:
+            by_size.setdefault(n_nodes, []).append(speed)
+    return [_judge_one(run, by_size.get(len(run.group), []), round_number, ranks_per_node) for run in runs]
+
+
+def _judge_one(run: GroupRun, speeds: Sequence[float], round_number: int, ranks_per_node: int) -> GroupTest:
+    speed = _bandwidth(run)
+    wrong = sum(size.wrong for rank in run.ranks for size in rank.sizes)
+    verdict: Verdict = "ok"
+    problem = ""
+    if wrong:
+        verdict, problem = "wrong", f"{wrong} wrong elements"
+    elif run.problem or len(run.ranks) != len(run.group) * ranks_per_node:
+        silent = set(run.group) - {rank.node for rank in run.ranks}
+        of_nodes = f" of {hostlist.fold(silent)}" if silent else ""
+        verdict, problem = "failed", f"no result{of_nodes}: {run.problem}"
+    elif speed is not None and _is_slow(speed, speeds):
+        verdict, problem = "slow", f"{speed / 1e9:.3g} GB/s"
+    middle = statistics.median_high(speeds) if len(speeds) >= _MIN_GROUPS else 0.0
+    return GroupTest(
+        round=round_number,
+        nodes=hostlist.fold(run.group),
+        n_nodes=len(run.group),
+        verdict=verdict,
+        bytes_per_s=speed,
+        of_others=round(speed / middle, 3) if speed is not None and middle else None,
+        wrong=wrong,
+        problem=problem,
+    )
+
+
+def _is_slow(speed: float, speeds: Sequence[float]) -> bool:
+    return is_low(speed, speeds, min_values=_MIN_GROUPS, floor=_GROUP_FLOOR)
+
+
+def _bandwidth(run: GroupRun) -> float | None:
+    """Return the bus bandwidth of the largest size, by the slowest rank; None for a group that did not finish."""
+    largest = [max(rank.sizes, key=lambda size: size.bytes) for rank in run.ranks if rank.sizes]
+    if run.problem or not largest:
+        return None
+    return bus_bandwidth(largest[0].bytes, max(size.wall_s for size in largest), len(run.ranks))
+
+
+def to_results(
+    found: Bisection, nodes: Sequence[str], tests: Sequence[GroupTest], devices: Mapping[str, str]
+) -> list[BenchResult]:
+    """Return a result a node, and one a group that fails only together. value: of a node's fastest pair."""
+    pairs_of: dict[str, list[GroupTest]] = {node: [] for node in nodes}
+    for test in tests:
+        if test.n_nodes == 2:
+            for node in hostlist.expand(test.nodes):
+                pairs_of[node].append(test)
+    bad = {*found.bad, *found.undecided}
+    rows = [_node_result(found, node, pairs_of[node], bad - {node}, devices.get(node, "")) for node in nodes]
+    failed = {test.nodes: test for test in tests if test.verdict != "ok"}
+    for group in found.only_together:
+        test = failed[hostlist.fold(group)]
+        # Against all tests of the run, not only those before it: one of few may be slow by chance.
+        speeds = [each.bytes_per_s for each in tests if each.n_nodes == test.n_nodes and each.bytes_per_s is not None]
+        if test.verdict == "slow" and not _is_slow(test.bytes_per_s or 0.0, speeds):
+            continue
+        problem = f"only together: {test.problem}"
+        row = BenchResult(
+            node=test.nodes, measure=ALL_REDUCE, value=test.bytes_per_s, verdict=test.verdict, problem=problem
+        )
+        rows.append(row)
+    at = timestamps.now_rfc3339()
+    return [msgspec.structs.replace(row, measured_at=at) for row in rows]
+
+
+def _node_result(
+    found: Bisection, node: str, tests: Sequence[GroupTest], bad_others: set[str], device: str
+) -> BenchResult:
+    """Return a node's result. tests: of its pairs. bad_others: whose faults may be what a pair failed by."""
+    failed = [test for test in tests if test.verdict != "ok"]
+    verdict: Verdict = "ok"
+    problem = ""
+    if node in found.bad:
+        own = [test for test in failed if not bad_others.intersection(hostlist.expand(test.nodes))]
+        worst = max(own, key=lambda test: _SEVERITY.index(test.verdict))
+        verdict, problem = worst.verdict, worst.problem
+    elif node in found.undecided:
+        verdict, problem = "undecided", "; ".join(f"{test.nodes}: {test.problem}" for test in failed)
+    return BenchResult(
+        node=node,
+        measure=ALL_REDUCE,
+        value=max((test.bytes_per_s for test in tests if test.bytes_per_s is not None), default=None),
+        verdict=verdict,
+        problem=problem,
+        hardware=device,
+    )
+
+
+def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float) -> list[BenchResult]:
+    """Measure each of this job's nodes alone, all at the same time. folder: on their disks, for a file."""
+    srun = srun_argv(nodes, 1, timeout_s, kill_on_bad_exit=False)
+    single = [*SINGLE, f"--timeout={timeout_s:g}", str(folder)]
+    results: list[BenchResult] = []
+    try:
+        done = subprocesses.run([*srun, *single], timeout_s=timeout_s + 2 * _GRACE_S, unset=_NO_VARIABLES)
+        for line in done.stdout.splitlines():
+            with contextlib.suppress(msgspec.DecodeError):
+                results.append(decode_json(line, BenchResult))
+        problem = _last_line(done.stderr)
+    except Unreachable:
+        problem = ""
+    silent = set(nodes) - {result.node for result in results}
+    return results + [
+        BenchResult(
+            node=node,
+            measure="all",
+            value=None,
+            verdict="failed",
+            problem=f"no result within {timeout_s:g} s: {problem}".rstrip(": "),
+        )
+        for node in nodes
+        if node in silent
+    ]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]

@@ -1,0 +1,296 @@
+"""One rank of a group test: `srun python -m pitools.node.bench.worker`, a rank for each GPU, or for each node without.
+
+Each all-reduce is of a known pattern, and every element of its result is compared: a wrong one is a fault that no
+bandwidth shows. The pattern is of whole numbers below 2^24, whose sum in float32 is exact in any order, and differs by
+rank and repetition, so that a stale or misplaced buffer is wrong, too.
+
+    rank 0       listens on a free port of the network that srun came by, and prints {"address": "host:port"}
+    every rank   reads that line from stdin, where the test's starter repeats it; prints its RankResult as its last line
+    a hang       ends with a traceback after --timeout, by a thread that needs no lock of Python's
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib.util
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from pitools.core.record import Record
+
+CPU_SIZES = (1 << 18, 1 << 24)
+GPU_SIZES = (1 << 20, 1 << 26, 1 << 30)
+"""Bytes of the buffers."""
+_REPEATS = 5
+_PERIOD, _RANK_PERIOD = 251, 61  # of the pattern; both prime
+_MAX_SUM = 1 << 24
+
+
+class SizeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All-reduces of one size. wall_s: the median. wrong: elements, of all repetitions, that were not the right sum."""
+
+    bytes: int
+    wall_s: float
+    wrong: int
+
+
+class RankResult(Record, frozen=True, kw_only=True, tag="pit.node-bench-rank/1"):
+    """What one rank measured. device: `cpu`, or the GPU's name."""
+
+    rank: int
+    node: str
+    framework: str
+    device: str
+    sizes: tuple[SizeResult, ...]
+
+
+class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this process is in its group. launch_ip: of the host that srun runs on."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    launch_ip: str
+
+
+class Collective(Protocol):
+    """The all-reduces of a group of ranks."""
+
+    name: str
+    device: str
+
+    def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
+        """Join the group. exchange_address: takes rank 0's port, 0 of others, and returns where rank 0 listens."""
+
+    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
+        """Return the seconds, and the sums over all ranks of (element's index % _PERIOD) + offset, on the device."""
+
+    def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
+        """Return how many sums are not exactly (index % _PERIOD) * scale + offset."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class TorchCollective:
+    """By torch.distributed: NCCL on GPUs, else gloo."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._on_gpu = bool(torch.cuda.is_available())
+        self.device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
+
+    def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
+        """As Collective says. The store listens on a port that the kernel chose."""
+        from torch import distributed
+
+        if self._on_gpu:
+            self._torch.cuda.set_device(position.local_rank % self._torch.cuda.device_count())
+        count = position.world_size
+        if position.rank == 0:
+            store = distributed.TCPStore("0.0.0.0", 0, count, is_master=True, wait_for_workers=False)  # noqa: S104
+            exchange_address(store.port)
+        else:
+            host, port = exchange_address(0)
+            store = distributed.TCPStore(host, port, count, is_master=False)
+        backend = "nccl" if self._on_gpu else "gloo"
+        distributed.init_process_group(backend, store=store, rank=position.rank, world_size=count)
+        self._distributed: Any = distributed
+
+    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
+        """As Collective says."""
+        buffer = self._pattern(n_elements) + offset
+        self._distributed.barrier()
+        self._synchronize()
+        begin = time.perf_counter()
+        self._reduce(buffer)
+        self._synchronize()
+        return time.perf_counter() - begin, buffer
+
+    def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
+        """As Collective says."""
+        return int((sums != self._pattern(len(sums)) * scale + offset).sum())
+
+    def close(self) -> None:
+        """As Collective says."""
+        self._distributed.destroy_process_group()
+
+    def _reduce(self, buffer: Any) -> None:
+        self._distributed.all_reduce(buffer)
+
+    def _pattern(self, n_elements: int) -> Any:
+        device = "cuda" if self._on_gpu else "cpu"
+        return (self._torch.arange(n_elements, device=device, dtype=self._torch.int32) % _PERIOD).float()
+
+    def _synchronize(self) -> None:
+        if self._on_gpu:
+            self._torch.cuda.synchronize()
+
+
+class JaxCollective:
+    """By jax: NCCL on GPUs, else gloo."""
+
+    name = "jax"
+
+    def __init__(self) -> None:
+        import jax
+
+        self._jax: Any = jax
+        self.device = "cpu"
+
+    def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
+        """As Collective says. A port that is free now: jax has no way to listen on one that the kernel chooses."""
+        jax, port = self._jax, 0
+        if position.rank == 0:
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port = probe.getsockname()[1]
+        host, port = exchange_address(port)
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"{host}:{port}",
+            num_processes=position.world_size,
+            process_id=position.rank,
+            local_device_ids=[position.local_rank],
+        )
+        mesh = jax.sharding.Mesh(jax.devices(), ("rank",))
+        by_rank = jax.sharding.PartitionSpec("rank")
+        self._sharding = jax.sharding.NamedSharding(mesh, by_rank)
+        self._sum = jax.jit(
+            jax.shard_map(lambda part: jax.lax.psum(part, "rank"), mesh=mesh, in_specs=by_rank, out_specs=by_rank)
+        )
+        device = jax.local_devices()[0]
+        self.device = "cpu" if device.platform == "cpu" else device.device_kind
+
+    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
+        """As Collective says. An all-reduce of one element is the barrier."""
+        part = self._distribute(_numpy_pattern(n_elements) + offset)
+        self._sum(self._distribute(_numpy_pattern(1))).block_until_ready()
+        begin = time.perf_counter()
+        sums = self._sum(part).block_until_ready()
+        return time.perf_counter() - begin, sums.addressable_data(0)
+
+    def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
+        """As Collective says."""
+        import numpy
+
+        return int((numpy.asarray(sums) != _numpy_pattern(len(sums)) * scale + offset).sum())
+
+    def close(self) -> None:
+        """As Collective says."""
+        self._jax.distributed.shutdown()
+
+    def _distribute(self, part: Any) -> Any:
+        return self._jax.make_array_from_process_local_data(self._sharding, part)
+
+
+def _numpy_pattern(n_elements: int) -> Any:
+    import numpy
+
+    return (numpy.arange(n_elements, dtype=numpy.int32) % _PERIOD).astype(numpy.float32)
+
+
+def choose_collective() -> Collective:
+    """Return torch's where it is installed, else jax's. Raises ImportError without both."""
+    return TorchCollective() if importlib.util.find_spec("torch") else JaxCollective()
+
+
+def measure(collective: Collective, position: RankPosition, n_bytes: int) -> SizeResult:
+    """All-reduce a buffer of this size repeatedly, the first time untimed, and compare each result."""
+    n_elements = n_bytes // 4
+    walls_s, wrong = [], 0
+    for repeat in range(_REPEATS + 1):
+        offsets = [float((rank + 7 * repeat) % _RANK_PERIOD) for rank in range(position.world_size)]
+        wall_s, sums = collective.all_reduce(offsets[position.rank], n_elements)
+        wrong += collective.count_wrong(sums, float(position.world_size), sum(offsets))
+        walls_s.append(wall_s)
+    return SizeResult(bytes=n_bytes, wall_s=statistics.median(walls_s[1:]), wrong=wrong)
+
+
+def bus_bandwidth(n_bytes: int, wall_s: float, world_size: int) -> float:
+    """Return an all-reduce's bus bandwidth, bytes/s, as nccl-tests define it: comparable between numbers of ranks."""
+    return 2 * (world_size - 1) / world_size * n_bytes / max(wall_s, 1e-9)
+
+
+def read_position(environ: Mapping[str, str]) -> RankPosition:
+    """Return this task's position from srun's variables. Raises KeyError without them."""
+    return RankPosition(
+        rank=int(environ["SLURM_PROCID"]),
+        world_size=int(environ["SLURM_NTASKS"]),
+        local_rank=int(environ["SLURM_LOCALID"]),
+        node=environ["SLURMD_NODENAME"],
+        launch_ip=environ["SLURM_LAUNCH_NODE_IPADDR"],
+    )
+
+
+def own_ip(launch_ip: str) -> str:
+    """Return this host's address on the network of another's; no packet is sent. Raises OSError."""
+    family = socket.AF_INET6 if ":" in launch_ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((launch_ip, 9))
+        return str(probe.getsockname()[0])
+
+
+def _set_interface(ip: str) -> None:
+    """Have gloo use the interface of an address: it takes that of the host name, in Debian often 127.0.1.1."""
+    import psutil
+
+    names = [name for name, at in psutil.net_if_addrs().items() if any(one.address == ip for one in at)]
+    if names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+
+
+def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
+    """Run this rank to its end."""
+    parser = argparse.ArgumentParser(prog="pitools.node.bench.worker")
+    parser.add_argument("--sizes", default="", help="bytes, with commas between")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds")
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.timeout, exit=True)
+    # Libraries print to stdout, as NCCL does: it is for our lines alone.
+    results = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    position = read_position(os.environ)
+    if position.world_size * (_PERIOD + _RANK_PERIOD) > _MAX_SUM:
+        raise SystemExit(f"{position.world_size} ranks: too many for exact sums")
+    ip = own_ip(position.launch_ip)
+    _set_interface(ip)
+
+    def exchange_address(port: int) -> tuple[str, int]:
+        if position.rank == 0:
+            results.write(msgspec.json.encode({"address": f"{ip}:{port}"}) + b"\n")
+        address = str(msgspec.json.decode(sys.stdin.readline())["address"])
+        host, _, text = address.rpartition(":")
+        return host, int(text)
+
+    collective = make_collective()
+    collective.connect(position, exchange_address)
+    on_gpu = collective.device != "cpu"
+    sizes = [int(size) for size in options.sizes.split(",") if size] or (GPU_SIZES if on_gpu else CPU_SIZES)
+    measured = tuple(measure(collective, position, size) for size in sizes)
+    result = RankResult(
+        rank=position.rank,
+        node=position.node,
+        framework=collective.name,
+        device=collective.device,
+        sizes=measured,
+    )
+    results.write(msgspec.json.encode(result) + b"\n")
+    collective.close()
+
+
+if __name__ == "__main__":
+    main()

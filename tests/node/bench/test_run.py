@@ -1,0 +1,133 @@
+"""Groups are judged by the gate and against others of their size; the nodes' verdicts follow from their own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.node.bench.bisect import Bisection, Group, max_rounds
+from pitools.node.bench.run import GroupRun, find_bad, gpus_per_node, judge, nodes_of_job, srun_argv, to_results
+from pitools.node.bench.worker import RankResult, SizeResult, bus_bandwidth
+
+NODES = [f"n{number:02}" for number in range(16)]
+
+
+def ran(*group: str, wall_s: float = 0.01, wrong: int = 0, problem: str = "") -> GroupRun:
+    """A group whose ranks all took this long for the largest buffer."""
+    sizes = (SizeResult(bytes=1 << 10, wall_s=9.0, wrong=0), SizeResult(bytes=1 << 24, wall_s=wall_s, wrong=wrong))
+    ranks = tuple(
+        RankResult(rank=rank, node=node, framework="torch", device="cpu", sizes=sizes)
+        for rank, node in enumerate(group)
+    )
+    return GroupRun(group, () if problem else ranks, problem)
+
+
+def verdicts(runs: Sequence[GroupRun], **more: object) -> list[str]:
+    return [test.verdict for test in judge(runs, [], 1, **more)]  # type: ignore[arg-type]
+
+
+def test_a_group_is_judged_by_the_gate_before_its_bandwidth() -> None:
+    """One wrong element, a step that failed, or a rank without a result; each named."""
+    tests = judge([ran("a", "b", wrong=1), ran("c", "d", problem="exit code 9"), ran("e", "f")], [], 1)
+    assert [test.verdict for test in tests] == ["wrong", "failed", "ok"]
+    assert tests[0].wrong == 2  # of two ranks
+    assert "[c-d]" in tests[1].problem or "c,d" in tests[1].problem
+    half = ran("a", "b")
+    (test,) = judge([GroupRun(half.group, half.ranks[:1], "")], [], 1)
+    assert (test.verdict, "b" in test.problem) == ("failed", True)
+    assert verdicts([half], ranks_per_node=2) == ["failed"]
+
+
+def test_a_slow_group_shows_only_among_others_of_its_size() -> None:
+    """In the same round or an earlier one; a few percent, and a larger group, are no reason."""
+    assert verdicts([ran("a", "b", wall_s=0.05), ran("c", "d"), ran("e", "f", wall_s=0.011)]) == ["slow", "ok", "ok"]
+    assert verdicts([ran("a", "b", "c", wall_s=0.05), ran("d", "e"), ran("f", "g")]) == ["ok", "ok", "ok"]
+    earlier = judge([ran("c", "d"), ran("e", "f")], [], 1)
+    (test,) = judge([ran("a", "b", wall_s=0.05)], earlier, 2)
+    assert (test.verdict, test.of_others) == ("slow", 0.2)
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    """2 (n - 1) / n of the bytes a second, as their doc/PERFORMANCE.md has it."""
+    assert bus_bandwidth(1 << 30, 1.0, 8) == 1.75 * (1 << 30)
+    assert bus_bandwidth(1 << 30, 1.0, 2) == 1 << 30
+
+
+@given(st.integers(2, 40), st.data())
+def test_rounds_and_verdicts_hold_whatever_is_bad(count: int, data: st.DataObject) -> None:
+    """With groups that fail only from some size on, too: no good node is called bad."""
+    nodes = [f"n{number}" for number in range(count)]
+    bad = data.draw(st.sets(st.sampled_from(nodes)))
+    fails_from = data.draw(st.integers(3, 80))
+
+    def run_round(groups: Sequence[Group]) -> list[bool]:
+        return [not bad.intersection(group) and len(group) < fails_from for group in groups]
+
+    found = find_bad(nodes, run_round, together=True)
+    assert set(found.bad) <= bad
+    assert found.rounds <= max_rounds(count)
+
+
+def test_a_fault_at_scale_is_found_after_the_pairs() -> None:
+    """Two good nodes that fail with each other alone, in different halves: their smallest tested group is told."""
+    apart = {"n03", "n12"}
+    found = find_bad(NODES, lambda groups: [not apart <= set(group) for group in groups], together=True)
+    assert (found.bad, found.undecided) == ((), ())
+    assert [apart <= set(group) for group in found.only_together] == [True]
+    alone = find_bad(NODES, lambda groups: [not apart <= set(group) for group in groups], together=False)
+    assert alone == Bisection(bad=(), rounds=1)
+
+
+def test_a_bad_node_has_the_cause_of_its_own_tests() -> None:
+    """Not what it failed by with another bad node."""
+    tests = judge([ran("a", "b", wrong=3, wall_s=0.5), ran("c", "d"), ran("e", "f")], [], 1)
+    tests += judge([ran("a", "c", wall_s=0.5), ran("b", "d", wrong=3)], tests, 2)
+    tests += judge([ran("a", "d", wall_s=0.5), ran("b", "c", wrong=3)], tests, 3)
+    rows = to_results(Bisection(bad=("a", "b"), rounds=3), list("abcdef"), tests, {"a": "cpu"})
+    assert [row.verdict for row in rows] == ["slow", "wrong", "ok", "ok", "ok", "ok"]
+    assert rows[0].hardware == "cpu"
+    assert rows[2].value == rows[4].value
+
+
+def test_a_slow_pair_by_chance_is_no_fault_between_its_nodes() -> None:
+    """If later pairs, of good nodes, are as slow; one that stays far below all is."""
+    chance = judge([ran("a", "b", wall_s=0.02), ran("c", "d")], [], 1)
+    assert [test.verdict for test in chance] == ["slow", "ok"]
+    found = Bisection(bad=(), only_together=(("a", "b"),), rounds=2)
+    tests = chance + judge([ran("a", "c", wall_s=0.02), ran("b", "d", wall_s=0.02)], chance, 2)
+    assert [row.node for row in to_results(found, list("abcd"), tests, {})] == list("abcd")
+    tests = chance + judge([ran("a", "c"), ran("b", "d")], chance, 2)
+    assert to_results(found, list("abcd"), tests, {})[-1].verdict == "slow"
+
+
+def test_undecided_nodes_say_by_what() -> None:
+    """Two nodes that fail together, and no third."""
+    tests = judge([ran("a", "b", wrong=1)], [], 1)
+    rows = to_results(Bisection(bad=(), undecided=("a", "b"), rounds=1), ["a", "b"], tests, {})
+    assert [(row.verdict, bool(row.problem)) for row in rows] == [("undecided", True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({}, 0),
+        ({"SLURM_GPUS_ON_NODE": "8"}, 8),
+        ({"SLURM_GPUS_PER_NODE": "h100:4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "h100"}, 0),
+    ],
+)
+def test_ranks_follow_the_gpus_of_the_job(environ: dict[str, str], count: int) -> None:
+    """As sbatch and salloc name them."""
+    assert gpus_per_node(environ) == count
+
+
+def test_a_step_has_all_ranks_and_an_end() -> None:
+    """On these nodes, and no later than Slurm's limit of a minute's grain."""
+    argv = srun_argv(["n2", "n1"], 8, 100.0)
+    assert {"--nodes=2", "--ntasks=16", "--nodelist=n[1-2]", "--time=3", "--kill-on-bad-exit=1"} <= set(argv)
+    assert nodes_of_job({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]
+    assert nodes_of_job({"SLURM_JOB_NODELIST": "n[1-2]"}) == []

@@ -1,0 +1,115 @@
+"""Ranks all-reduce for real, by torch and by jax, and count every wrong element."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import pytest
+
+from pitools.node.bench import worker
+from pitools.node.bench.worker import RankPosition, RankResult, TorchCollective, measure
+
+PROGRAM = """\
+import os
+from pitools.node.bench import worker
+
+class Faulty(worker.{kind}Collective):
+    def all_reduce(self, offset, n_elements):
+        wall_s, sums = super().all_reduce(offset, n_elements)
+        if os.environ["SLURM_PROCID"] == "1":
+            {fault}
+        return wall_s, sums
+
+worker.main(Faulty)
+"""
+
+
+class Alone(TorchCollective):
+    """One rank, whose sums are its own buffer."""
+
+    def __init__(self, wrong: int) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, object]:
+        sums = self._pattern(n_elements) + offset
+        sums[: self.wrong] += 1
+        return 0.5, sums
+
+
+def start(argv: list[str], rank: int) -> subprocess.Popen[bytes]:
+    variables = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": rank, "SLURMD_NODENAME": f"n{rank}"}
+    variables["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"  # type: ignore[assignment]
+    if "Jax" in Path(argv[0]).read_text():
+        variables["SLURM_LOCALID"] = 0  # of two CPU devices, each process has one
+    env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    return subprocess.Popen([sys.executable, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+
+
+def pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin
+    assert process.stdout
+    return process.stdin, process.stdout
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("Torch", "sums[5] += 1"), ("Jax", "sums = sums.at[5].add(1)")])
+def test_two_ranks_measure_and_find_a_wrong_element(tmp_path: Path, kind: str, fault: str) -> None:
+    """Both report each size; the rank whose memory fails counts one wrong element in each of six all-reduces."""
+    pytest.importorskip(kind.lower())
+    path = tmp_path / "rank.py"
+    path.write_text(PROGRAM.format(kind=kind, fault=fault))
+    ranks = [start([str(path), "--sizes=4096,65536", "--timeout=100"], rank) for rank in range(2)]
+    try:
+        address = pipes(ranks[0])[1].readline()
+        for rank in ranks:
+            pipes(rank)[0].write(address)
+            pipes(rank)[0].flush()
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    results = [msgspec.json.decode(output, type=RankResult) for output in outputs]
+    assert [(result.rank, result.node, result.device) for result in results] == [(0, "n0", "cpu"), (1, "n1", "cpu")]
+    assert [[size.bytes for size in result.sizes] for result in results] == [[4096, 65536]] * 2
+    assert [[size.wrong for size in result.sizes] for result in results] == [[0, 0], [6, 6]]
+    assert all(size.wall_s > 0 for result in results for size in result.sizes)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 1024])
+def test_every_element_is_compared(wrong: int) -> None:
+    """In each repetition, the untimed one too."""
+    pytest.importorskip("torch")
+    position = RankPosition(rank=0, world_size=1, local_rank=0, node="n", launch_ip="127.0.0.1")
+    measured = measure(Alone(wrong), position, 4096)
+    assert (measured.wrong, measured.wall_s) == (6 * wrong, 0.5)
+
+
+def test_a_rank_that_waits_for_ever_ends_by_its_time_out(tmp_path: Path) -> None:
+    """Here for an address that nobody sends."""
+    path = tmp_path / "rank.py"
+    path.write_text(
+        "from pitools.node.bench import worker\n"
+        "class Mute:\n"
+        "    def connect(self, position, exchange_address):\n"
+        "        exchange_address(1)\n"
+        "worker.main(Mute)\n"
+    )
+    rank = start([str(path), "--timeout=0.5"], 1)
+    try:
+        assert rank.wait(60) == 1
+    finally:
+        rank.kill()
+        rank.communicate()
+
+
+def test_the_own_address_is_of_the_network_that_srun_came_by() -> None:
+    """No packet is sent, and none must be answered."""
+    assert worker.own_ip("127.0.0.1") == "127.0.0.1"
+    assert worker.own_ip("::1") == "::1"
