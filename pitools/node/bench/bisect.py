@@ -1,10 +1,10 @@
 """Find the bad nodes among many by tests of groups, in rounds of disjoint groups that are tested at the same time.
 
 A test of a group, as an all-reduce, fails if any of its nodes is bad. Groups that fail are halved down to single nodes,
-and each of these is tested with a node of a group that passed; it is bad if it fails with two, as one failure may be of
-the link between them. So bad nodes, wherever they are, are found within ceil(log2(n)) + 2 rounds, or within 3 if the
-first groups are pairs, as long as there are good partners for all suspects; else suspects are paired anew with each
-other, to at most 2 ceil(log2(n)) + 1 rounds.
+and each of these is tested with a node of a group that passed. A node is bad if it fails with two that are good, as one
+failure may be of the link between them. So bad nodes, wherever they are, are found within ceil(log2(n)) + 2 rounds, or
+within 3 if the first groups are pairs, as long as there are good partners for all suspects. Else suspects are paired
+anew with each other: with fewer than half of the nodes bad, none stays undecided after 2 ceil(log2(n)) + 1 rounds.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ def bisect(
     failed = [group for group, passed in zip(first, test_round(first), strict=True) if not passed]
     grouped = {node for group in first for node in group}
     good = grouped.difference(*failed)
-    bad, ever_failed = set[str](), list[Group]()
+    bad, ever_failed = set[str](), list(failed)
     singles = [node for node in nodes if node not in grouped]
-    failed_with: dict[str, set[str]] = {}  # node → good partners
     rounds = 1
     while (failed or singles) and rounds < (limit or max_rounds(len(nodes))):
-        parts = {group: _halves(group) for group in failed}
-        singles += [part[0] for halves in parts.values() for part in halves if len(part) == 1]
-        partner_of = _choose_partners(singles, [node for node in nodes if node in good], failed_with)
-        tested = [part for halves in parts.values() for part in halves if len(part) > 1]
+        parts = [half for group in failed for half in _halves(group)]
+        singles += [half[0] for half in parts if len(half) == 1]
+        partner_of = _choose_partners(singles, [node for node in nodes if node in good], _failed_with(ever_failed))
+        tested = [half for half in parts if len(half) > 1]
         tested += list(partner_of.items())
         tested += _pair_anew([node for node in singles if node not in partner_of], rounds)
         if not tested:
@@ -65,19 +64,16 @@ def bisect(
         passed = dict(zip(tested, test_round(tested), strict=True))
         rounds += 1
         good.update(node for group, is_good in passed.items() if is_good for node in group)
-        for node, partner in partner_of.items():
-            if not passed[node, partner]:
-                failed_with.setdefault(node, set()).add(partner)
-                ever_failed.append((node, partner))
-        bad.update(node for node, partners in failed_with.items() if len(partners) > 1 or partners == good)
+        ever_failed += [group for group, is_good in passed.items() if not is_good]
+        failed_with = _failed_with(ever_failed)
+        bad.update(node for node in singles if node not in good and len(failed_with.get(node, set()) & good) > 1)
         singles = [node for node in singles if node not in good and node not in bad]
-        ever_failed += failed
-        failed = [part for halves in parts.values() for part in halves if passed.get(part) is False]
-    apart = [group for group in ever_failed if good.issuperset(group)]
+        failed = [half for half in parts if passed.get(half) is False]
+    apart = {frozenset(group): group for group in ever_failed if good.issuperset(group)}
     return Bisection(
         bad=tuple(node for node in nodes if node in bad),
         undecided=tuple(node for node in nodes if node in singles or any(node in group for group in failed)),
-        only_together=tuple(one for one in apart if not any(set(one) > set(other) for other in apart)),
+        only_together=tuple(group for members, group in apart.items() if not any(members > other for other in apart)),
         rounds=rounds,
     )
 
@@ -85,6 +81,15 @@ def bisect(
 def _halves(group: Group) -> list[Group]:
     middle = (len(group) + 1) // 2
     return [group[:middle], group[middle:]]
+
+
+def _failed_with(failed: Sequence[Group]) -> dict[str, set[str]]:
+    """Return for each node of a pair that failed those that it failed with."""
+    others: dict[str, set[str]] = {}
+    for one, other in (group for group in failed if len(group) == 2):
+        others.setdefault(one, set()).add(other)
+        others.setdefault(other, set()).add(one)
+    return others
 
 
 def _choose_partners(
@@ -100,7 +105,9 @@ def _choose_partners(
 
 
 def _pair_anew(suspects: Sequence[str], rounds: int) -> list[Group]:
-    """Pair suspects with others than before: neighbours failed together."""
-    left, right = suspects[::2], suspects[1::2]
-    shift = rounds % max(1, len(right))
-    return [(one, other) for one, other in zip(left, [*right[shift:], *right[:shift]], strict=False)]
+    """Pair suspects with each other, in each round anew: the circle of a tournament, in which all meet."""
+    circle = [*suspects, *[""] * (len(suspects) % 2)]
+    for _ in range(rounds % max(1, len(circle) - 1)):
+        circle.insert(1, circle.pop())
+    half = len(circle) // 2
+    return [(one, other) for one, other in zip(circle[:half], reversed(circle[half:]), strict=True) if one and other]
