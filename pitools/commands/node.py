@@ -13,6 +13,7 @@ COMMANDS = {
     "drain": ("node_drain", "drain", "Drain and return nodes by their reports, once, for cron."),
     "return": ("node_drain", "return_command", "Return drained nodes of ours at once."),
     "watch": ("node_drain", "watch", "Drain and return repeatedly."),
+    "bench": ("node_bench", "bench", "Measure nodes alone and in groups, and find slow and wrong ones."),
 }
 
 

@@ -1,0 +1,225 @@
+"""Group tests on 16 slurmds of a cluster of its own: ranks that are slow, corrupt, die or hang are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pitools.node.bench import run
+from pitools.node.bench.bisect import max_rounds
+
+pytestmark = pytest.mark.slurm
+
+NODES = [f"delta{number:02}" for number in range(1, 17)]
+# A rank as the product's, whose all-reduce is made through rank 0 by sockets: 16 ranks with a framework each would
+# spend minutes of two CPUs on imports. FAULTS: by node.
+STAR = """\
+import os, signal, socket, time
+import numpy
+from pitools.node.bench import worker
+
+FAULTS = {faults}
+FAULT = FAULTS.get(os.environ["SLURMD_NODENAME"], "")
+
+class Star:
+    name, device = "star", "cpu"
+
+    def connect(self, position, exchange_address):
+        self.rank = position.rank
+        if self.rank:
+            self.peers = [socket.create_connection(exchange_address(0))]
+        else:
+            server = socket.create_server(("", 0))
+            exchange_address(server.getsockname()[1])
+            self.peers = [server.accept()[0] for _ in range(position.world_size - 1)]
+
+    def add(self, part):
+        for peer in self.peers if self.rank == 0 else ():
+            part = part + receive(peer, part)
+        for peer in self.peers:
+            peer.sendall(part.tobytes())
+        return part if self.rank == 0 else receive(self.peers[0], part)
+
+    def all_reduce(self, offset, n_elements):
+        part = pattern(n_elements) + offset
+        self.add(pattern(1))
+        begin = time.perf_counter()
+        if FAULT == "slow":
+            time.sleep(0.4)
+        elif FAULT == "corrupt":
+            part[7] += 1
+        elif FAULT == "die":
+            os._exit(9)
+        elif FAULT == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        sums = self.add(part)
+        return time.perf_counter() - begin, sums
+
+    def count_wrong(self, sums, scale, offset):
+        return int((sums != pattern(len(sums)) * scale + offset).sum())
+
+    def close(self):
+        pass
+
+def pattern(count):
+    return (numpy.arange(count) % worker._PERIOD).astype("float32")
+
+def receive(peer, like):
+    data = bytearray()
+    while len(data) < like.nbytes:
+        part = peer.recv(like.nbytes - len(data))
+        if not part:
+            raise SystemExit("a rank is gone")
+        data += part
+    return numpy.frombuffer(data, "float32")
+
+worker.main(Star)
+"""
+# The same with the framework that is installed.
+REAL = """\
+import os, time
+from pitools.node.bench import worker
+
+FAULT = {faults}.get(os.environ["SLURMD_NODENAME"], "")
+
+class Faulty(worker.TorchCollective):
+    def _reduce(self, buffer):
+        if FAULT == "slow":
+            time.sleep(3)
+        elif FAULT == "corrupt":
+            buffer[7] += 1
+        super()._reduce(buffer)
+
+worker.main(Faulty)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_installed: None, repo: Path) -> Iterator[Path]:
+    """The slurm.conf of a running cluster of NODES."""
+    devcluster = str(repo / "scripts" / "devcluster")
+    with tempfile.TemporaryDirectory(prefix="dcb", dir="/var/tmp") as root:
+        ports = 22000 + os.getpid() % 5 * 400  # above those of other tests' clusters
+        argv = [devcluster, "up", "--root", root, "--clusters", "delta", "--nodes", "16", "--base-port", str(ports)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
+        try:
+            assert done.returncode == 0, done.stderr
+            yield Path(root) / "delta" / "slurm.conf"
+        finally:
+            subprocess.run([devcluster, "down", "--root", root], capture_output=True, timeout=150, check=True)
+
+
+@pytest.fixture
+def job(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An allocation of all nodes, in which this process is."""
+    monkeypatch.setenv("SLURM_CONF", str(cluster))
+    done = subprocess.run(["salloc", "--no-shell", "-N16", "-t10"], capture_output=True, text=True, timeout=60)
+    match = re.search(r"job allocation (\d+)", done.stderr)
+    assert match, done.stderr
+    monkeypatch.setenv("SLURM_JOB_ID", match[1])
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "delta[01-16]")
+    yield
+    subprocess.run(["scancel", match[1]], timeout=60, check=True)
+
+
+def worker(folder: Path, faults: dict[str, str], program: str = STAR) -> list[str]:
+    """Return the command of a rank, with a fault on some nodes."""
+    path = folder / "rank.py"
+    path.write_text(program.replace("{faults}", repr(faults)))
+    return [sys.executable, str(path), "--sizes=4096,262144"]
+
+
+def bench(
+    folder: Path, faults: dict[str, str], program: str = STAR, timeout_s: float = 60
+) -> tuple[dict[str, str], int, list[run.GroupTest]]:
+    """Return the verdicts that are not ok, by node or group, the number of rounds, and the tests."""
+    tester = run.GroupTester(timeout_s=timeout_s, worker=worker(folder, faults, program))
+    found = run.find_bad(run.nodes_of_job(), tester.test_round, together=True)
+    results = run.to_results(found, NODES, tester.tests, tester.devices)
+    return {row.node: row.verdict for row in results if row.verdict != "ok"}, found.rounds, tester.tests
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"delta06": "corrupt"},
+        {"delta11": "slow"},
+        {"delta03": "slow", "delta04": "corrupt"},
+        {"delta02": "die", "delta16": "corrupt"},
+    ],
+    ids=["corrupt", "slow", "slow and corrupt in one pair", "dies and corrupt"],
+)
+def test_bad_ranks_of_sixteen_are_found(job: None, tmp_path: Path, faults: dict[str, str]) -> None:
+    """With the right cause, no other node, and within the rounds promised; the good ones pass together."""
+    bad, rounds, tests = bench(tmp_path, faults)
+    names = {"corrupt": "wrong", "slow": "slow", "die": "failed"}
+    assert {node: bad.get(node) for node in faults} == {node: names[fault] for node, fault in faults.items()}, tests
+    assert not set(bad).intersection(set(NODES) - set(faults)), tests
+    assert rounds <= max_rounds(16)
+    assert (tests[-1].n_nodes, tests[-1].verdict) == (16 - len(faults), "ok")
+
+
+def test_a_rank_that_hangs_fails_its_group_and_no_other(job: None, tmp_path: Path) -> None:
+    """Its partner's time-out ends the step, even though the rank is stopped and cannot end itself."""
+    tester = run.GroupTester(timeout_s=20, worker=worker(tmp_path, {"delta09": "hang"}))
+    assert tester.test_round([("delta08", "delta09"), ("delta10", "delta11")]) == [False, True]
+    assert [test.verdict for test in tester.tests] == ["failed", "ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_bad_ranks_of_sixteen_with_a_framework(job: None, tmp_path: Path) -> None:
+    """A rank that is slow and one that corrupts, by torch.distributed."""
+    pytest.importorskip("torch")
+    bad, rounds, tests = bench(tmp_path, {"delta05": "slow", "delta12": "corrupt"}, REAL, timeout_s=200)
+    assert (bad["delta05"], bad["delta12"]) == ("slow", "wrong"), tests
+    assert not set(bad).intersection(set(NODES) - {"delta05", "delta12"}), tests
+    assert rounds <= max_rounds(16)
+
+
+def test_pairs_by_the_command(job: None, pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """With the shipped ranks; results go to the spool, and later runs are compared with them."""
+    pytest.importorskip("torch")
+    spool = tmp_path / "spool"
+    spool.mkdir(mode=0o700)
+    config = tmp_path / "node.toml"
+    config.write_text(f'spool = "{spool}"\n')
+    here = {name: os.environ[name] for name in ("SLURM_CONF", "SLURM_JOB_ID")}
+    done = pit("node", "bench", "--pairs", "--config", str(config), **here, SLURM_JOB_NODELIST="delta[03-04]")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["node"], row["measure"], row["verdict"]) for row in rows] == [
+        (node, "all_reduce_bytes_per_s", "ok") for node in ("delta03", "delta04")
+    ]
+    assert all(row["value"] > 0 for row in rows)
+    assert (spool / "bench" / "delta03.jsonl").read_text() == done.stdout.splitlines(keepends=True)[0]
+
+
+def test_nodes_alone_by_the_command(
+    job: None, pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Each node of the job has its rows; a disk that cannot be written fails, and nothing else."""
+    here = {name: os.environ[name] for name in ("SLURM_CONF", "SLURM_JOB_ID")}
+    words = ["--folder", str(tmp_path / "missing")]
+    done = pit("node", "bench", *words, **here, SLURM_JOB_NODELIST="delta[03-04]")
+    assert done.returncode == 1, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    verdicts = {(row["node"], row["measure"]): row["verdict"] for row in rows}
+    for node in ("delta03", "delta04"):
+        assert verdicts[node, "cpu_bytes_per_s"] == verdicts[node, "memory_bytes_per_s"] == "ok"
+        assert verdicts[node, "disk_write_bytes_per_s"] == "failed"
+
+
+def test_groups_need_a_job(pit: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Without one, the error has a command that makes one."""
+    done = pit("node", "bench", "--pairs")
+    assert done.returncode == 2
+    assert "salloc" in done.stderr
