@@ -17,7 +17,7 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
 
 
 @click.command()
-@click.option("--alone", "mode", flag_value="alone", default=True, help="Each node alone: CPU, memory, disk, GPUs.")
+@click.option("--alone", "mode", flag_value="alone", default="alone", help="Each node alone: CPU, memory, disk, GPUs.")
 @click.option("--pairs", "mode", flag_value="pairs", help="All-reduce in pairs of nodes, and pair the slow ones anew.")
 @click.option("--bisect", "mode", flag_value="bisect", help="As --pairs, then all good nodes together; halve if bad.")
 @click.option(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core.errors import ClusterError
 from pitools.node.bench import run
 from pitools.node.bench.bisect import max_rounds
 
@@ -172,6 +173,14 @@ def test_a_rank_that_hangs_fails_its_group_and_no_other(job: None, tmp_path: Pat
     tester = run.GroupTester(timeout_s=20, worker=worker(tmp_path, {"delta09": "hang"}))
     assert tester.test_round([("delta08", "delta09"), ("delta10", "delta11")]) == [False, True]
     assert [test.verdict for test in tester.tests] == ["failed", "ok"]
+
+
+def test_a_program_that_runs_nowhere_is_no_fault_of_nodes(job: None) -> None:
+    """As without pitools on the nodes: the error has the program's last words, after one round."""
+    tester = run.GroupTester(timeout_s=60, worker=[sys.executable, "-c", "import nosuch"])
+    with pytest.raises(ClusterError) as raised:
+        run.find_bad(NODES[:4], tester.test_round, together=True)
+    assert "nosuch" in raised.value.message
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import msgspec
 
 from pitools.core import hostlist, subprocesses, timestamps
 from pitools.core.daemon_pool import DaemonPool
-from pitools.core.errors import Unreachable
+from pitools.core.errors import ClusterError, Unreachable
 from pitools.core.record import Record, decode_json
 from pitools.node.bench.bisect import Bisection, Group, TestRound, bisect, max_rounds, pairs
 from pitools.node.bench.compare import BenchResult, Verdict, is_low
@@ -116,9 +116,12 @@ class GroupTester:
         self._pool = DaemonPool(_MAX_STEPS, "pit-bench")
 
     def test_round(self, groups: Sequence[Group]) -> list[bool]:
-        """Return whether each group passed."""
+        """Return whether each group passed. Raises ClusterError if no rank of a first round of groups has a result."""
         self._rounds += 1
         runs = [future.result() for future in [self._pool.submit(self._run_group, group) for group in groups]]
+        if not self.tests and len(runs) > 1 and not any(run.ranks for run in runs):
+            hint = "check on a node that this Python has pitools, and torch or jax, there"
+            raise ClusterError(f"no rank has a result: {runs[0].problem}", where=" ".join(self._worker[:3]), hint=hint)
         judged = judge(runs, self.tests, self._rounds, self._ranks_per_node)
         self.devices |= {rank.node: rank.device for run in runs for rank in run.ranks}
         self.tests += judged
@@ -143,7 +146,7 @@ class GroupTester:
                         stdin=stdin,
                         stdout=stdout,
                     )
-                    problem = f"exit code {done.code}: {_last_line(done.stderr)}" if done.code else ""
+                    problem = f"exit code {done.code}: {_reason(done.stderr)}" if done.code else ""
                 except Unreachable:
                     problem = f"did not end within {self._timeout_s + 2 * _GRACE_S:g} s"
             reader.join()
@@ -290,7 +293,7 @@ def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float) -> list[
         for line in done.stdout.splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 results.append(decode_json(line, BenchResult))
-        problem = _last_line(done.stderr)
+        problem = _reason(done.stderr)
     except Unreachable:
         problem = ""
     silent = set(nodes) - {result.node for result in results}
@@ -307,5 +310,9 @@ def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float) -> list[
     ]
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]
+def _reason(stderr: str) -> str:
+    """Return srun's first error, which names the first node that failed, and the last line of a rank."""
+    lines = [line for line in map(str.strip, stderr.splitlines()) if line]
+    errors = [line for line in lines if line.startswith("srun: error:")]
+    others = [line for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
+    return "; ".join(errors[:1] + others[-1:])
