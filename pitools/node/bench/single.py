@@ -10,7 +10,6 @@ import argparse
 import errno
 import faulthandler
 import hashlib
-import itertools
 import mmap
 import os
 import socket
@@ -19,8 +18,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -28,13 +28,15 @@ from pitools.core.timestamps import now_rfc3339
 from pitools.node.bench import gpu
 from pitools.node.bench.compare import BenchResult, Verdict
 
+Value = TypeVar("Value")
+
 DISK_BYTES = 1 << 30
 _BLOCK = 4 << 20
 _NUMBER_BYTES = 8  # of a block, at its beginning: a block in another's place is wrong
 _DISK_THREADS = 4  # a queue of requests: an NVMe reaches its rate with several
-_MEMORY_BYTES = 256 << 20  # of a thread's source and target: more than caches hold
+_MEMORY_BYTES = 128 << 20  # of a thread's source and target: more than caches hold
 _MEMORY_SHARE = 0.25  # of what is free, at most
-_REPEATS = 5
+_REPEATS = 9
 _CPU_S = 0.5
 
 
@@ -98,38 +100,38 @@ def measure_cpu() -> float:
     """Return the bytes per second that all CPUs of this process hash, from their caches."""
     block = bytes(64 << 10)
 
-    def work() -> int:
+    def work() -> float:
         end, done = time.perf_counter() + _CPU_S, 0
         while time.perf_counter() < end:
             hashlib.sha256(block).digest()  # without the interpreter's lock
             done += len(block)
-        return done
+        return done / _CPU_S
 
-    return sum(_in_threads(work, len(os.sched_getaffinity(0)))) / _CPU_S
+    return sum(_on_each_cpu(work))
 
 
 def measure_memory() -> float:
-    """Return the bytes per second that all CPUs copy, read and written counted; the median of several times."""
+    """Return the bytes per second that all CPUs copy at the same time, read and written counted."""
     import numpy
     import psutil
 
     count = len(os.sched_getaffinity(0))
     size = min(_MEMORY_BYTES, int(psutil.virtual_memory().available * _MEMORY_SHARE / 2 / count))
-    sources = [numpy.ones(size, dtype=numpy.uint8) for _ in range(count)]
-    targets = [numpy.zeros(size, dtype=numpy.uint8) for _ in range(count)]
-    pairs = list(zip(targets, sources, strict=True))
-    numbers = itertools.count()
+    all_ready = threading.Barrier(count, timeout=60)  # else one without memory holds all
 
-    def copy() -> int:
-        numpy.copyto(*pairs[next(numbers) % count])  # without the interpreter's lock
-        return size
+    def work() -> float:
+        # Of its own: memory is of the NUMA node of the CPU that first writes it.
+        source, target = numpy.ones(size, dtype=numpy.uint8), numpy.zeros(size, dtype=numpy.uint8)
+        target[:] = 2
+        all_ready.wait()
+        walls_s = []
+        for _ in range(_REPEATS):
+            begin = time.perf_counter()
+            numpy.copyto(target, source)  # without the interpreter's lock
+            walls_s.append(time.perf_counter() - begin)
+        return 2 * size / statistics.median(walls_s)
 
-    walls_s = []
-    for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        _in_threads(copy, count)
-        walls_s.append(time.perf_counter() - begin)
-    return 2 * size * count / statistics.median(walls_s)
+    return sum(_on_each_cpu(work))
 
 
 def measure_disk(folder: Path, n_bytes: int = DISK_BYTES) -> Iterator[tuple[str, float, int]]:
@@ -189,15 +191,28 @@ def _over_blocks(call: Callable[[int], int], n_blocks: int) -> int:
                 return total
             total += call(number)
 
-    return sum(_in_threads(work, _DISK_THREADS))
+    return sum(_in_threads([work] * _DISK_THREADS))
 
 
-def _in_threads(work: Callable[[], int], count: int) -> list[int]:
-    """Call a function at the same time in several threads, and return the results. Raises what one of them raised."""
+def _in_threads(works: Sequence[Callable[[], Value]]) -> list[Value]:
+    """Call functions at the same time, each in a thread, and return the results. Raises what one of them raised."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(count) as pool:
-        return [future.result() for future in [pool.submit(work) for _ in range(count)]]
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [future.result() for future in [pool.submit(work) for work in works]]
+
+
+def _on_each_cpu(work: Callable[[], float]) -> list[float]:
+    """Call a function on each CPU of this process at the same time, and return the results."""
+
+    def bind(cpu: int) -> Callable[[], float]:
+        def work_there() -> float:
+            os.sched_setaffinity(0, {cpu})  # of this thread alone
+            return work()
+
+        return work_there
+
+    return _in_threads([bind(cpu) for cpu in os.sched_getaffinity(0)])
 
 
 def _cpu_name() -> str:
