@@ -146,7 +146,7 @@ class GroupTester:
                         stdin=stdin,
                         stdout=stdout,
                     )
-                    problem = f"exit code {done.code}: {_reason(done.stderr)}" if done.code else ""
+                    problem = f"exit code {done.code}: {failure_reason(done.stderr)}" if done.code else ""
                 except Unreachable:
                     problem = f"did not end within {self._timeout_s + 2 * _GRACE_S:g} s"
             reader.join()
@@ -293,7 +293,7 @@ def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float) -> list[
         for line in done.stdout.splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 results.append(decode_json(line, BenchResult))
-        problem = _reason(done.stderr)
+        problem = failure_reason(done.stderr)
     except Unreachable:
         problem = ""
     silent = set(nodes) - {result.node for result in results}
@@ -310,9 +310,9 @@ def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float) -> list[
     ]
 
 
-def _reason(stderr: str) -> str:
+def failure_reason(stderr: str) -> str:
     """Return srun's first error, which names the first node that failed, and the last line of a rank."""
     lines = [line for line in map(str.strip, stderr.splitlines()) if line]
     errors = [line for line in lines if line.startswith("srun: error:")]
-    others = [line for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
+    others = [line for line in lines if not line.startswith(("srun:", "slurmstepd"))]
     return "; ".join(errors[:1] + others[-1:])

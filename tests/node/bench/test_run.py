@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.node.bench.bisect import Bisection, Group, max_rounds
-from pitools.node.bench.run import GroupRun, find_bad, gpus_per_node, judge, nodes_of_job, srun_argv, to_results
+from pitools.node.bench.run import (
+    GroupRun,
+    failure_reason,
+    find_bad,
+    gpus_per_node,
+    judge,
+    nodes_of_job,
+    srun_argv,
+    to_results,
+)
 from pitools.node.bench.worker import RankResult, SizeResult, bus_bandwidth
 
 NODES = [f"n{number:02}" for number in range(16)]
@@ -131,3 +140,17 @@ def test_a_step_has_all_ranks_and_an_end() -> None:
     assert {"--nodes=2", "--ntasks=16", "--nodelist=n[1-2]", "--time=3", "--kill-on-bad-exit=1"} <= set(argv)
     assert nodes_of_job({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]
     assert nodes_of_job({"SLURM_JOB_NODELIST": "n[1-2]"}) == []
+
+
+def test_the_reason_of_a_failed_step_has_the_node_and_the_rank_s_last_words() -> None:
+    """As Slurm 22.05 printed it, whose own lines come last, and under two names."""
+    stderr = """\
+Traceback (most recent call last):
+ModuleNotFoundError: No module named 'nosuch'
+srun: error: delta02: task 1: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=6.0
+slurmstepd-delta01: error: *** STEP 6.0 ON delta01 CANCELLED AT 2026-11-26T16:06:47 ***
+"""
+    reason = "srun: error: delta02: task 1: Exited with exit code 1; ModuleNotFoundError: No module named 'nosuch'"
+    assert failure_reason(stderr) == failure_reason(stderr.replace("slurmstepd-delta01", "slurmstepd")) == reason
+    assert failure_reason("") == ""
