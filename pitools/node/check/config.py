@@ -87,6 +87,12 @@ class NodeType(Section, frozen=True, kw_only=True):
     nodes: str
 
 
+class Nhc(Section, frozen=True, kw_only=True):
+    """A configuration of LBNL's Node Health Check, whose lines are checks, too. file: `/etc/nhc/nhc.conf`; "": none."""
+
+    file: str = ""
+
+
 class Control(Section, frozen=True, kw_only=True):
     """What the controller may do. act: false prints what it would do.
 
@@ -126,6 +132,7 @@ class NodeConfig(Section, frozen=True, kw_only=True):
     types: dict[str, NodeType] = {}
     disable: tuple[str, ...] = ()
     check: tuple[Check, ...] = ()
+    nhc: Nhc = Nhc()
     control: Control = Control()
     xid: XidOptions = XidOptions()
 
@@ -333,9 +340,14 @@ def rate_per_s(text: str) -> float:
 
 
 def checks_for(config: NodeConfig, node: str) -> list[Check]:
-    """Return the checks that are for a node, by its name."""
+    """Return the checks that are for a node, by its name. Raises ConfigError if the file of NHC cannot be read."""
     types = {name for name, one in config.types.items() if node in _expand(one.nodes)}
-    return [check for check in config.check if not check.types or types.intersection(check.types)]
+    checks = [check for check in config.check if not check.types or types.intersection(check.types)]
+    if config.nhc.file:
+        from pitools.node.check.nhc.lines import read_nhc  # which needs this module
+
+        checks += [check for line in read_nhc(Path(config.nhc.file), node) for check in line.checks]
+    return checks
 
 
 @lru_cache(maxsize=64)

@@ -67,9 +67,10 @@ def _rows_meant(check: Check, table: FactTable) -> tuple[list[Row], list[Row]]:
     meant: list[Row] = []
     doubtful: list[Row] = []
     for row in table.rows:
-        is_meant = matches(row, check.where, check.table)
+        if (is_meant := matches(row, check.where, check.table)) is False:
+            continue
         is_recent = True if limit_s is None else _is_within(row, limit_s, table.read_at)
-        if is_meant is not False and is_recent is not False:
+        if is_recent is not False:
             (meant if is_meant and is_recent else doubtful).append(row)
     if check.cleared_by:
         meant, doubtful = (_without_cleared(check, rows, table.rows) for rows in (meant, doubtful))

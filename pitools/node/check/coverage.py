@@ -1,0 +1,73 @@
+"""What other tools check of a node, and what does it here, by `coverage.toml`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pitools.core import strict_toml
+from pitools.core.record import Record
+from pitools.node.check.config import Check
+
+Way = Literal["shipped", "nhc.conf", "site", "no"]
+
+
+class Coverage(Record, frozen=True, kw_only=True, tag="pit.node-coverage/1"):
+    """A check of another tool, or a line of a site's nhc.conf.
+
+    way: a check that is shipped, is made of its line in nhc.conf, or that a site writes; or none ("no").
+    ours: the name of the shipped check, the line, or the table and key. why: there is none, or a part is left out.
+    """
+
+    source: str
+    check: str
+    way: Way
+    ours: str = ""
+    why: str = ""
+
+
+def coverage() -> list[Coverage]:
+    """Return the checks of all other tools."""
+    return [_row(source, name, value) for source, checks in _read().items() for name, value in checks.items()]
+
+
+def site_checks() -> dict[tuple[str, str], Check]:
+    """Return by source and name the checks that a site would write."""
+    return {
+        (source, name): msgspec.convert({"name": "own", **value}, Check)
+        for source, checks in _read().items()
+        for name, value in checks.items()
+        if isinstance(value, dict) and "table" in value
+    }
+
+
+def reasons() -> dict[str, str]:
+    """Return by name of NHC's and Azure's checks why none is made of their lines."""
+    return {
+        row.check: row.why
+        or (f"the shipped check {row.ours} does it" if row.way == "shipped" else f"write a check of {row.ours}")
+        for row in coverage()
+        if row.source != "gcm" and row.way != "nhc.conf"
+    }
+
+
+def _row(source: str, name: str, value: str | dict[str, Any]) -> Coverage:
+    if isinstance(value, str):
+        return Coverage(source=source, check=name, way="shipped", ours=value)
+    if "line" in value:
+        return Coverage(source=source, check=name, way="nhc.conf", ours=value["line"])
+    if "why" in value:
+        return Coverage(source=source, check=name, way="no", why=value["why"])
+    ours = f"{value['table']}.{value['key']}" if "key" in value else value["table"]
+    return Coverage(source=source, check=name, way="site", ours=ours)
+
+
+@lru_cache(maxsize=1)
+def _read() -> dict[str, dict[str, str | dict[str, Any]]]:
+    path = Path(__file__).with_name("coverage.toml")
+    return strict_toml.convert_tables(
+        strict_toml.read_toml(path), dict[str, dict[str, str | dict[str, Any]]], str(path)
+    )

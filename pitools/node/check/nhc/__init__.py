@@ -1,0 +1,1 @@
+"""Read the configuration of LBNL's Node Health Check."""

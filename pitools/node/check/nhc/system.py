@@ -1,0 +1,278 @@
+"""NHC's checks of hardware, network and processes, and the table of all that are made, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pitools.node.check.nhc import files
+from pitools.node.check.nhc.match import (
+    HANDS_OFF,
+    Made,
+    NotTakenError,
+    Parts,
+    above_regex,
+    count_of,
+    limits_of,
+    match_regex,
+    needed,
+    options_of,
+    share_of,
+    size_bytes,
+    where_value,
+)
+
+_READ_WRITE, _READ_ONLY = "/(^|,)rw($|,)/", "/(^|,)ro($|,)/"
+
+# --- Hardware ---
+
+
+def _cpuinfo(arguments: list[str], _: dict[str, str]) -> Parts:
+    for key, text in zip(("sockets", "cores", "cpus"), needed(arguments, 1), strict=False):
+        if text:
+            yield {"about": key, "table": "system", "key": key, "equals": count_of(text)}
+
+
+def _memory(arguments: list[str], _: dict[str, str], *, key: str, is_free: bool = False) -> Parts:
+    low, high, slack, *_rest = needed(arguments, 1)
+    limits = limits_of(low, "", size_bytes) if is_free else limits_of(low, high, size_bytes, slack)
+    yield {"table": "system", "key": key, **limits}
+
+
+def _infiniband(arguments: list[str], _: dict[str, str]) -> Parts:
+    rate, device, *_rest = needed(arguments, 1)
+    where: dict[str, Any] = {"state": "ACTIVE", "physical_state": "LinkUp", "rate_gbps": count_of(rate)}
+    if device:
+        where["port" if ":" in device else "device"] = device.replace(":", "/")
+    yield {"about": device or rate, "table": "rdma_ports", "where": where, "min_count": 1}
+
+
+def _ethernet(arguments: list[str], _: dict[str, str]) -> Parts:
+    name = needed(arguments, 1)[0]
+    yield {"about": name, "table": "interfaces", "where": {"interface": name}, "min_count": 1}
+
+
+def _mcelog(_arguments: list[str], variables: dict[str, str]) -> Parts:
+    fields = {"table": "kernel_log", "within": "24h"}
+    for about, more, name, default in (
+        ("uncorrected", {"is_fatal": True}, "MCELOG_MAX_UNCORRECTED_RATE", "0"),
+        ("all", {}, "MCELOG_MAX_CORRECTED_RATE", "9"),
+    ):
+        if limit := variables.get(name, default):
+            where = {"kind": ("mce", "edac"), **more}
+            yield {"about": about, **fields, "where": where, "max_count": count_of(limit)}
+
+
+def _gpu_health(_arguments: list[str], _: dict[str, str]) -> Parts:
+    where = {"vendor": "nvidia"}
+    yield {"about": "there", "table": "gpus", "where": where, "min_count": 1}
+    yield {"about": "recovery", "table": "gpus", "where": where, "key": "recovery_action", "equals": "none"}
+
+
+# --- Network ---
+
+
+def _ping(arguments: list[str], _: dict[str, str]) -> Parts:
+    pairs, hosts = options_of(arguments, "I:W:c:i:s:t:w:")
+    for host in hosts:
+        where = {"endpoint": f"ping://{host}"}
+        yield {"about": host, "table": "endpoints", "where": where, "key": "responds", "equals": True}
+    if pairs or not hosts:
+        yield "options of ping are not taken" if hosts else "names no host"
+
+
+def _socket(arguments: list[str], _: dict[str, str]) -> Parts:
+    pairs, _rest = options_of(arguments, "0a!n:p:s:l:r:t:u:d:e:E:")
+    given = dict(pairs)
+    host, _colon, port = given.get("l", "").rpartition(":")
+    if given.get("s", "LISTEN") != "LISTEN" or not port.isdecimal() or "tcp" not in given.get("p", "tcp"):
+        raise NotTakenError("of sockets, TCP ports that listen are looked at (expected -p tcp -s LISTEN -l HOST:PORT)")
+    endpoint = f"tcp://{'127.0.0.1' if host in ('', '*', '0.0.0.0', '::', '[::]') else host}:{port}"  # noqa: S104
+    test = {"key": "responds", "equals": "!" not in given, "is_mild": "0" in given}
+    yield {"about": f"{host} {port}", "table": "endpoints", "where": {"endpoint": endpoint}, **test}
+    if set(given) & set("nrtudeE") - {"n"}:
+        yield f"its owner and the other end are not looked at; {HANDS_OFF}"
+
+
+# --- Processes ---
+
+
+def _daemon(arguments: list[str], _: dict[str, str], *, limit: dict[str, int]) -> Parts:
+    name, owner, words, *_rest = needed(arguments, 1)
+    text = f"{name} {words}" if words else name
+    where: dict[str, Any] = {"command": f"re:(?s:.*){match_regex(text)}(?s:.*)"}
+    if owner:
+        where["user"] = where_value(owner)
+    yield {"about": text, "table": "processes", "where": where, **limit}
+
+
+def _service(arguments: list[str], _: dict[str, str]) -> Parts:
+    pairs, words = options_of(arguments, "0E:SVcd:e:fkm:rsu:v")
+    given = dict(pairs)
+    name = " ".join(words)
+    if not name:
+        raise NotTakenError("names no service")
+    text = given.get("m") or f"*{given.get('d') or name}"
+    where: dict[str, Any] = {"command": f"re:{match_regex(text, of_first_word='f' not in given)}"}
+    if owner := given.get("u"):
+        where["user"] = where_value("root" if owner == "0" else owner)
+    test = {"max_count": 0} if {"k", "s"} & set(given) else {"min_count": 1}
+    yield {"about": name, "table": "processes", "where": where, **test, "is_mild": "0" in given}
+    if set(given) & set("EScekrsvV"):
+        yield HANDS_OFF
+
+
+def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callable[[str], dict[str, Any]]) -> Parts:
+    """Processes of ordinary users may use no more than a limit."""
+    pairs, rest = options_of(arguments, "0AKae:fklm:r:su:")
+    given = dict(pairs)
+    text = given.get("m", "")
+    where: dict[str, Any] = {}
+    if "A" not in given:
+        where["uid"] = f"re:{above_regex(_max_system_uid(variables))}"
+    if text:
+        where["command"] = f"re:{match_regex(text, of_first_word='f' not in given)}"
+    if owner := given.get("u"):
+        where["uid" if owner.isdecimal() else "user"] = int(owner) if owner.isdecimal() else where_value(owner)
+    about = text or owner or ""
+    test = limit(needed(rest, 1)[0])
+    yield {"about": about, "table": "processes", "where": where, **test, "is_mild": "0" in given}
+    if set(given) & set("Kekr"):
+        yield HANDS_OFF
+
+
+def _max_system_uid(variables: dict[str, str]) -> int:
+    return count_of(variables.get("MAX_SYS_UID", "99"))
+
+
+def _cpu_seconds(text: str) -> dict[str, Any]:
+    minutes, _m, seconds = text.lower().removesuffix("s").rpartition("m")
+    return {"key": "cpu_s", "max": count_of(minutes or "0") * 60 + count_of(seconds or "0")}
+
+
+def _kswapd(arguments: list[str], _: dict[str, str]) -> Parts:
+    seconds, _discrepancy, *actions = needed(arguments, 1)
+    where, is_mild = {"name": "kswapd*"}, _is_mild(actions)
+    yield {"table": "processes", "where": where, "key": "cpu_s", "max": count_of(seconds), "is_mild": is_mild}
+    yield "threads of different NUMA nodes are not compared"
+
+
+def _is_mild(actions: list[str]) -> bool:
+    given = {action for action in actions if action}
+    return bool(given) and "die" not in given
+
+
+def _load(arguments: list[str], _: dict[str, str]) -> Parts:
+    for key, text in zip(("load_1m", "load_5m", "load_15m"), [*arguments, "", "", ""], strict=False):
+        if text:
+            yield {"about": key, "table": "system", "key": key, "max": count_of(text)}
+
+
+def _strangers(actions: list[str], variables: dict[str, str], *, is_report: bool = False) -> Parts:
+    """Processes of ordinary users that are of no job. is_report: never more than a warning."""
+    allowed = variables.get("NHC_AUTH_USERS", "root nobody").split()
+    where = {
+        "job_id": "",
+        "is_kernel": False,
+        "uid": f"re:{above_regex(_max_system_uid(variables))}",
+        "user": f"re:{match_regex('!/^(' + '|'.join(allowed) + ')$/')}",
+    }
+    yield {"table": "processes", "where": where, "max_count": 0, "is_mild": is_report or _is_mild(actions)}
+    if is_report:
+        yield "users of running jobs are not excepted: it only warns"
+    if "kill" in actions:
+        yield HANDS_OFF
+
+
+# --- Of Azure's extension ---
+
+
+def _gpu_count(arguments: list[str], _: dict[str, str]) -> Parts:
+    yield {"table": "gpus", "count": count_of(needed(arguments, 1)[0])}
+
+
+def _nvme_count(arguments: list[str], _: dict[str, str]) -> Parts:
+    where = {"device": "nvme*n1"}
+    yield {"table": "block_devices", "where": where, "count": count_of(needed(arguments, 1)[0])}
+
+
+def _vbios(arguments: list[str], _: dict[str, str]) -> Parts:
+    yield {"table": "gpus", "key": "vbios", "equals": needed(arguments, 1)[0]}
+
+
+def _gpu_ecc(arguments: list[str], _: dict[str, str]) -> Parts:
+    yield {"about": "pending", "table": "gpus", "key": "remapped_rows_pending", "equals": False}
+    yield {"about": "failed", "table": "gpus", "key": "remap_failed", "equals": False}
+    yield {"about": "rows", "table": "gpus", "key": "remapped_rows", "max": 512}
+    if arguments:
+        yield {"about": "corrected", "table": "gpus", "key": "ecc_corrected", "max": count_of(arguments[0])}
+    yield "errors of SRAM and DRAM are read as one count"
+
+
+def _link_flapping(arguments: list[str], _: dict[str, str]) -> Parts:
+    hours = count_of([*arguments, "6"][0])
+    where = {"kind": "link", "state": "down"}
+    yield {"table": "kernel_log", "where": where, "within": f"{hours}h", "group_by": ("device",), "max_count": 1}
+
+
+MADE: dict[str, Made] = {
+    "check_cmd_output": files.command,
+    "check_cmd_status": files.command,
+    "check_cmd_dmesg": partial(files.command, program="dmesg"),
+    "check_dmi_data_match": files.dmi,
+    "check_dmi_raw_data_match": files.dmi,
+    "check_file_contents": files.file_contents,
+    "check_file_stat": files.file_stat,
+    "check_file_test": files.file_test,
+    "check_fs_mount": files.mount,
+    "check_fs_mount_rw": partial(files.mount, options=_READ_WRITE),
+    "check_fs_mount_ro": partial(files.mount, options=_READ_ONLY),
+    "check_fs_size": partial(files.space, key="size_bytes"),
+    "check_fs_free": partial(files.space, key="free_bytes", share="used_share", is_free=True),
+    "check_fs_used": partial(files.space, key="used_bytes", share="used_share"),
+    "check_fs_inodes": partial(files.space, key="inodes"),
+    "check_fs_ifree": partial(files.space, key="inodes_free", share="inodes_used_share", is_free=True),
+    "check_fs_iused": partial(files.space, key="", share="inodes_used_share"),
+    "check_hw_cpuinfo": _cpuinfo,
+    "check_hw_physmem": partial(_memory, key="memory_bytes"),
+    "check_hw_physmem_free": partial(_memory, key="memory_available_bytes", is_free=True),
+    "check_hw_swap": partial(_memory, key="swap_bytes"),
+    "check_hw_swap_free": partial(_memory, key="swap_free_bytes", is_free=True),
+    "check_hw_ib": _infiniband,
+    "check_hw_eth": _ethernet,
+    "check_hw_mcelog": _mcelog,
+    "check_net_ping": _ping,
+    "check_net_socket": _socket,
+    "check_nv_healthmon": _gpu_health,
+    "check_nvsmi_healthmon": _gpu_health,
+    "check_ps_daemon": partial(_daemon, limit={"min_count": 1}),
+    "check_ps_blacklist": partial(_daemon, limit={"max_count": 0}),
+    "check_ps_service": _service,
+    "check_ps_cpu": partial(_resource, limit=lambda text: {"key": "cpu_share", "max": share_of(text)}),
+    "check_ps_physmem": partial(
+        _resource,
+        limit=lambda text: (
+            {"key": "memory_share", "max": share_of(text)}
+            if text.endswith("%")
+            else {"key": "memory_bytes", "max": size_bytes(text)}
+        ),
+    ),
+    "check_ps_time": partial(_resource, limit=_cpu_seconds),
+    "check_ps_kswapd": _kswapd,
+    "check_ps_loadavg": _load,
+    "check_ps_unauth_users": partial(_strangers, is_report=True),
+    "check_ps_userproc_lineage": _strangers,
+    # Later than commit 9c4a38c
+    "check_all_fs_free": partial(files.space, key="free_bytes", share="used_share", is_free=True, by="type"),
+    "check_all_fs_used": partial(files.space, key="used_bytes", share="used_share", by="type"),
+    "check_all_fs_inodes": partial(files.space, key="inodes", by="type"),
+    "check_all_fs_ifree": partial(files.space, key="inodes_free", share="inodes_used_share", is_free=True, by="type"),
+    "check_all_fs_iused": partial(files.space, key="", share="inodes_used_share", by="type"),
+    # Azure
+    "check_gpu_count": _gpu_count,
+    "check_gpu_ecc": _gpu_ecc,
+    "check_ib_link_flapping": _link_flapping,
+    "check_nvme_count": _nvme_count,
+    "check_vbios_version": _vbios,
+}

@@ -1,0 +1,341 @@
+"""Every check of gcm, NHC and Azure is here or said why not; each of ours fails on bad facts, and passes on good."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pitools.node.check import coverage as coverage_module
+from pitools.node.check.config import Check, check_problem, contradiction, load_config, matches
+from pitools.node.check.coverage import Coverage, coverage, reasons, site_checks
+from pitools.node.check.evaluate import evaluate
+from pitools.node.check.nhc.lines import parse_nhc
+from pitools.node.types import FactTable, NodeFacts, Row, Value
+
+FOLDER = Path(coverage_module.__file__).parent
+NOW, BEFORE = "2026-11-26T12:00:00Z", "2026-11-26T11:55:00Z"
+RECENT, OLD = "2026-11-26T11:50:00Z", "2026-11-20T12:00:00Z"
+Rows = Row | list[Row]
+
+
+def values(key: str, *, bad: Value, good: Value, **more: Value) -> tuple[Rows, Rows]:
+    return {key: bad, **more}, {key: good, **more}
+
+
+def two(key: str, *, bad: Value, good: Value) -> tuple[Rows, Rows]:
+    """Return rows of two subjects, of which the second has a bad value, or a good one."""
+    return [{key: good}, {key: bad}], [{key: good}, {key: good}]
+
+
+def many(number: int, **row: Value) -> list[Row]:
+    return [dict(row) for _ in range(number)]
+
+
+def events(number: int, at: str = RECENT, **more: Value) -> list[Row]:
+    return many(number, **{"at": at, "text": "a line", **more})
+
+
+def evenly(number: int, **more: Value) -> list[Row]:
+    """Return events ten minutes apart."""
+    return [row for count in range(number) for row in events(1, f"2026-11-26T11:{10 * count + 10}:00Z", **more)]
+
+
+def files(key: str, *, bad: Value, good: Value) -> tuple[Rows, Rows]:
+    return {"exists": True, key: bad}, {"exists": True, key: good}
+
+
+BASE = {check["name"] for check in tomllib.loads((FOLDER / "base.toml").read_text())["check"]}
+CHECKS = {check.name: check for check in load_config(Path("/dev/null")).check if check.name in BASE}
+MISSING: Rows = []
+SHIPPED: dict[str, tuple[Rows, Rows]] = {
+    "clock-synchronized": values("clock_is_synchronized", bad=False, good=True),
+    "clocksource": values("clocksource", bad="hpet", good="tsc"),
+    "zombies": (many(51, state="Z"), many(50, state="Z") + many(9, state="S")),
+    "blocked-processes": (many(21, is_blocked=True), many(3, is_blocked=True) + many(30, is_blocked=False)),
+    "cpu-throttled": values("throttled", bad=51, good=50),
+    "cpu-governor": two("governor", bad="powersave", good="performance"),
+    "sensor-alarm": values("has_alarm", bad=True, good=False),
+    "dimm-corrected": values("corrected", bad=100, good=8),
+    "dimm-uncorrected": values("uncorrected", bad=1, good=0),
+    "machine-check-fatal": (events(1, is_fatal=True), events(2, is_fatal=False)),
+    "machine-checks": (events(10), events(9) + events(9, OLD)),
+    "ipmi-uncorrectable": (events(1, text="Uncorrectable ECC"), events(1, text="Correctable ECC")),
+    "pcie-fatal": values("fatal_errors", bad=1, good=0),
+    "pcie-nonfatal": values("nonfatal_errors", bad=2, good=1),
+    "kernel-hangs": (events(1), events(5, OLD)),
+    "filesystem-errors": (events(1, device="sda1"), events(5, OLD, device="sda1")),
+    "disk-errors": (evenly(3), events(40)),
+    "thermal-events": (evenly(4), events(40)),
+    "link-flaps": (events(3, device="ib0"), events(2, device="ib0") + events(2, device="ib1")),
+    "nfs-server-silent": (events(1, device="nas"), events(1, device="nas") + events(1, device="nas", state="ok")),
+    "nvme-lost": (events(1, device="nvme0"), events(1, OLD, device="nvme0")),
+    "disk-lost": (events(1, device="md0"), events(1, device="md0", state="error")),
+    "filesystem-lost": (events(1, device="sda1"), events(1, device="sda1", state="error")),
+    "lustre-server-silent": (events(1, device="o1"), events(1, device="o1") + events(1, device="o1", state="ok")),
+    "lustre-evicted": (evenly(3, device="o1"), events(9, device="o1")),  # the latter are a burst
+    "lustre-bug": (events(1), events(1, state="evicted")),
+    "host-out-of-memory": (events(1), events(3, state="job")),
+    "nic-lost": (events(1, device="mlx5_0"), events(1, device="mlx5_0", is_fatal=False)),
+    "nic-errors": (evenly(3, device="mlx5_0"), events(9, device="mlx5_0")),
+    "gpu-lost": (events(1, device="g1"), events(1, device="g1") + events(1, device="g1", state="ok")),
+    "gpu-memory-error": (events(1, device="g1"), events(1, OLD, device="g1")),
+    "gpu-resets": (evenly(3, device="g1"), events(9, device="g1")),
+    "mount-responds": values("responds", bad=False, good=True),
+    "root-writable": values("is_read_only", bad=True, good=False, type="ext4"),
+    "disk-space": values("used_share", bad=0.96, good=0.94),
+    "disk-full": values("used_share", bad=0.995, good=0.97),
+    "inodes": values("inodes_used_share", bad=0.96, good=0.1),
+    "inodes-full": values("inodes_used_share", bad=1.0, good=0.97),
+    "disk-smart": values("smart_passed", bad=False, good=True),
+    "disk-state": values("state", bad="dead", good="live"),
+    "disk-writable": values("is_read_only", bad=True, good=False),
+    "nvme-warning": values("critical_warning", bad=4, good=0),
+    "disk-wear": values("wear_share", bad=1.2, good=0.8),
+    "disk-media-errors": values("media_errors", bad=1, good=0),
+    "disk-temperature": values("temperature_c", bad=90, good=45),
+    "raid-degraded": values("state", bad="degraded", good="active"),
+    "raid-works": values("state", bad="inactive", good="degraded"),
+    "ethernet-crc": values("rx_crc_errors", bad=60, good=5),
+    "ethernet-carrier": values("carrier_changes", bad=4, good=2),
+    "rdma-port-active": values("state", bad="INIT", good="ACTIVE"),
+    "rdma-link-downed": values("link_downed", bad=1, good=0),
+    "rdma-link-recovery": values("link_error_recovery", bad=30, good=3),
+    "rdma-symbol-errors": values("symbol_errors", bad=20, good=2),
+    "rdma-receive-errors": values("rx_errors", bad=4000, good=40),
+    "rdma-discards": values("tx_discards", bad=40_000, good=40),
+    "rdma-buffer-overruns": values("buffer_overruns", bad=1, good=0),
+    "rdma-link-integrity": values("link_integrity_errors", bad=1, good=0),
+    "rdma-rnr-retries": values("rnr_nak_retry_errors", bad=1, good=0),
+    "rdma-ack-timeouts": values("ack_timeouts", bad=301, good=3),
+    "rdma-slow-restarts": values("roce_slow_restarts", bad=3001, good=3),
+    "gpu-needs-reset": values("recovery_action", bad="drain-and-reset", good="none"),
+    "gpu-needs-reboot": values("recovery_action", bad="node-reboot", good="none"),
+    "gpu-remap-failed": values("remap_failed", bad=True, good=False),
+    "gpu-sram-threshold": values("sram_threshold_exceeded", bad=True, good=False),
+    "gpu-remap-pending": values("remapped_rows_pending", bad=True, good=False),
+    "gpu-remapped-rows": values("remapped_rows", bad=513, good=3),
+    "gpu-retired-pages": values("retired_pages", bad=62, good=9),
+    "gpu-retired-pending": values("retired_pages_pending", bad=True, good=False),
+    "gpu-ecc-uncorrected": values("ecc_uncorrected", bad=1, good=0),
+    "gpu-ecc-corrected": values("ecc_corrected", bad=50_000_001, good=17),
+    "gpu-temperature": values("temperature_c", bad=95, good=60),
+    "gpu-memory-temperature": values("memory_temperature_c", bad=110, good=80),
+    "gpu-slowdown": values("slowdowns", bad="SwPowerCap,HwThermalSlowdown", good="SwPowerCap"),
+    "gpu-persistence": values("is_persistent", bad=False, good=True),
+    "gpu-vbios-same": two("vbios", bad="95.00", good="96.00"),
+    "gpu-nvlinks-same": two("nvlinks", bad=17, good=18),
+    "gpu-nvlink-errors": values("nvlink_errors", bad=1000, good=10),
+    "gpu-pcie-width-same": two("pcie_width", bad=8, good=16),
+    "gpu-pcie-replays": values("pcie_replays", bad=60, good=5),
+    "gpu-fabric": values("fabric_state", bad="not-started", good="completed"),
+    "slurmd-runs": values("slurmd_is_running", bad=False, good=True),
+    "slurm-controllers": values("controllers_up", bad=0, good=1),
+}
+SITE: dict[str, tuple[Rows, Rows]] = {
+    "check ssh certs": values("exit_code", bad=1, good=0),
+    "processor frequency": values("mhz", bad=800, good=2400),
+    "frequency governor": values("governor", bad="powersave", good="performance"),
+    "check memory size": values("memory_bytes", bad=10**12, good=3 * 10**12),
+    "check buddyinfo": values("largest_free_block_bytes", bad=65536, good=4194304),
+    "hca count": ([{"port": "a"}], [{"port": "a"}, {"port": "b"}, {"port": "vf", "is_virtual": True}]),
+    "disk size": values("size_bytes", bad=10**11, good=10**12),
+    "mounted directory": ([{"type": "autofs"}], [{"device": "nas:/home"}]),
+    "file exists check": values("exists", bad=False, good=True),
+    "directory exists check": values("kind", bad="file", good="folder"),
+    "running process": ([{"name": "sshd"}], [{"pid": 7}]),
+    "check ssh": values("responds", bad=False, good=True),
+    "slurm state": values("node_state", bad="down", good="idle"),
+    "slurmctld count": values("controllers_up", bad=1, good=2),
+    "service status": values("state", bad="failed", good="active"),
+    "package version": values("version", bad="550.90", good="570.86.15"),
+    "nvidia smi": (MISSING, [{"index": 0}]),
+    "nvidia smi gpu_num": ([{"index": 0}], [{"index": 0}, {"index": 1}]),
+    "nvidia smi clock_freq": values("app_sm_clock_mhz", bad=900, good=1980),
+    "nvidia smi running_procs": values("processes", bad=1, good=0),
+    "nvidia smi mem_usage": values("memory_used_bytes", bad=10**9, good=10**6),
+    "check ibstat": values("physical_state", bad="Polling", good="LinkUp"),
+    "check ib interfaces": ([{"state": "down"}, {}], [{}, {}]),
+    "check iblink": values("rate_gbps", bad=200, good=400),
+    "check password status": values("output", bad="svc L 2026-01-01", good="svc P 2026-01-01"),
+    "check path access": values("is_writable", bad=False, good=True),
+    "check uptime": values("uptime_s", bad=60, good=86400),
+    "check module": (MISSING, {"version": "1"}),
+    "check dnf repos": values("exit_code", bad=1, good=0),
+    "check mountpoint": values("is_mount_point", bad=False, good=True),
+    "check pci": values("link_width", bad=8, good=16),
+    "check ethlink": values("speed_mbps", bad=1000, good=100_000),
+    "check_app_gpu_clocks": values("app_sm_clock_mhz", bad=1300, good=1980),
+    "check_hw_topology": values("numa_node", bad=1, good=0),
+}
+RUNS: Row = {"exit_code": 0, "duration_s": 0.1}
+USER: Row = {"uid": 1000, "user": "u", "command": "python train.py", "job_id": "", "is_kernel": False}
+IN_A_JOB: Row = {**USER, "job_id": "17"}
+PORT: Row = {"port": "mlx5_ib0/1", "state": "ACTIVE", "physical_state": "LinkUp", "rate_gbps": 400.0}
+ECC: Row = {"remapped_rows_pending": False, "remap_failed": False, "remapped_rows": 0, "ecc_corrected": 9}
+HOME: Row = {"device": "nas0:/home", "type": "nfs", "options": "rw,vers=3,hard"}
+LINES: dict[str, tuple[Rows, Rows]] = {
+    "check_cmd_output": ({**RUNS, "output": "is running\nis dead"}, {**RUNS, "output": "rpcbind\nit is running"}),
+    "check_cmd_status": ({**RUNS, "exit_code": 0}, {**RUNS, "exit_code": 1}),
+    "check_cmd_dmesg": ({**RUNS, "output": "a\nMPT BIOS fault\nb"}, {**RUNS, "output": "a\nb"}),
+    "check_dmi_data_match": values("value", bad="2.0.0", good="2.0.1"),
+    "check_dmi_raw_data_match": (
+        {"output": "BIOS Information\n\tVersion: 1.24.4175.34"},
+        {"output": "BIOS Information\n\tVersion: 1.24.4175.33\n\tx: y"},
+    ),
+    "check_file_contents": files("text", bad="root:x:0:0:\nsshd:1\ntoor:2\n", good="a\nroot:x:0:0:\nsshd:1\n"),
+    "check_file_stat": (
+        {"exists": True, "user": "root", "mode": "0644", "age_s": 60},
+        {"exists": True, "user": "root", "mode": "0666", "age_s": 60},
+    ),
+    "check_file_test": (
+        {"exists": True, "kind": "folder", "mode": "0777", "is_writable": True},
+        {"exists": True, "kind": "folder", "mode": "1777", "is_writable": True},
+    ),
+    "check_fs_mount": ({**HOME, "options": "rw,vers=30"}, HOME),
+    "check_fs_mount_ro": values("options", bad="rw,relatime", good="ro,relatime"),
+    "check_fs_mount_rw": ({"type": "ext4", "options": "ro,rwx"}, {"type": "ext4", "options": "rw"}),
+    "check_fs_size": values("size_bytes", bad=5 << 30, good=1 << 30),
+    "check_fs_free": values("used_share", bad=0.97, good=0.9),
+    "check_fs_used": values("used_share", bad=0.99, good=0.9),
+    "check_fs_inodes": values("inodes", bad=999, good=1000),
+    "check_fs_ifree": values("inodes_free", bad=999, good=1000),
+    "check_fs_iused": values("inodes_used_share", bad=0.99, good=0.5),
+    "check_hw_cpuinfo": ({"sockets": 2, "cores": 48, "cpus": 96}, {"sockets": 2, "cores": 96, "cpus": 96}),
+    "check_hw_physmem": values("memory_bytes", bad=30 << 30, good=(32 << 30) - (1 << 30)),
+    "check_hw_swap": values("swap_bytes", bad=1 << 30, good=0),
+    "check_hw_physmem_free": values("memory_available_bytes", bad=4 << 30, good=6 << 30),
+    "check_hw_swap_free": values("swap_free_bytes", bad=1 << 30, good=3 << 30),
+    "check_hw_ib": ({**PORT, "rate_gbps": 200.0}, PORT),
+    "check_hw_eth": ([{"interface": "eth0"}], [{"interface": "eth1"}]),
+    "check_hw_mcelog": (events(1, is_fatal=True), events(9, is_fatal=None)),
+    "check_net_socket": values("responds", bad=False, good=True),
+    "check_net_ping": values("responds", bad=False, good=True),
+    "check_nv_healthmon": values("recovery_action", bad="gpu-reset", good="none"),
+    "check_nvsmi_healthmon": (MISSING, {"recovery_action": "none"}),
+    "check_ps_daemon": ({"command": "wulfd", "user": "u"}, {"command": "/sbin/wulfd -x", "user": "root"}),
+    "check_ps_blacklist": ({"command": "sshd: u", "user": "u"}, {"command": "/usr/sbin/sshd", "user": "root"}),
+    "check_ps_service": (
+        {"command": "vi sshd", "user": "root"},
+        [{"command": "vi x", "user": "u"}, {"command": "/usr/sbin/sshd -D", "user": "root"}],
+    ),
+    "check_ps_cpu": (
+        {**USER, "cpu_share": 4.0},
+        [{**USER, "cpu_share": 0.2}, {"user": "root", "uid": 0, "cpu_share": 9.0}],
+    ),
+    "check_ps_physmem": values("memory_share", bad=0.5, good=0.1),
+    "check_ps_time": (
+        {**USER, "command": "/opt/runawayd -f", "cpu_s": 216001},
+        [{**USER, "command": "/opt/runawayd -f", "cpu_s": 5}, {**USER, "cpu_s": 10**9}],
+    ),
+    "check_ps_unauth_users": (USER, [IN_A_JOB, {**USER, "uid": 42, "user": "svc"}]),
+    "check_ps_userproc_lineage": (USER, [IN_A_JOB, {**USER, "uid": 65534, "user": "nobody"}]),
+    "check_ps_kswapd": values("cpu_s", bad=1_800_001, good=3, name="kswapd0"),
+    "check_ps_loadavg": values("load_5m", bad=31.0, good=29.0, load_1m=99.0),
+    "check_gpu_count": ([{"index": 0}], [{"index": 0}, {"index": 1}]),
+    "check_gpu_ecc": ({**ECC, "remap_failed": True}, ECC),
+    "check_vbios_version": values("vbios", bad="96.00", good="96.00.99.00.01"),
+    "check_ib_link_flapping": (events(2, device="ib0"), events(1, device="ib0") + events(1, device="ib1")),
+    "check_nvme_count": ([{"device": "nvme0n1"}], [{"device": "nvme0n1"}, {"device": "nvme1n1"}, {"device": "sda"}]),
+}
+
+
+def judge(checks: list[Check], rows: Rows) -> set[str]:
+    """Return the states of checks of one table. A row without a value that `where` asks for gets a value that fits."""
+    table = checks[0].table
+    given = rows if isinstance(rows, list) else [rows]
+    filled = tuple({**_filling(checks[0]), "event": number, **row} for number, row in enumerate(given))
+    counters = {check.key for check in checks if check.max_rate or check.max_increase is not None}
+    zeros = tuple({**row, **dict.fromkeys(counters, 0)} for row in filled)
+    for check in checks:  # no verdict on rows that are not meant
+        assert not filled or not check.key or any(matches(row, check.where, table) for row in filled), check
+    now, before = (
+        NodeFacts(
+            node="n1",
+            boot_id="b1",
+            gathered_at=at,
+            tables={table: FactTable(table=table, source="test", read_at=at, cost_s=0, rows=facts)},
+        )
+        for at, facts in ((NOW, filled), (BEFORE, zeros))
+    )
+    return {finding.state for finding in evaluate(checks, now, before)}
+
+
+def _filling(check: Check) -> Row:
+    first = {key: wanted[0] if isinstance(wanted, tuple) else wanted for key, wanted in check.where.items()}
+    is_regex = {key for key, wanted in first.items() if isinstance(wanted, str) and wanted.startswith("re:")}
+    return {
+        key: wanted.replace("*", "0") if isinstance(wanted, str) else wanted
+        for key, wanted in first.items()
+        if key not in is_regex
+    }
+
+
+@pytest.mark.parametrize("name", list(CHECKS))
+def test_each_shipped_check_fails_and_passes(name: str) -> None:
+    """Each shipped check has facts that fail it and facts that pass it."""
+    bad, good = SHIPPED[name]
+    assert (judge([CHECKS[name]], bad), judge([CHECKS[name]], good)) == ({"failed"}, {"passed"})
+
+
+@pytest.mark.parametrize(("source", "name"), list(site_checks()))
+def test_each_check_of_a_site_fails_and_passes(source: str, name: str) -> None:
+    """So has each check that a site would write for one of another tool; and it is a valid one."""
+    check = site_checks()[source, name]
+    assert check_problem(check, load_config(Path("/dev/null"))) == ""
+    bad, good = SITE[name]
+    assert (judge([check], bad), judge([check], good)) == ({"failed"}, {"passed"})
+
+
+@pytest.mark.parametrize("line", [row.ours for row in coverage() if row.way == "nhc.conf"])
+def test_each_line_of_nhc_fails_and_passes(line: str) -> None:
+    """So have the checks that are made of a line of nhc.conf."""
+    (made,) = parse_nhc(f"* || {line}", "n1")
+    bad, good = LINES[line.split()[0]]
+    assert "failed" in judge(list(made.checks), bad)
+    assert judge(list(made.checks), good) == {"passed"}
+
+
+def test_every_check_of_the_others_is_named() -> None:
+    """The table has all names: 59 of gcm at 1b7bde9, 46 of NHC at 9c4a38c, Azure's of May 2026; each with its way."""
+    rows = coverage()
+    assert Counter(row.source for row in rows) == {"gcm": 59, "nhc": 46, "azure": 20}
+    shipped = {check.name for check in load_config(Path("/dev/null")).check}
+    for row in rows:
+        assert bool(row.why) == (row.way == "no"), row
+        assert row.way != "shipped" or fnmatch.filter(shipped, row.ours), row
+        assert row.way != "nhc.conf" or row.ours.split()[0] == row.check, row
+
+
+def test_frozen_keys() -> None:
+    """The keys of the record are as documented; they are only added to."""
+    assert Coverage.__struct_fields__ == ("source", "check", "way", "ours", "why")
+
+
+def test_lines_that_are_not_taken_say_why() -> None:
+    """A line of a check that is not made of it is reported with the reason, and what does it instead."""
+    for name, why in reasons().items():
+        (line,) = parse_nhc(f"# a comment\n* || {name} 1 2", "n1")
+        assert (line.line, line.checks, line.note) == (2, (), why)
+
+
+def test_shipped_checks_are_mild() -> None:
+    """What drains a node by default is a short list, and shipped checks do not contradict each other."""
+    draining = {check.name for check in CHECKS.values() if check.action != "watch"}
+    assert draining == {
+        *("mount-responds", "root-writable", "disk-full", "inodes-full", "disk-smart", "disk-state", "raid-works"),
+        *("dimm-uncorrected", "slurmd-runs"),
+        *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
+        *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
+    }
+    assert contradiction(load_config(Path("/dev/null")).check) == ""
+
+
+def test_no_name_is_left_over() -> None:
+    """Each case of this file is of a check that exists."""
+    assert set(SHIPPED) == set(CHECKS)
+    assert set(SITE) == {name for _source, name in site_checks()}
+    assert set(LINES) == {row.check for row in coverage() if row.way == "nhc.conf"}
