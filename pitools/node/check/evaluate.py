@@ -89,11 +89,9 @@ def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, 
     value = row.get(check.key)
     if value is None or value != value:  # NaN
         return "is unknown", True
-    if check.max_increase is not None or check.max_rate:
-        before = older.get(check.key) if older else None
-        # The first gathering of a boot, or a device that was reset: nothing to compare with, and no fault.
-        if not _is_number(value) or not _is_number(before) or value < before:
-            return "", False
+    before = older.get(check.key) if older else None
+    # The first gathering of a boot has nothing to compare with, and a device that was reset counts from 0: no fault.
+    if (check.max_increase is not None or check.max_rate) and _is_number(value) and _is_number(before):
         increase = value - before
         if check.max_increase is not None and increase > check.max_increase:
             return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_increase:g})", False

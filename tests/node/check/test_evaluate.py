@@ -169,6 +169,11 @@ def test_increases_are_of_one_boot(before: Value, now: Value, boot: str, expecte
     assert states(one, port(now)) == ["unknown" if now is None else "passed"]
 
 
+def test_a_limit_holds_without_an_earlier_gathering() -> None:
+    """A check of an increase and a limit tests the limit at the first gathering, too."""
+    assert states(check("rdma_ports", "symbol_errors", max_increase=5, max=100), port(101)) == ["failed"]
+
+
 @pytest.mark.parametrize(
     ("rate", "increase", "ago_min", "expected"),
     [
