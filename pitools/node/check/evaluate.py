@@ -51,13 +51,19 @@ def _findings(check: Check, facts: NodeFacts, table: FactTable | None, previous:
         older = {_subject(check, row): row for row in previous.rows} if previous else {}
         elapsed_s = _elapsed_s(previous, table) if previous else 0.0
         common = _most_common(row.get(check.key) for row in rows) if check.is_same else None
+        unknown: list[tuple[str, str]] = []
         for row in rows:
             problem, is_unknown = _value_problem(check, row, older.get(_subject(check, row)), elapsed_s, common)
-            if problem:
-                state: State = "unknown" if is_unknown else "failed"
-                message = f"{_describe(check, row)}: {check.key} {problem}"
+            message = f"{_describe(check, row)}: {check.key} {problem}"
+            if is_unknown:
+                unknown.append((_subject(check, row), message))
+            elif problem:
                 at = row.get("at")
-                yield _finding(check, facts, state, _subject(check, row), message, str(at) if at else table.read_at)
+                yield _finding(check, facts, "failed", _subject(check, row), message, str(at) if at else table.read_at)
+        if unknown:  # one finding: where a value cannot be read, it mostly cannot of any
+            subject, message = unknown[0]
+            rest = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            yield _finding(check, facts, "unknown", "" if rest else subject, f"{message}{rest}", table.read_at)
     yield from _count_findings(check, facts, table, rows, doubtful)
 
 

@@ -276,12 +276,16 @@ def test_later_events_clear(events: list[tuple[str, str]], expected: State) -> N
     assert states(one, rows) == [expected]
 
 
-def test_failures_come_before_the_unknown() -> None:
-    """Of many findings the failed ones are kept, and the last says how many more there are."""
+def test_findings_are_few() -> None:
+    """Of many that failed the last says how many more there are; values that are unknown are one finding."""
     rows: list[Row] = [{"target": str(n), "used_share": None if n < 30 else 1.0} for n in range(50)]
     findings = evaluate([check("mounts", "used_share", max=0.9)], facts("mounts", rows))
     assert [finding.state for finding in findings] == ["failed"] * 16
-    assert findings[-1].message.startswith("35 more")
+    assert findings[-1].message.startswith("6 more")
+    (finding,) = evaluate([check("mounts", "used_share", max=0.9)], facts("mounts", rows[:30]))
+    assert (finding.state, finding.subject) == ("unknown", "")
+    (finding,) = evaluate([check("mounts", "used_share", max=0.9)], facts("mounts", rows[:1]))
+    assert (finding.state, finding.subject) == ("unknown", "0")
 
 
 def test_values_that_differ_from_most() -> None:
