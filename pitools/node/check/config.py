@@ -207,6 +207,8 @@ def _problems(check: Check, config: NodeConfig) -> Iterator[str]:
             yield f"{key} is an empty list, which no row has"
         for one in wanted if isinstance(wanted, tuple) else (wanted,):
             if isinstance(one, str) and one.startswith(_REGEX):
+                if key == table.target:
+                    yield f"where.{key} is an expression (expected what is to be read)"
                 yield from _pattern_problem(key, one.removeprefix(_REGEX))
     yield from _pattern_problem("pattern", check.pattern)
     yield from _test_problems(check)
@@ -384,6 +386,11 @@ def _fits(value: Value, wanted: Value) -> bool:
     if isinstance(wanted, str) and wanted.startswith(_REGEX):
         is_text = isinstance(value, str | int) and not isinstance(value, bool)
         return is_text and re.fullmatch(wanted.removeprefix(_REGEX), str(value), re.DOTALL) is not None
-    if isinstance(wanted, str) and isinstance(value, str) and any(sign in wanted for sign in "*?["):
-        return fnmatch.fnmatchcase(value, wanted)
+    if not is_plain(wanted) and isinstance(value, str):
+        return fnmatch.fnmatchcase(value, str(wanted))
     return is_equal(value, wanted)
+
+
+def is_plain(wanted: Value) -> bool:
+    """Return whether a value of `where` means itself alone: it is no pattern."""
+    return not isinstance(wanted, str) or not (wanted.startswith(_REGEX) or any(sign in wanted for sign in "*?["))

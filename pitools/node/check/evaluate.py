@@ -11,7 +11,7 @@ from typing import TypeGuard
 import msgspec
 
 from pitools.core import units
-from pitools.node.check.config import Check, is_equal, matches, rate_per_s
+from pitools.node.check.config import Check, is_equal, is_plain, matches, rate_per_s
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value
 
@@ -27,9 +27,10 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
     if previous and (not previous.boot_id or previous.boot_id != facts.boot_id):
         previous = None
     findings: list[Finding] = []
+    indexes = {name: _Index(table.rows) for name, table in facts.tables.items()}
     for check in checks:
-        table = facts.tables.get(check.table)
-        found = list(_findings(check, facts, table, previous.tables.get(check.table) if previous else None))
+        table, index = facts.tables.get(check.table), indexes.get(check.table)
+        found = list(_findings(check, facts, table, index, previous.tables.get(check.table) if previous else None))
         if check.max_groups is not None and len(found) > check.max_groups:
             found = []
         if len(found) > _MOST_FINDINGS:
@@ -41,23 +42,55 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
     return findings
 
 
-def _findings(check: Check, facts: NodeFacts, table: FactTable | None, previous: FactTable | None) -> Iterator[Finding]:
-    if table is None or table.unknown:
+class _Index:
+    """The rows of a table by key and value: most checks of a log are about few of its many lines."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self._by_key: dict[str, dict[Value, list[int]]] = {}
+
+    def numbers(self, where: dict[str, Value | tuple[Value, ...]]) -> Sequence[int]:
+        """Return the numbers of the rows that may have these values, in order."""
+        fewest: Sequence[int] = range(len(self.rows))
+        for key, wanted in where.items():
+            values = wanted if isinstance(wanted, tuple) else (wanted,)
+            if all(map(is_plain, values)):
+                by_value = self._values(key)
+                some = [number for value in dict.fromkeys((*values, None)) for number in by_value.get(value, ())]
+                fewest = some if len(some) < len(fewest) else fewest
+        return sorted(fewest)
+
+    def _values(self, key: str) -> dict[Value, list[int]]:
+        if key not in self._by_key:
+            by_value: dict[Value, list[int]] = {}
+            for number, row in enumerate(self.rows):
+                by_value.setdefault(row.get(key), []).append(number)
+            self._by_key[key] = by_value
+        return self._by_key[key]
+
+
+def _findings(
+    check: Check, facts: NodeFacts, table: FactTable | None, index: _Index | None, previous: FactTable | None
+) -> Iterator[Finding]:
+    if table is None or index is None or table.unknown:
         reason = table.unknown if table else "not read"
         yield _finding(check, facts, "unknown", message=f"{check.table}: {reason}")
         return
-    rows, doubtful = _rows_meant(check, table)
+    rows, doubtful = _rows_meant(check, table, index)
     if check.key:
-        older = {_subject(check, row): row for row in previous.rows} if previous else {}
+        is_compared = previous is not None and (check.max_increase is not None or bool(check.max_rate))
+        older = {_subject(check, row): row for row in previous.rows} if previous and is_compared else {}
         elapsed_s = _elapsed_s(previous, table) if previous else 0.0
         common = _most_common(row.get(check.key) for row in rows) if check.is_same else None
         unknown: list[tuple[str, str]] = []
         for row in rows:
             problem, is_unknown = _value_problem(check, row, older.get(_subject(check, row)), elapsed_s, common)
+            if not problem:
+                continue
             message = f"{_describe(check, row)}: {check.key} {problem}"
             if is_unknown:
                 unknown.append((_subject(check, row), message))
-            elif problem:
+            else:
                 at = row.get("at")
                 yield _finding(check, facts, "failed", _subject(check, row), message, str(at) if at else table.read_at)
         if unknown:  # one finding: where a value cannot be read, it mostly cannot of any
@@ -67,20 +100,21 @@ def _findings(check: Check, facts: NodeFacts, table: FactTable | None, previous:
     yield from _count_findings(check, facts, table, rows, doubtful)
 
 
-def _rows_meant(check: Check, table: FactTable) -> tuple[list[Row], list[Row]]:
+def _rows_meant(check: Check, table: FactTable, index: _Index) -> tuple[list[Row], list[Row]]:
     """Return the rows that a check is about, and those that it may be about: a value or the time is unknown."""
     limit_s = units.parse_duration(check.within) if check.within else None
-    meant: list[Row] = []
-    doubtful: list[Row] = []
-    for row in table.rows:
+    meant: list[int] = []
+    doubtful: list[int] = []
+    for number in index.numbers(check.where):
+        row = index.rows[number]
         if (is_meant := matches(row, check.where, check.table)) is False:
             continue
         is_recent = True if limit_s is None else _is_within(row, limit_s, table.read_at)
         if is_recent is not False:
-            (meant if is_meant and is_recent else doubtful).append(row)
-    if check.cleared_by:
-        meant, doubtful = (_without_cleared(check, rows, table.rows) for rows in (meant, doubtful))
-    return meant, doubtful
+            (meant if is_meant and is_recent else doubtful).append(number)
+    if check.cleared_by and (meant or doubtful):
+        meant, doubtful = (_without_cleared(check, numbers, index) for numbers in (meant, doubtful))
+    return [index.rows[number] for number in meant], [index.rows[number] for number in doubtful]
 
 
 def _elapsed_s(previous: FactTable, table: FactTable) -> float:
@@ -177,14 +211,17 @@ def _merge_bursts(rows: Sequence[Row], gap_s: float) -> list[Row]:
     ]
 
 
-def _without_cleared(check: Check, rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Row]:
+def _without_cleared(check: Check, numbers: Sequence[int], index: _Index) -> list[int]:
     """Return the rows that no later row of their group, with the values of cleared_by, ends. Rows are in order."""
+
+    def group(number: int) -> tuple[Value, ...]:
+        return tuple(index.rows[number].get(key) for key in check.group_by)
+
     last_clear: dict[tuple[Value, ...], int] = {}
-    for number, row in enumerate(all_rows):
-        if matches(row, check.cleared_by, check.table):
-            last_clear[tuple(row.get(key) for key in check.group_by)] = number
-    numbers = {id(row): number for number, row in enumerate(all_rows)}
-    return [row for row in rows if numbers[id(row)] > last_clear.get(tuple(row.get(key) for key in check.group_by), -1)]
+    for number in index.numbers(check.cleared_by):
+        if matches(index.rows[number], check.cleared_by, check.table):
+            last_clear[group(number)] = number
+    return [number for number in numbers if number > last_clear.get(group(number), -1)]
 
 
 def _most_common(values: Iterable[Value]) -> Value:

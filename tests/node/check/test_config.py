@@ -70,6 +70,7 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         "min_count = 0",
         "max_count = -1",
         "max_count = 1\nwhere = {type = []}",
+        'max_count = 1\nwhere = {path = "re:.*"}\ntable = "files"',
         "max_count = 1\nwithin = '1h'",
         "max_count = 1\nburst = '1h'",
         'key = "type"\npattern = "x"\ngroup_by = ["device"]',
@@ -78,7 +79,9 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
 )
 def test_rules_that_cannot_be_made_or_hold(tmp_path: Path, tests: str) -> None:
     """A check that tests nothing, cannot be made, or that no value passes is an error of the file."""
-    text = one_check(tests) if "name" not in tests else one_check(tests).replace('name = "site-one"\n', "")
+    text = one_check(tests)
+    for key, line in (("name", 'name = "site-one"\n'), ("table", 'table = "mounts"\n')):
+        text = text.replace(line, "") if f"{key} = " in tests else text
     with pytest.raises(ConfigError):
         load_config(write(tmp_path / "node.toml", text))
 
