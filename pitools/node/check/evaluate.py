@@ -11,7 +11,8 @@ from typing import TypeGuard
 import msgspec
 
 from pitools.core import units
-from pitools.node.check.config import Check, is_equal, is_plain, matches, rate_per_s
+from pitools.node.check.config import Check
+from pitools.node.check.values import is_equal, is_plain, matches, rate_per_s
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from pitools.node.check import coverage as coverage_module
-from pitools.node.check.config import Check, check_problem, contradiction, load_config, matches
+from pitools.node.check.config import Check, load_shipped
 from pitools.node.check.coverage import Coverage, coverage, reasons, site_checks
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.nhc.lines import parse_nhc
+from pitools.node.check.problems import check_problem, contradiction
+from pitools.node.check.values import matches
 from pitools.node.types import FactTable, NodeFacts, Row, Value
 
 FOLDER = Path(coverage_module.__file__).parent
@@ -49,7 +51,7 @@ def files(key: str, *, bad: Value, good: Value) -> tuple[Rows, Rows]:
 
 
 BASE = {check["name"] for check in tomllib.loads((FOLDER / "base.toml").read_text())["check"]}
-CHECKS = {check.name: check for check in load_config(Path("/dev/null")).check if check.name in BASE}
+CHECKS = {check.name: check for check in load_shipped().check if check.name in BASE}
 MISSING: Rows = []
 SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "clock-synchronized": values("clock_is_synchronized", bad=False, good=True),
@@ -285,7 +287,7 @@ def test_each_shipped_check_fails_and_passes(name: str) -> None:
 def test_each_check_of_a_site_fails_and_passes(source: str, name: str) -> None:
     """So has each check that a site would write for one of another tool; and it is a valid one."""
     check = site_checks()[source, name]
-    assert check_problem(check, load_config(Path("/dev/null"))) == ""
+    assert check_problem(check) == ""
     bad, good = SITE[name]
     assert (judge([check], bad), judge([check], good)) == ({"failed"}, {"passed"})
 
@@ -303,7 +305,7 @@ def test_every_check_of_the_others_is_named() -> None:
     """The table has all names: 59 of gcm at 1b7bde9, 46 of NHC at 9c4a38c, Azure's of May 2026; each with its way."""
     rows = coverage()
     assert Counter(row.source for row in rows) == {"gcm": 59, "nhc": 46, "azure": 20}
-    shipped = {check.name for check in load_config(Path("/dev/null")).check}
+    shipped = {check.name for check in load_shipped().check}
     for row in rows:
         assert bool(row.why) == (row.way == "no"), row
         assert row.way != "shipped" or fnmatch.filter(shipped, row.ours), row
@@ -331,7 +333,7 @@ def test_shipped_checks_are_mild() -> None:
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
         *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
     }
-    assert contradiction(load_config(Path("/dev/null")).check) == ""
+    assert contradiction(load_shipped().check) == ""
 
 
 def test_no_name_is_left_over() -> None:

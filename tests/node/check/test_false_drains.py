@@ -6,12 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from pitools.core import timestamps
-from pitools.node.check.config import load_config
+from pitools.node.check.config import load_shipped
 from pitools.node.check.evaluate import evaluate
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, NodeFacts, Row, Value
@@ -140,7 +139,7 @@ class HealthyNode:
 @pytest.mark.parametrize("hours", [50, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_no_healthy_node_is_drained(hours: int) -> None:
     """In so many hours no check fails whose action is more than `watch`; those that are watched fail seldom."""
-    checks = load_config(Path("/dev/null")).check
+    checks = load_shipped().check
     previous: NodeFacts | None = None
     failed: Counter[str] = Counter()
     for facts in HealthyNode(random.Random(17)).polls(hours):

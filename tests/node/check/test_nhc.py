@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
-from pitools.node.check.config import NodeConfig, check_problem, checks_for, load_config
+from pitools.node.check.config import checks_for, load_config
 from pitools.node.check.nhc.lines import NhcLine, line_rows, parse_nhc
 from pitools.node.check.nhc.match import NotTakenError, above_regex, is_target, match_regex, size_bytes
 from pitools.node.check.nhc.system import MADE
+from pitools.node.check.problems import check_problem
 
 CONF = r"""
 # Cluster-wide checks of NHC
@@ -198,7 +199,7 @@ def test_no_arguments_crash(name: str, arguments: list[str]) -> None:
     for line in parse_nhc(f"* || {name} {' '.join(arguments)}", "n1"):
         assert line.checks or line.note
         for check in line.checks:
-            assert check_problem(check, NodeConfig()) == ""
+            assert check_problem(check) == ""
 
 
 def test_a_site_names_the_file(tmp_path: Path) -> None:

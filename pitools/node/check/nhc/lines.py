@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pitools.core import trust
 from pitools.core.errors import ConfigError, most_similar
-from pitools.node.check.config import Check, NodeConfig, check_problem
+from pitools.node.check.config import Check
 from pitools.node.check.coverage import Coverage, reasons
 from pitools.node.check.nhc.match import NotTakenError, is_target
 from pitools.node.check.nhc.system import MADE
+from pitools.node.check.problems import check_problem
 
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _QUOTED_OR_VARIABLE = re.compile(r"'[^']*'|\\.|\$\(|`|\$\{(\w+)\}|\$(\w+)", re.DOTALL)
@@ -35,10 +37,11 @@ class NhcLine(NamedTuple):
 
 
 def read_nhc(path: Path, node: str) -> list[NhcLine]:
-    """Return the lines of a file that are for a node. Raises ConfigError if it cannot be read.
+    """Return the lines of a file that are for a node. Raises ConfigError if it cannot be read, or others can write it.
 
     NHC compares targets with the host's name as the kernel has it, so that of this host is taken if it is the node.
     """
+    trust.require_trusted(path, "file of NHC's checks")  # it names programs to run
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
@@ -82,7 +85,7 @@ def parse_nhc(text: str, host: str) -> Iterator[NhcLine]:
         notes = [part for part in parts if isinstance(part, str)]
         fields = [part for part in parts if not isinstance(part, str)]
         checks = [_check(words[0], {**part, "hint": f"nhc.conf: {line}"}, variables, names) for part in fields]
-        wrong = {check.name: problem for check in checks if (problem := check_problem(check, NodeConfig()))}
+        wrong = {check.name: problem for check in checks if (problem := check_problem(check))}
         notes += wrong.values()
         taken = tuple(check for check in checks if check.name not in wrong)
         yield NhcLine(number, line, taken, "; ".join(notes) if taken or notes else "asks for nothing")

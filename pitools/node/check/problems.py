@@ -1,0 +1,170 @@
+"""What is wrong with checks: those that cannot be made, whose tests cannot all hold, or that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pitools.core import units
+from pitools.core.errors import PitError, suggest
+from pitools.node.check.values import RATE, REGEX, is_equal
+from pitools.node.tables import TABLES
+from pitools.node.types import Value
+
+if TYPE_CHECKING:
+    from pitools.node.check.config import Check
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "max_rate", "is_same")
+_COUNT_TESTS = ("count", "min_count", "max_count")
+
+
+def check_problem(check: Check, types: Collection[str] = ()) -> str:
+    """Return what is wrong with a check; "" if nothing is. types: names of node types."""
+    return next(_problems(check, types), "")
+
+
+def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
+    if not _NAME.fullmatch(check.name):
+        yield f'name "{check.name}" (expected lower-case letters, digits and -)'
+    if check.table not in TABLES:
+        yield f'no table "{check.table}": {suggest(check.table, TABLES)}'
+        return
+    table = TABLES[check.table]
+    for key in (check.key, *check.where, *check.group_by, *check.cleared_by):
+        if key and key not in table.keys:
+            yield f'table {check.table} has no key "{key}": {suggest(key, table.keys)}'
+    for name in check.types:
+        if name not in types:
+            yield f'no node type "{name}": {suggest(name, types)}'
+    if table.target and not isinstance(check.where.get(table.target), str | tuple):
+        yield f"where.{table.target} is missing: what is to be read"
+    for key, wanted in (*check.where.items(), *check.cleared_by.items()):
+        if wanted == ():
+            yield f"{key} is an empty list, which no row has"
+        for one in wanted if isinstance(wanted, tuple) else (wanted,):
+            if isinstance(one, str) and one.startswith(REGEX):
+                if key == table.target:
+                    yield f"where.{key} is an expression (expected what is to be read)"
+                yield from _pattern_problem(key, one.removeprefix(REGEX))
+    yield from _pattern_problem("pattern", check.pattern)
+    yield from _test_problems(check)
+    yield from _event_problems(check, "at" in table.keys)
+
+
+def _test_problems(check: Check) -> Iterator[str]:
+    """Yield why the tests of a check cannot be made, or cannot all hold."""
+    given = {name for name in _VALUE_TESTS + _COUNT_TESTS if _is_given(getattr(check, name))}
+    of_value = given.intersection(_VALUE_TESTS)
+    if not given:
+        yield f"it tests nothing (expected one of {', '.join(_VALUE_TESTS + _COUNT_TESTS)})"
+    if of_value and not check.key:
+        yield f"{min(of_value)} needs a key"
+    if check.key and not of_value:
+        yield f'key "{check.key}" has no test (expected one of {", ".join(_VALUE_TESTS)})'
+    if check.is_same is False:
+        yield "is_same = false tests nothing (expected true)"
+    if check.min is not None and check.max is not None and check.min > check.max:
+        yield f"min {check.min:g} is above max {check.max:g}"
+    allowed = check.one_of if check.equals is None else (check.equals,)
+    if allowed and not any(_is_allowed(check, value) for value in allowed):
+        yield f"{'one_of' if check.equals is None else 'equals'} contradicts its other tests: no value passes all"
+    if check.count is not None and (check.min_count is not None or check.max_count is not None):
+        yield "count contradicts min_count and max_count"
+    if (check.min_count or 0) > (check.max_count if check.max_count is not None else float("inf")):
+        yield f"min_count {check.min_count} is above max_count {check.max_count}"
+    for name in (*_COUNT_TESTS, "max_increase"):
+        if (getattr(check, name) or 0) < 0:
+            yield f"{name} {getattr(check, name):g} (expected at least 0)"
+    if check.min_count == 0:
+        yield "min_count 0 tests nothing (expected at least 1)"
+    if check.group_by and not (given.intersection(_COUNT_TESTS) or check.cleared_by):
+        yield f"group_by needs one of {', '.join(_COUNT_TESTS)}"
+    if check.max_groups is not None and not (check.group_by and check.max_count is not None):
+        yield "max_groups needs group_by and max_count"
+    if check.max_rate and not (match := RATE.fullmatch(check.max_rate)):
+        yield f'max_rate "{check.max_rate}" (expected 10/s, 5/min, 120/h or 3/d)'
+    elif check.max_rate and match and not float(match[1]):
+        yield "max_rate 0 (expected max_increase = 0)"
+
+
+def _event_problems(check: Check, is_events: bool) -> Iterator[str]:
+    """Yield what is wrong with the keys that are for events."""
+    for name in ("within", "burst", "cleared_by"):
+        if getattr(check, name) and not is_events:
+            events = ", ".join(name for name, one in TABLES.items() if "at" in one.keys)
+            yield f"{name} needs a table of events (expected {events})"
+    if check.burst and check.count is check.min_count is check.max_count is None:
+        yield f"burst needs one of {', '.join(_COUNT_TESTS)}"
+    for name in ("within", "burst"):
+        if text := getattr(check, name):
+            try:
+                if not units.parse_duration(text):
+                    yield f'{name} "{text}" (expected more than 0 s)'
+            except PitError as error:
+                yield f"{name}: {error.message}"
+
+
+def _pattern_problem(name: str, pattern: str) -> Iterator[str]:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        yield f"{name}: {error}"
+
+
+def _is_allowed(check: Check, value: Value) -> bool:
+    """Return whether a value that `equals` or `one_of` allows passes the other tests."""
+    if check.one_of and not any(is_equal(value, one) for one in check.one_of):
+        return False
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number and (check.min is not None or check.max is not None):
+        return False
+    if is_number and not (check.min is None or value >= check.min):  # type: ignore[operator]
+        return False
+    if is_number and not (check.max is None or value <= check.max):  # type: ignore[operator]
+        return False
+    try:
+        return not check.pattern or re.fullmatch(check.pattern, str(value), re.DOTALL) is not None
+    except re.error:
+        return True  # reported by itself
+
+
+def contradiction(checks: Sequence[Check]) -> str:
+    """Return which two checks about the same rows cannot both pass; "" if there are none."""
+    seen: dict[object, list[Check]] = {}
+    for check in checks:
+        rows = (check.table, tuple(sorted((key, str(value)) for key, value in check.where.items())), check.within)
+        for other in seen.setdefault(rows, []):
+            is_of_same_nodes = not (check.types and other.types) or set(check.types).intersection(other.types)
+            if is_of_same_nodes and (text := _contradiction(check, other)):
+                return f'checks "{other.name}" and "{check.name}" contradict each other: {text}'
+        seen[rows].append(check)
+    return ""
+
+
+def _contradiction(one: Check, other: Check) -> str:
+    if one.key and one.key == other.key:
+        merged = {
+            name: getattr(one, name) if _is_given(getattr(one, name)) else getattr(other, name)
+            for name in ("equals", "one_of", "pattern")
+        }
+        low = max((check.min for check in (one, other) if check.min is not None), default=None)
+        high = min((check.max for check in (one, other) if check.max is not None), default=None)
+        both_equal = one.equals is not None and other.equals is not None
+        if both_equal and not is_equal(one.equals, other.equals):
+            return f"{one.key} is to equal {other.equals} and {one.equals}"
+        if problem := next(_test_problems(msgspec.structs.replace(one, min=low, max=high, **merged)), ""):
+            return f"{one.key}: {problem}"
+    if (one.group_by, one.burst, one.cleared_by) == (other.group_by, other.burst, other.cleared_by):
+        lows = [n for check in (one, other) for n in (check.count, check.min_count) if n is not None]
+        highs = [n for check in (one, other) for n in (check.count, check.max_count) if n is not None]
+        if lows and highs and max(lows) > min(highs):
+            return f"at least {max(lows)} and at most {min(highs)} rows"
+    return ""
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value not in ((), "")
