@@ -76,7 +76,10 @@ _RULES = (
     _rule("nvme", "io-error", "(sct", r"(?P<device>nvme\w+): .*@ LBA .*\(sct"),
     _fatal("disk", "raid-failed", "disk failure on", r"md/raid.*disk failure on (?P<device>[\w-]+)(?:,| detected)"),
     _fatal(
-        "disk", "offline", "rejecting i/o to", r"(?:\[(?P<device>\w+)\].*)?rejecting I/O to (?:offline|dead) device"
+        "disk",
+        "offline",
+        "rejecting i/o to",
+        r"^(?!.*\bsr \d)(?:.*\[(?P<device>\w+)\])?.*rejecting I/O to (?:offline|dead) device",
     ),
     _rule(
         "disk",

@@ -144,11 +144,11 @@ name = "slurmd-runs"
 table = "slurm"
 key = "slurmd_is_running"
 equals = true
-action = "watch"
+action = "drain"
 """
     own = {check.name: check for check in load_config(write(tmp_path / "node.toml", text)).check}
     assert set(base) - set(own) == {"clocksource"}
-    assert own["slurmd-runs"].action == "watch" != base["slurmd-runs"].action
+    assert own["slurmd-runs"].action == "drain" != base["slurmd-runs"].action
 
 
 def test_types_choose_nodes(tmp_path: Path) -> None:
