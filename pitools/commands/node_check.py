@@ -92,8 +92,11 @@ def check(
     help="The rows of a table of facts about this node.",
 )
 @click.option("--tables", is_flag=True, help="The keys of all tables of facts, with what they mean.")
+@click.option("--coverage", is_flag=True, help="The checks of gcm, NHC and Azure, and what does them here.")
 @rows_format_option
-def show(node: str, config_path: Path | None, site_name: str, table: str, tables: bool, form: str) -> None:
+def show(
+    node: str, config_path: Path | None, site_name: str, table: str, tables: bool, coverage: bool, form: str
+) -> None:
     """Show the tables of facts about this node; or of NODE: its history, its incidents, its last report.
 
     mtbi is the median time between the starts of incidents, repair that from a start to the return.
@@ -101,12 +104,14 @@ def show(node: str, config_path: Path | None, site_name: str, table: str, tables
     from pitools.core.errors import UsageError, suggest
     from pitools.node.tables import TABLES
 
-    if sum([bool(node), bool(table), tables]) > 1:
-        raise UsageError("NODE, --facts and --tables exclude each other", where="pit node show")
+    if sum([bool(node), bool(table), tables, coverage]) > 1:
+        raise UsageError("NODE, --facts, --tables and --coverage exclude each other", where="pit node show")
     if table and table not in TABLES:
         raise UsageError(f'no table "{table}"', where="--facts", hint=suggest(table, TABLES))
     if tables:
         _print_keys(form)
+    elif coverage:
+        _print_coverage(config_path, form)
     elif node:
         _print_history(node, config_path, site_name, form)
     else:
@@ -122,6 +127,20 @@ def _print_keys(form: str) -> None:
         for name, table in TABLES.items():
             for key, meaning in table.keys.items():
                 out(KeyRow(table=name, key=key, meaning=meaning))
+
+
+def _print_coverage(config_path: Path | None, form: str) -> None:
+    """Print what is made of each line of the site's nhc.conf, if it names one, then the checks of other tools."""
+    from pitools.core.output import Output
+    from pitools.node.check import this_node
+    from pitools.node.check.config import load_config
+    from pitools.node.check.coverage import coverage
+    from pitools.node.check.nhc.lines import line_rows
+
+    file = load_config(config_path).nhc.file
+    with Output(form) as out:
+        for row in (*(line_rows(Path(file), this_node.node_name()) if file else ()), *coverage()):
+            out(row)
 
 
 def _print_facts(config_path: Path | None, table: str, form: str) -> None:

@@ -84,6 +84,21 @@ def test_a_check_prints_what_failed(machine: Machine) -> None:
     assert not list((machine.folder / "spool").iterdir())
 
 
+def test_what_other_tools_check(machine: Machine) -> None:
+    """A row for each check of gcm, NHC and Azure; before these, for each line of nhc.conf that is for the node."""
+    config = ("--config", str(machine.config))
+    assert len(rows := machine.pit("show", "--coverage", *config)) == 125
+    conf = machine.folder / "nhc.conf"
+    conf.write_text("n0[12] || check_fs_free /tmp 5%\n* || check_hw_gm myri0\nn02 || check_hw_eth eth1\n")
+    machine.config.write_text(f'{machine.config.read_text()}\n[nhc]\nfile = "{conf}"\n')
+    first, second, *rest = machine.pit("show", "--coverage", *config)
+    assert (first["way"], first["ours"], first["source"]) == ("nhc.conf", "nhc-fs-free-tmp", f"{conf}:1")
+    assert (second["way"], second["check"], bool(second["why"])) == ("no", "check_hw_gm myri0", True)
+    assert rest == rows
+    conf.chmod(0o666)
+    machine.pit("check", *config, code=3)
+
+
 def test_a_report_drains_the_node(machine: Machine) -> None:
     """What a dry run says, --act does; a refusal of Slurm is exit 4, and the journal goes on."""
     machine.pit("check", "--report", "--config", str(machine.config), code=1)

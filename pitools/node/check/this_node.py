@@ -41,10 +41,11 @@ _DRAIN = ACTIONS.index("drain")
 
 
 class NodeCheck(NamedTuple):
-    """A checked node. findings: a check that passed has one, too."""
+    """A checked node. findings: a check that passed has one, too. checks: those that were made."""
 
     facts: NodeFacts
     findings: list[Finding]
+    checks: list[Check]
 
     @property
     def has_failed(self) -> bool:
@@ -79,16 +80,16 @@ def check_node(config: NodeConfig, node: str, context: Context = "health") -> No
         node=node,
         asks_controller=any(map(_asks_controller, checks)),
     )
-    return NodeCheck(facts, evaluate(checks, facts, _read_previous(config, node)))
+    return NodeCheck(facts, evaluate(checks, facts, _read_previous(config, node)), checks)
 
 
 def _asks_controller(check: Check) -> bool:
     return check.table == "slurm" and not _CONTROLLER_KEYS.isdisjoint({check.key, *check.where})
 
 
-def make_report(config: NodeConfig, checked: NodeCheck) -> NodeReport:
+def make_report(checked: NodeCheck) -> NodeReport:
     """Return the report of a node: its findings, checks that passed by each name they had, and serial numbers."""
-    old_names = {check.name: check.old_names for check in config.check}
+    old_names = {check.name: check.old_names for check in checked.checks}
     passed = [one.check for one in checked.findings if one.state == "passed"]
     return NodeReport(
         node=checked.facts.node,
@@ -110,12 +111,12 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     except OSError as error:
         raise from_os_error(error, folder) from error
     trust.require_trusted(folder, "folder of node health")
-    tables = {check.table for check in config.check if _needs_previous(check)}
+    tables = {check.table for check in checked.checks if _needs_previous(check)}
     kept = {name: table for name, table in checked.facts.tables.items() if name in tables}
     data = msgspec.json.encode(msgspec.structs.replace(checked.facts, tables=kept))
     write_atomic(_facts_path(config, node), data, durable=False)
     _write_refusal(config, checked)
-    spool.write_report(Path(config.spool), make_report(config, checked))
+    spool.write_report(Path(config.spool), make_report(checked))
 
 
 def _facts_path(config: NodeConfig, node: str) -> Path:

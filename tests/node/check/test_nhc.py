@@ -106,6 +106,8 @@ def test_names_do_not_change_with_limits() -> None:
     assert one == other == {"nhc-fs-free-tmp"}
     twice = read("n1", "* || check_fs_free /tmp 5%\n* || check_fs_free /tmp 3GB")
     assert names(twice) == {"nhc-fs-free-tmp", "nhc-fs-free-tmp-2"}
+    long = names(read("n1", f"* || check_file_test -d -k /{'x' * 80}"))
+    assert (len(long), max(map(len, long)), any(name.endswith("-2") for name in long)) == (3, 64, False)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pitools.core.errors import ConfigError, UsageError
 from pitools.core.record import decode_json
 from pitools.node import spool
 from pitools.node.check import this_node
-from pitools.node.check.config import Check, NodeConfig, NodeType
+from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType
 from pitools.node.gather import collectors
 from pitools.node.gather.gather import Collector
 from pitools.node.types import NodeFacts, Row
@@ -120,7 +120,7 @@ def test_a_prolog_reads_no_table_that_runs_programs(config: NodeConfig, monkeypa
     state = Check(name="state", table="slurm", key="node_state", one_of=("IDLE", "MIXED"))
     config = with_checks(config, *config.check, command, slurm, state)
     for context in ("prolog", "epilog", "health"):
-        this_node.check_node(config, "n01", context)  # type: ignore[arg-type]
+        this_node.check_node(config, "n01", context)
     epilog = {"files", "commands", "slurm"}
     assert asked == [{"files"}, epilog, epilog | {"controller"}]
 
@@ -138,7 +138,17 @@ def test_a_check_that_was_renamed_has_passed_by_both_names(config: NodeConfig, t
     (tmp_path / "scratch").touch()
     fields = {name: getattr(config.check[0], name) for name in Check.__struct_fields__}
     config = with_checks(config, Check(**{**fields, "old_names": ("disk", "tmp")}))
-    assert this_node.make_report(config, this_node.check_node(config, "n01")).passed == ("scratch", "disk", "tmp")
+    assert this_node.make_report(this_node.check_node(config, "n01")).passed == ("scratch", "disk", "tmp")
+
+
+def test_lines_of_nhc_are_reported_as_other_checks(config: NodeConfig, tmp_path: Path) -> None:
+    """A check of nhc.conf, which is in no file of ours, has its findings and passes, and may compare with the past."""
+    (tmp_path / "nhc.conf").write_text(f"n01 || check_file_test -d {tmp_path}\nn02 || check_file_test -d /nowhere")
+    config = NodeConfig(spool=config.spool, state=config.state, nhc=Nhc(file=str(tmp_path / "nhc.conf")))
+    checked = this_node.check_node(config, "n01")
+    this_node.write_report(config, checked)
+    assert len(this_node.make_report(checked).passed) == 2  # it exists, and is a folder
+    assert this_node.check_node(config, "n02").has_failed
 
 
 def test_serial_numbers_are_by_device() -> None:
@@ -158,7 +168,7 @@ def test_serial_numbers_are_by_device() -> None:
         },
     }
     facts = decode_json(json.dumps(data).encode(), NodeFacts)
-    report = this_node.make_report(NodeConfig(), this_node.NodeCheck(facts, []))
+    report = this_node.make_report(this_node.NodeCheck(facts, [], []))
     assert report.hardware == {"gpus 0000:b5:00.0": "GPU-1", "block_devices nvme0n1": "S1"}
 
 

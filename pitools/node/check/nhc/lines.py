@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +153,9 @@ def _check(command: str, part: dict[str, Any], variables: dict[str, str], names:
     """Return the check of a part. Its name has no limits in it: where they change, a drain by it stays ours."""
     about, is_mild = part.pop("about", ""), part.pop("is_mild", False)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{command.rpartition('/')[2].removeprefix('check_')} {about}".lower()).strip("-")
-    name = f"nhc-{slug[:_NAME_LENGTH].strip('-')}"
+    if len(slug) > _NAME_LENGTH:
+        slug = f"{slug[: _NAME_LENGTH - 9].rstrip('-')}-{zlib.crc32(slug.encode()):08x}"
+    name = f"nhc-{slug}"
     names[name] = names.get(name, 0) + 1
     if names[name] > 1:
         name = f"{name}-{names[name]}"
