@@ -84,12 +84,12 @@ def _findings(
         elapsed_s = _elapsed_s(previous, table) if previous else 0.0
         common = _most_common(row.get(check.key) for row in rows) if check.is_same else None
         unknown: list[tuple[str, str]] = []
-        for row in rows:
+        for number, row in enumerate((*rows, *doubtful)):
             problem, is_unknown = _value_problem(check, row, older.get(_subject(check, row)), elapsed_s, common)
             if not problem:
                 continue
             message = f"{_describe(check, row)}: {check.key} {problem}"
-            if is_unknown:
+            if is_unknown or number >= len(rows):
                 unknown.append((_subject(check, row), message))
             else:
                 at = row.get("at")

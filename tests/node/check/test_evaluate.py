@@ -124,6 +124,13 @@ def test_rows_that_may_be_meant_are_neither_there_nor_missing(kinds: tuple[Value
     assert states(check("mounts", where={"type": "ext4"}, max_count=0), rows) == expected
 
 
+@pytest.mark.parametrize(("used", "expected"), [(0.95, "unknown"), (0.5, "passed")])
+def test_a_value_of_a_row_that_may_be_meant(used: float, expected: State) -> None:
+    """A wrong value of a row that may be meant is unknown, not wrong; a right one passes either way."""
+    rows: list[Row] = [{"target": "/", "type": None, "used_share": used}]
+    assert states(check("mounts", "used_share", where={"type": "ext4"}, max=0.9), rows) == [expected]
+
+
 def test_true_is_not_one() -> None:
     """Flags and numbers are told apart by equals and one_of, as by `where`."""
     row: list[Row] = [{"index": 0, "remap_failed": True}]
