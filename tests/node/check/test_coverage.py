@@ -87,6 +87,7 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "gpu-memory-error": (events(1, device="g1"), events(1, OLD, device="g1")),
     "gpu-resets": (evenly(3, device="g1"), events(9, device="g1")),
     "mount-responds": values("responds", bad=False, good=True),
+    "network-mount-responds": values("responds", bad=False, good=True),
     "root-writable": values("is_read_only", bad=True, good=False, type="ext4"),
     "disk-space": values("used_share", bad=0.96, good=0.94),
     "disk-full": values("used_share", bad=0.995, good=0.97),
@@ -329,7 +330,7 @@ def test_shipped_checks_are_mild() -> None:
     draining = {check.name for check in CHECKS.values() if check.action != "watch"}
     assert draining == {
         *("mount-responds", "root-writable", "disk-full", "inodes-full", "disk-smart", "disk-state", "raid-works"),
-        *("dimm-uncorrected", "slurmd-runs"),
+        "dimm-uncorrected",
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
         *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
     }
