@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.node.check.config import Control, load_config
+from pitools.node.check.config import Control, load_shipped
 from pitools.node.types import Row
 from tests.node.simulated import POLL_S, Cluster, SimulatedNode, replaced
 
@@ -71,7 +71,7 @@ def assert_no_drain(cluster: Cluster, failures: Counter[str]) -> None:
 
 def make(folder: Path, count: int, seed: int) -> Cluster:
     unlimited = Control(max_share_leaf=1.0, max_share_partition=1.0, max_share_hour=1.0)
-    return Cluster(folder, load_config(Path("/dev/null")).check, count, seed=seed, control=unlimited)
+    return Cluster(folder, load_shipped().check, count, seed=seed, control=unlimited)
 
 
 def test_healthy_nodes_are_not_drained(tmp_path: Path, tell_time: Callable[[Cluster], None]) -> None:
