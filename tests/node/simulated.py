@@ -27,6 +27,7 @@ from pitools.slurm.records import Node, Switch
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 POLL_S = 300.0
+OTHER_GPUS = ("amdgpu", "NVRM|SXid|amdgpu", "NVRM|SXid|amdgpu", "NVRM|SXid")  # by kind of node: who does not log there
 LEAF = 16  # nodes of a leaf switch
 
 
@@ -209,7 +210,7 @@ class SimulatedNode:
         hours = step_s / 3600 * self.noise
         for per_hour, lines in NOISE:
             for _ in range(poisson(self.dice, per_hour * hours)):
-                if self.kind == 0 or not re.search("NVRM|SXid", lines[0]):
+                if not re.search(OTHER_GPUS[self.kind], lines[0]):
                     self.say(now - timedelta(seconds=self.dice.uniform(0, step_s)), *lines)
         self.log.sort(key=lambda pair: pair[0])
         for table, keys in RISES.items():
