@@ -20,9 +20,10 @@ from pitools.core.errors import Unreachable
 from pitools.node import spool
 from pitools.node.check.config import Check, Control, NodeConfig
 from pitools.node.check.evaluate import evaluate
+from pitools.node.check.this_node import NodeCheck, make_report
 from pitools.node.control import incidents, tick
 from pitools.node.gather.kernel_log import event_rows
-from pitools.node.types import FactTable, Finding, NodeFacts, NodeReport, Row
+from pitools.node.types import FactTable, Finding, NodeFacts, Row
 from pitools.slurm.records import Node, Switch
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -317,7 +318,7 @@ class Cluster:
         }
         self.slurm = Slurm(list(self.nodes), dice, 0.01 * noise)
         self.now, self.checks = START, checks
-        self.config = NodeConfig(spool=str(folder), control=control or Control())
+        self.config = NodeConfig(spool=str(folder), check=tuple(checks), control=control or Control())
         self.findings: list[Finding] = []  # all that failed
 
     def report(self, node: SimulatedNode, facts: NodeFacts) -> list[Finding]:
@@ -326,18 +327,8 @@ class Cluster:
         node.previous = facts
         failed = [one for one in findings if one.state == "failed"]
         self.findings += failed
-        gpus = facts.tables["gpus"].rows
-        spool.write_report(
-            Path(self.config.spool),
-            NodeReport(
-                node=facts.node,
-                boot_id=facts.boot_id,
-                checked_at=facts.gathered_at,
-                hardware={str(row["pci"]): str(row["serial"]) for row in gpus if row.get("pci") and row.get("serial")},
-                findings=tuple(one for one in findings if one.state != "passed"),
-                passed=tuple(one.check for one in findings if one.state == "passed"),
-            ),
-        )
+        report = make_report(self.config, NodeCheck(facts, findings))
+        spool.write_report(Path(self.config.spool), report)
         return failed
 
     def step(self, change: Callable[[SimulatedNode], dict[str, list[Row]] | None] = lambda _: None) -> None:
