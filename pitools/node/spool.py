@@ -8,6 +8,7 @@ node than its name says.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,6 +79,8 @@ def _read_report(path: Path, node: str) -> NodeReport:
         status = os.fstat(file.fileno())
         if status.st_uid not in (0, os.geteuid()):
             raise ValueError(f"belongs to user {trust.user_name(status.st_uid)} (expected you or root)")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError("can be written by others (expected mode 0644)")
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ValueError(f"too large (expected at most {_MAX_BYTES >> 20} MiB)")

@@ -327,7 +327,7 @@ class Cluster:
         node.previous = facts
         failed = [one for one in findings if one.state == "failed"]
         self.findings += failed
-        report = make_report(self.config, NodeCheck(facts, findings, list(self.checks)))
+        report = make_report(NodeCheck(facts, findings, list(self.checks)))
         spool.write_report(Path(self.config.spool), report)
         return failed
 

@@ -15,7 +15,7 @@ import msgspec
 
 from pitools.core import hostlist, strict_toml, trust
 from pitools.core.errors import ConfigError, PitError, suggest
-from pitools.node.check.problems import check_problem, contradiction
+from pitools.node.check.problems import check_problem, contradiction, control_problem
 from pitools.node.check.xid_checks import XidSource, xid_checks
 from pitools.node.tables import TABLES
 from pitools.node.types import Action, Level, Value
@@ -170,6 +170,8 @@ def _load(path: Path, more: Sequence[dict[str, Any]] = ()) -> NodeConfig:
         if check.name in names:
             raise ConfigError(f'two checks "{check.name}"', where=str(path), key="check")
         names.add(check.name)
+    if problem := control_problem(config.control):
+        raise ConfigError(problem, where=str(path), key="control")
     for name, node_type in config.types.items():
         try:
             hostlist.expand(node_type.nodes)

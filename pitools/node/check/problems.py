@@ -15,11 +15,27 @@ from pitools.node.tables import TABLES
 from pitools.node.types import Value
 
 if TYPE_CHECKING:
-    from pitools.node.check.config import Check
+    from pitools.node.check.config import Check, Control
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "max_rate", "is_same")
 _COUNT_TESTS = ("count", "min_count", "max_count")
+
+
+def control_problem(control: Control) -> str:
+    """Return what is wrong with the controller's limits; "" if nothing is."""
+    for name in ("max_share_leaf", "max_share_partition", "max_share_hour"):
+        if not 0 < getattr(control, name) <= 1:
+            return f"{name} is {getattr(control, name)} (expected a share, above 0 and at most 1)"
+    for name in ("max_evidence_age", "max_report_age", "stable_for", "returns_within"):
+        try:
+            if units.parse_duration(getattr(control, name)) <= 0:
+                return f'{name} is "{getattr(control, name)}" (expected more than 0)'
+        except PitError as error:
+            return f"{name}: {error.message}"
+    if control.max_returns < 0:
+        return f"max_returns is {control.max_returns} (expected at least 0)"
+    return ""
 
 
 def check_problem(check: Check, types: Collection[str] = ()) -> str:

@@ -76,17 +76,21 @@ def decide(
         if incident := open_by_node.get(name):
             decisions += _follow_incident(now, view, fresh.get(name), incident, by_node[name], control)
         elif view.is_drained and incident_of_reason(view.reason)[0]:
-            decisions.append(_adopt(view))
+            decisions += _adopt(view, by_node.get(name, ()))
     closed = {one.node for one in decisions if one.act in ("return", "take-over")}
     candidates = [
         (finding, view)
         for name, report in fresh.items()
-        if (view := nodes[name]) and not view.is_drained and name not in open_by_node
-        if (finding := _worst_finding(now, report, [one for one in incidents if one.node == name], control))
+        if (view := nodes[name]) and may_drain(view) and name not in open_by_node
+        if (finding := _worst_finding(now, report, by_node.get(name, ()), control))
     ]
-    return decisions + list(
-        _drain_within_limits(now, candidates, nodes, incidents, open_by_node.keys() - closed, control)
-    )
+    still_open = open_by_node.keys() - closed
+    return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, still_open, control)]
+
+
+def may_drain(view: NodeView) -> bool:
+    """Return whether a node is neither drained, nor down for a reason of somebody else, which a drain would replace."""
+    return not view.is_drained and not (view.is_down and view.reason)
 
 
 def _worst_finding(now: str, report: NodeReport, past: Sequence[Incident], control: Control) -> Finding | None:
@@ -97,11 +101,8 @@ def _worst_finding(now: str, report: NodeReport, past: Sequence[Incident], contr
     dealt_with = max((one.over_at for one in past), default="")
     findings = [
         one
-        for one in report.findings
-        if one.state == "failed"
-        and not one.is_shadow
-        and ACTIONS.index(one.action) >= _DRAINING
-        and one.evidence_at > dealt_with
+        for one in _draining(report)
+        if one.evidence_at > dealt_with
         and age_s(one.evidence_at, now) <= units.parse_duration(control.max_evidence_age)
     ]
     return min(findings, key=lambda one: (-ACTIONS.index(one.action), one.evidence_at, one.check), default=None)
@@ -137,10 +138,17 @@ def _drain_within_limits(
         yield Decision(act="drain", node=view.node, check=finding.check, finding=finding, why=finding.message)
 
 
-def _adopt(view: NodeView) -> Decision:
+def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[Decision]:
+    """Yield the adoption of a node that is drained with our reason, but without an open incident.
+
+    One that the journal does not know is left to a person: what its check asked for is lost.
+    """
     incident, check = incident_of_reason(view.reason)
     why = f"drained with our reason, but without an open incident: {view.reason}"
-    return Decision(act="adopt", node=view.node, incident=incident, check=check, why=why)
+    yield Decision(act="adopt", node=view.node, incident=incident, check=check, why=why)
+    if incident not in {one.incident for one in of_node}:
+        why = f"the journal has nothing of its drain: a person returns it, with `pit node return {view.node}`"
+        yield Decision(act="escalate", node=view.node, incident=incident, check=check, why=why)
 
 
 def _follow_incident(
@@ -158,10 +166,13 @@ def _follow_incident(
 
     is_ours = incident_of_reason(view.reason)[0] == incident.incident
     if incident.phase == "opening":
-        if view.is_drained and not is_ours:
-            yield decision("take-over", f"drained by somebody else: {view.reason}")
-        else:
+        # A drain that was begun, and perhaps not made: only while a fresh report still asks for it.
+        if not is_ours and not may_drain(view):
+            yield decision("take-over", f"drained or down by somebody else: {view.reason}")
+        elif is_ours or (report and any(one.check == incident.check for one in _draining(report))):
             yield decision("drain", incident.message)
+        elif report:
+            yield decision("take-over", "it was not drained, and its check fails no more")
         return
     if not view.is_drained:
         yield decision("return" if incident.phase == "returning" else "take-over", "resumed")
@@ -219,12 +230,18 @@ def why_not_returned(
     return _failure(report)
 
 
+def _draining(report: NodeReport) -> list[Finding]:
+    """Return the findings of a report that drain a node."""
+    return [
+        one
+        for one in report.findings
+        if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _DRAINING
+    ]
+
+
 def _failure(report: NodeReport) -> str:
     """Return the first finding of a report that drains a node, as text; "" for none."""
-    for one in report.findings:
-        if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _DRAINING:
-            return f"{one.check}: {one.message}"
-    return ""
+    return next((f"{one.check}: {one.message}" for one in _draining(report)), "")
 
 
 def _missing_remedy(incident: Incident, report: NodeReport) -> str:

@@ -27,7 +27,7 @@ from pitools.node.control.incidents import (
     next_id,
     read_entries,
 )
-from pitools.node.control.policy import Act, Decision, NodeView, age_s, decide, why_not_returned
+from pitools.node.control.policy import Act, Decision, NodeView, age_s, decide, may_drain, why_not_returned
 from pitools.node.types import NodeReport
 from pitools.slurm.client import Client
 from pitools.slurm.records import Node, Switch
@@ -176,7 +176,7 @@ class Controller:
     def _drain(self, decision: Decision, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> None:
         """Drain for a new incident, or one whose drain was begun, unless somebody else drained the node meanwhile."""
         view = self._look_again(decision.node)
-        if view.is_drained and not incident_of_reason(view.reason)[0]:
+        if not may_drain(view) and not incident_of_reason(view.reason)[0]:
             if decision.incident:
                 self._append(decision, EntryKind.TAKEN_OVER)
             return

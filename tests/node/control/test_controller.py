@@ -15,7 +15,7 @@ import pytest
 from pitools.core import timestamps
 from pitools.core.errors import ConfigError, Unreachable, UsageError
 from pitools.node import spool
-from pitools.node.check.config import Control, NodeConfig
+from pitools.node.check.config import Control, NodeConfig, load_config
 from pitools.node.control import incidents, policy, tick
 from pitools.node.control.incidents import EntryKind
 from pitools.node.types import Action, Finding, NodeReport
@@ -296,7 +296,7 @@ def test_a_node_that_returned_often_is_left_to_a_person(tmp_path: Path, clock: C
 
 
 def test_a_lost_journal_loses_no_drain(tmp_path: Path, clock: Clock) -> None:
-    """The reason of a node names its incident: it is adopted, and returned as others are."""
+    """The reason of a node names its incident. What its check asked for is lost: a person returns it."""
     world = World(tmp_path, clock)
     world.faulty["n03"] = "drain"
     world.report()
@@ -308,7 +308,54 @@ def test_a_lost_journal_loses_no_drain(tmp_path: Path, clock: Clock) -> None:
         clock.pass_minutes(11)
         world.report()
         acts += [row.act for row in world.tick()]
-    assert acts == ["adopt", "recover", "return"]
+    assert acts == ["adopt", "escalate", "recover"]
+    assert world.ours() == {"n03"}
+
+
+def test_a_node_that_a_person_set_down_keeps_its_reason(tmp_path: Path, clock: Clock) -> None:
+    """A drain would replace the reason; also where it was set down since the poll."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    listed = world.slurm.nodes
+
+    def down(names: str = "") -> list[Node]:
+        return [msgspec.structs.replace(one, state="down", reason="psu swap") for one in listed(names)]
+
+    for polls_before in (0, 1):
+        world.slurm.nodes = lambda names="", before=polls_before: (listed if not names and before else down)(names)  # type: ignore[method-assign]
+        world.tick()
+        assert not world.slurm.reasons
+        assert {entry.kind for entry in world.entries()} <= {EntryKind.OPENED, EntryKind.TAKEN_OVER}
+
+
+@pytest.mark.parametrize(("report", "acts"), [("failing", ["drain"]), ("passing", ["take-over"]), ("none", [])])
+def test_a_begun_drain_is_made_only_while_a_report_asks_for_it(
+    tmp_path: Path, clock: Clock, report: str, acts: list[str]
+) -> None:
+    """The controller was killed between its intent and Slurm, and the node is well since, or silent."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    journal = tmp_path / "control" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    world.slurm.reasons.clear()
+    clock.pass_minutes(20)
+    if report != "none":
+        world.faulty = {"n03": "drain"} if report == "failing" else {}
+        world.report()
+    assert [row.act for row in world.tick()] == acts
+    assert world.ours() == ({"n03"} if report == "failing" else set())
+
+
+@pytest.mark.parametrize("limits", [{"max_share_leaf": 25.0}, {"max_share_hour": float("nan")}, {"stable_for": "0s"}])
+def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, object]) -> None:
+    """A share is of 1, and a duration more than 0: else one slip drains a cluster."""
+    (name, value), path = limits.popitem(), tmp_path / "node.toml"
+    path.write_text(f"[control]\n{name} = {msgspec.json.encode(value).decode() if isinstance(value, str) else value}\n")
+    with pytest.raises(ConfigError, match=name):
+        load_config(path)
 
 
 def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock) -> None:
@@ -325,6 +372,7 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
     (tmp_path / "n08.json").write_bytes(b" " * (2 << 20))
     (tmp_path / "nowhere.json").write_bytes(b"{}")
     os.chown(tmp_path / "n09.json", 65534, 65534)
+    (tmp_path / "n10.json").chmod(0o666)
     result = tick.Controller(world.slurm, world.config).tick(act=True)  # type: ignore[arg-type]
     assert world.ours() == {"n03"}
     assert sorted(
