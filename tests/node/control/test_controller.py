@@ -384,6 +384,7 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
         "n07",
         "n08",
         "n09",
+        "n10",
         "nowhere",
     ]
 
