@@ -29,7 +29,7 @@ state = "{folder}/state"
 [control]
 stable_for = "0s"
 max_share_partition = 0.7
-max_share_hour = 100.0
+max_share_hour = 1.0
 [types.a]
 nodes = "eta01"
 [types.b]

@@ -68,7 +68,7 @@ def test_a_run_from_its_start_to_its_end(here: Path) -> None:
     assert run.resume().action == "already_ended"
     failed = pitools.launch("r.toml", params={"code": 3}, retry={"unknown": 0})
     assert failed.wait().state == "FAILED"
-    assert [one.id for one in pitools.runs()] == [run.id, failed.id]
+    assert {one.id for one in pitools.runs()} == {run.id, failed.id}
     assert pitools.Run(run.id).record() == run.record()
 
 

@@ -29,7 +29,7 @@ def control_problem(control: Control) -> str:
             return f"{name} is {getattr(control, name)} (expected a share, above 0 and at most 1)"
     for name in ("max_evidence_age", "max_report_age", "stable_for", "returns_within"):
         try:
-            if units.parse_duration(getattr(control, name)) <= 0:
+            if units.parse_duration(getattr(control, name)) <= 0 and name != "stable_for":
                 return f'{name} is "{getattr(control, name)}" (expected more than 0)'
         except PitError as error:
             return f"{name}: {error.message}"
@@ -83,6 +83,9 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield f'key "{check.key}" has no test (expected one of {", ".join(_VALUE_TESTS)})'
     if check.is_same is False:
         yield "is_same = false tests nothing (expected true)"
+    for value in (check.equals, *check.one_of):
+        if value in ("true", "false"):
+            yield f'the text "{value}" (expected {value} without quotes)'
     if check.min is not None and check.max is not None and check.min > check.max:
         yield f"min {check.min:g} is above max {check.max:g}"
     allowed = check.one_of if check.equals is None else (check.equals,)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pitools.core import timestamps, trust, units
-from pitools.core.errors import ConfigError, UsageError
+from pitools.core.errors import ConfigError, PitError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node import spool
@@ -102,9 +102,26 @@ def make_report(checked: NodeCheck) -> NodeReport:
 
 
 def write_report(config: NodeConfig, checked: NodeCheck) -> None:
-    """Write the node's own files, then its report, as the spool may be a shared folder that hangs. Raises PitError."""
+    """Write the node's own files, then its report, as the spool may be a shared folder that hangs. Raises PitError.
+
+    Where its own cannot be written, as on a disk that is full, the report is written all the same.
+    """
     if not config.spool:
         raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
+    own_error: PitError | None = None
+    try:
+        _write_own_files(config, checked)
+    except PitError as error:
+        own_error = error
+    except OSError as error:
+        own_error = from_os_error(error, Path(config.state))
+    spool.write_report(Path(config.spool), make_report(checked))
+    if own_error:
+        raise own_error
+
+
+def _write_own_files(config: NodeConfig, checked: NodeCheck) -> None:
+    """Write what this node reads again: facts for rates, and the findings that refuse jobs."""
     folder, node = Path(config.state), checked.facts.node
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -116,7 +133,6 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     data = msgspec.json.encode(msgspec.structs.replace(checked.facts, tables=kept))
     write_atomic(_facts_path(config, node), data, durable=False)
     _write_refusal(config, checked)
-    spool.write_report(Path(config.spool), make_report(checked))
 
 
 def _facts_path(config: NodeConfig, node: str) -> Path:

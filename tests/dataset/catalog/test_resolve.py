@@ -172,4 +172,4 @@ def test_each_time_is_read_once(publish, tmp_path, monkeypatch) -> None:
     read.clear()
     assert exists(tmp_path / "x")
     require_root(tmp_path)
-    assert read == []
+    assert not set(read).intersection(paths)

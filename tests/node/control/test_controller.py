@@ -349,7 +349,9 @@ def test_a_begun_drain_is_made_only_while_a_report_asks_for_it(
     assert world.ours() == ({"n03"} if report == "failing" else set())
 
 
-@pytest.mark.parametrize("limits", [{"max_share_leaf": 25.0}, {"max_share_hour": float("nan")}, {"stable_for": "0s"}])
+@pytest.mark.parametrize(
+    "limits", [{"max_share_leaf": 25.0}, {"max_share_hour": float("nan")}, {"max_report_age": "0s"}]
+)
 def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, object]) -> None:
     """A share is of 1, and a duration more than 0: else one slip drains a cluster."""
     (name, value), path = limits.popitem(), tmp_path / "node.toml"
