@@ -44,10 +44,11 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of one site, as of its last snapshot.
 
     units: schedulable units, in use or not. free: idle units that no pending job of others needs; others are all jobs
-    outside of this queue. running: (end by time limit, units) of every running job, ascending. others_pending: units
-    that pending jobs of others request. others_pending_s: the sum of their units x time limit. max_pending: how many of
-    our tickets may wait in this pool. is_unreachable: the site does not answer; nothing is submitted to it.
-    maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into a window starts after it.
+    outside of this queue. running: (end by time limit, schedulable units) of every running job, ascending.
+    others_pending: units that pending jobs of others request. others_pending_s: the sum of their units x time limit.
+    max_pending: how many of our tickets may wait in this pool. is_unreachable: the site does not answer; nothing is
+    submitted to it. maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into a window
+    starts after it.
     """
 
     pool: str

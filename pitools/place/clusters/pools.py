@@ -66,10 +66,10 @@ def _make_pool(
 ) -> PoolState:
     per_node = gpus_per_node(site_partition, nodes)
     schedulable = [node for node in nodes if is_schedulable(node.state, node.flags)]
-    names = {node.node for node in nodes}
+    names = {node.node for node in schedulable}  # the end of a job on a draining node frees nothing
     running = [_job_share(job, names) for job in snapshot.jobs if job.state in _HOLDING_STATES]
     running = [share for share in running if share.nodes]
-    units = _held_units(running, nodes, per_node)
+    units = _held_units(running, schedulable, per_node)
     ends = [_end_s(share.job, snapshot) for share in running]
     competing = [job for job in snapshot.jobs if _is_competing(job, partition, own_jobs)]
     unreported = max(1, unreported_gpus(snapshot.jobs, per_node))  # a job without GPUs is not free

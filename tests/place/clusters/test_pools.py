@@ -8,12 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pitools.core import timestamps
 from pitools.place.clusters.pools import estimate_start_s, pool_states, task_count, units_by_end, wait_until_free_s
 from pitools.place.types import PoolState
 from pitools.site.schema import Dialect
 from pitools.slurm.records import Reservation
+from pitools.slurm.states import is_schedulable, parse_node_state
 
 
 def _in_s(seconds: float) -> str:
@@ -130,6 +133,37 @@ def test_what_of_a_node_is_free(made: Any, node: dict[str, Any], free: int) -> N
     """What could start now: not where all CPUs are taken, nor what is reserved, away, or may be in use."""
     run_snapshot = made.snapshot(nodes=(made.node("n1", **node),))
     assert pool_states(run_snapshot, (), made.site())[0].free == free
+
+
+# As scontrol and sinfo print nodes that run nothing new.
+GONE = ("{}+DRAIN", "{}+DRAIN+NOT_RESPONDING", "{}+FAIL", "{}+MAINTENANCE", "{}*", "{}+REBOOT_ISSUED", "{}+INVALID_REG")
+GONE_BASES = ("DOWN", "DOWN*+DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "ERROR", "UNKNOWN", "FUTURE")
+STATES = ("IDLE", "ALLOCATED", "MIXED", "IDLE+PLANNED", "IDLE+RESERVED", "ALLOCATED+COMPLETING")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_node_that_is_gone_is_no_capacity(made: Any, data: st.DataObject) -> None:
+    """A pool is as if nodes that are drained, down or the like did not exist, and whatever runs there frees nothing."""
+    gone = [form.format(base) for form in GONE for base in ("IDLE", "ALLOCATED", "MIXED")] + list(GONE_BASES)
+    states = data.draw(st.lists(st.sampled_from(STATES) | st.sampled_from(gone), min_size=2, max_size=6))
+    nodes = []
+    for index, text in enumerate(states):
+        state, flags = parse_node_state(text)
+        used = data.draw(st.sampled_from([8, None])) if "ALLOCATED" in text else 0
+        nodes.append(made.node(f"n{index}", state=state, flags=flags, gpus_allocated=used))
+        assert is_schedulable(state, flags) is (text in STATES)
+    busy = data.draw(st.lists(st.integers(0, len(states) - 1), unique=True))
+    jobs = [made.job(str(index), node_list=f"n{index}", end=_in_s(60)) for index in busy]
+    jobs.append(made.job("all", node_list=f"n[0-{len(states) - 1}]", end=_in_s(90)))
+    left = tuple(node for node, text in zip(nodes, states, strict=True) if text in STATES)
+    kept = tuple(job for job in jobs if job.job_id == "all" or states[int(job.job_id)] in STATES)
+    seen_s = time.time()
+    pools = pool_states(made.snapshot(nodes=tuple(nodes), jobs=tuple(jobs), seen_s=seen_s), (), made.site())
+    alone = pool_states(made.snapshot(nodes=left, jobs=kept, seen_s=seen_s), (), made.site())
+    seen = [(pool.units, pool.free, pool.running, pool.units_held_for_others) for pool in pools]
+    wanted = [(pool.units, pool.free, pool.running, pool.units_held_for_others) for pool in alone]
+    assert seen == (wanted or [(0, 0, [], 0)])
 
 
 def test_a_partition_that_is_closed_is_no_pool(made: Any) -> None:
