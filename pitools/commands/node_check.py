@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message")
 INCIDENT_COLUMNS = ("incident", "check", "action", "phase", "opened_at", "over_at", "outcome", "message")
+SUSPICION_COLUMNS = ("source", "user", "weight", "at", "message")
 HISTORY_COLUMNS = (
     "node",
     "incidents",
@@ -97,7 +98,7 @@ def check(
 def show(
     node: str, config_path: Path | None, site_name: str, table: str, tables: bool, coverage: bool, form: str
 ) -> None:
-    """Show the tables of facts about this node; or of NODE: its history, its incidents, its last report.
+    """Show the tables of facts about this node; or of NODE: its history, incidents, last report, and who suspects it.
 
     mtbi is the median time between the starts of incidents, repair that from a start to the return.
     """
@@ -176,6 +177,7 @@ def _print_history(node: str, config_path: Path | None, site_name: str, form: st
     from pitools.core import timestamps
     from pitools.core.output import Output
     from pitools.node.control.history import node_history
+    from pitools.node.suspicion import read_suspicions
 
     controller = load_controller(config_path, site_name)
     incidents = [one for one in controller.incidents().values() if one.node == node]
@@ -188,3 +190,7 @@ def _print_history(node: str, config_path: Path | None, site_name: str, form: st
     with Output(form, FINDING_COLUMNS) as out:
         for finding in report.findings if report else ():
             out(finding)
+    suspicion = read_suspicions(controller.config, {node}).get(node)
+    with Output(form, SUSPICION_COLUMNS) as out:
+        for reason in suspicion.other_reasons if suspicion else ():
+            out(reason)

@@ -15,7 +15,18 @@ from pitools.commands.options import format_option, rows_format_option, site_opt
 if TYPE_CHECKING:
     from pitools.node.control.tick import ActRow, Controller
 
-NODE_COLUMNS = ("node", "state", "incident", "phase", "report_age_s", "failed", "unknown", "finding", "reason")
+NODE_COLUMNS = (
+    "node",
+    "state",
+    "incident",
+    "phase",
+    "report_age_s",
+    "failed",
+    "unknown",
+    "finding",
+    "reason",
+    "suspicion",
+)
 ACT_COLUMNS = ("node", "act", "done", "incident", "check", "why", "error")
 act_option = click.option("--act", is_flag=True, help="Act, even if [control] act = false.")
 
@@ -42,13 +53,19 @@ def _load(config_path: Path | None, site_name: str) -> tuple[Controller, bool]:
 @site_option
 @format_option
 def list_command(config_path: Path | None, site_name: str, form: str) -> None:
-    """List all nodes: Slurm's state, the open incident, and the last report."""
-    from pitools.core.output import Output
+    """List all nodes: Slurm's state, the open incident, the last report, and the users whose runs suspect it."""
+    from msgspec import structs
 
-    rows, problems = load_controller(config_path, site_name).node_rows()
+    from pitools.core.output import Output
+    from pitools.node.suspicion import read_suspicions
+
+    controller = load_controller(config_path, site_name)
+    rows, problems = controller.node_rows()
+    suspected = read_suspicions(controller.config, {row.node for row in rows})
     with Output(form, NODE_COLUMNS) as out:
         for row in rows:
-            out(row)
+            one = suspected.get(row.node)
+            out(structs.replace(row, suspicion=one.summary) if one else row)
     _print_lines(problems)
 
 

@@ -13,6 +13,7 @@ from pitools.commands.topology_fabric import load_fabric
 if TYPE_CHECKING:
     from pitools.slurm.records import Node
     from pitools.topology.choose import Objective
+    from pitools.topology.choose.problem import FreeInput
 
 COLUMNS = ("objective", "cost", "runner_up_cost", "leaves", "pods", "ring_hops", "free", "node_list", "spares")
 
@@ -74,6 +75,8 @@ def choose(
 ) -> None:
     """Choose the best K of a site's free nodes; print the choice, its cost and the runner-up's cost.
 
+    Nodes that `pit node list` shows as suspected cost more, or are left out where the others suffice.
+
     \b
       pit topology choose --nodes 16 --site alpha
       sbatch -N16 -x "$(pit topology choose --nodes 16 --site alpha --as-exclude)" train.sh
@@ -84,6 +87,7 @@ def choose(
     from pitools.core import hostlist
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
+    from pitools.node import suspicion
     from pitools.topology import choose as choosing
     from pitools.topology import fabric_model
     from pitools.topology.acquire import node_filter
@@ -103,22 +107,24 @@ def choose(
 
         extra = read_costs(costs.read(), costs.name)
         free = {node: cost + extra.get(node, 0.0) for node, cost in free.items()}
-    available = free if any(free.values()) else list(free)
-    choice = choosing.select_nodes(
-        fabric,
+    available: FreeInput = free if any(free.values()) else list(free)
+    suspected = suspicion.costs_at_site(site, set(free)) if site else {}
+    choice, available = choosing.avoid_nodes(
         available,
-        k,
-        objective=objective,
-        spares=spares,
-        segment=segment,
-        slurms_subtree=slurms_subtree,
+        suspected,
+        lambda each: choosing.select_nodes(
+            fabric, each, k, objective=objective, spares=spares, segment=segment, slurms_subtree=slurms_subtree
+        ),
     )
     chosen = [*choice.nodes, *choice.spares]
+    avoided = suspected.keys() - {*chosen}
+    if suspected:
+        click.echo(f"pit: suspected: {hostlist.fold(suspected)}: see pit node list", err=True)
     if choice.warning:
         click.echo(f"pit: {choice.warning}", err=True)
     if as_exclude:
         all_names = {*fabric_model.nodes_of(fabric), *(node.node for node in all_nodes), *free}
-        if excluded := all_names - node_filter.nodes_of_leaves(chosen, fabric):
+        if excluded := all_names - (node_filter.nodes_of_leaves(chosen, fabric) - avoided):
             click.echo(hostlist.fold(excluded))
     elif as_hosts or form == "hosts":
         click.echo(hostlist.fold(chosen))

@@ -69,6 +69,7 @@ def run(
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
     from pitools.launch.submission import exactly_once
+    from pitools.node.suspicion import costs_at_site
     from pitools.site.connect import client
     from pitools.site.load import load_site
     from pitools.slurm.states import UNKNOWN
@@ -85,6 +86,7 @@ def run(
         objective=objective,
         segment=segment,
         on_failure=on_failure,
+        avoid=costs_at_site(site),
     )
     text = script.read(_MAX_SCRIPT_BYTES + 1)
     if len(text) > _MAX_SCRIPT_BYTES:

@@ -7,6 +7,7 @@ node than its name says.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -20,6 +21,9 @@ from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node.types import NodeReport
 
+SUSPICIONS = "suspicions"
+"""The folder of the spool into which the runs of all users write: see suspicion.py."""
+
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
 
@@ -30,6 +34,19 @@ def write_report(spool: Path, report: NodeReport) -> None:
         write_atomic(spool / f"{report.node}{_SUFFIX}", msgspec.json.encode(report) + b"\n", durable=False)
     except OSError as error:
         raise from_os_error(error, spool) from error
+
+
+def make_suspicions(spool: Path) -> None:
+    """Make the folder of suspicions, if it is missing; every user may add files. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        (spool / SUSPICIONS).mkdir()
+        (spool / SUSPICIONS).chmod(0o1777)
+
+
+def reported_nodes(spool: Path) -> set[str]:
+    """Return the names of the nodes with a report, of any age. Raises ConfigError as `read_reports` does."""
+    trust.require_trusted(spool, "spool of reports")
+    return {name.removesuffix(_SUFFIX) for name in os.listdir(spool) if name.endswith(_SUFFIX) and name[0] != "."}
 
 
 def read_reports(spool: Path, nodes: Iterable[str]) -> tuple[dict[str, NodeReport], list[str]]:

@@ -25,6 +25,7 @@ from pitools.launch.diagnosis import diagnose, unstarted_jobs
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy, slurm_query
 from pitools.launch.submission import exclusions, grant, local_process, next_job, submissions
+from pitools.node.suspicion import report_cause
 from pitools.run import cancel_request, run_folder
 from pitools.run.attempt_records import AttemptStart, Cause, Decision, Verdict, VerdictCode, VerdictKind
 from pitools.site.connect import client
@@ -114,6 +115,8 @@ def apply_decision(
 def _record_decision(run_dir: Path, site: Site, cause: Cause, decision: Decision) -> None:
     if cause.attempt:
         run_folder.write_record(run_dir / "attempts" / cause.attempt / "decision.json", decision)
+    blamed = cause.nodes if cause.kind in policy.RULES else ()
+    report_cause(site, {*blamed, *decision.exclude}, cause, run_dir.name)
     try:
         exclusions.exclude_nodes(run_dir.parent, site, decision.exclude, cause, run_dir.name)
     except PitError as error:  # the run continues all the same

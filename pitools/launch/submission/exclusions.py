@@ -25,6 +25,7 @@ from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.locks import lock, not_owner_error
 from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan
+from pitools.node.suspicion import suspicions_of_site
 from pitools.run.attempt_records import DOUBT, Cause, CauseKind, Confidence
 from pitools.site.schema import Site
 
@@ -152,11 +153,15 @@ def exclusions_for_next_job(
 ) -> tuple[str, ...]:
     """Return the nodes to exclude from the plan's next job: at most the site's share, leaving enough nodes for the job.
 
+    First those that this user excludes, then those that are strongly suspected at the site: see node/suspicion.py.
+
     existing_nodes: the cluster's nodes if known; no other node is returned then, since sbatch rejects unknown names.
     """
     plan_excludes = _expand_nodes(plan.job.exclude)
     handled = plan_excludes | _expand_nodes(plan.job.nodelist)
-    nodes = [entry.node for entry in active_exclusions(runs, site) if entry.node not in handled]
+    suspected = sorted(suspicions_of_site(site, existing_nodes).values(), key=lambda one: -one.score)
+    nodes = [entry.node for entry in active_exclusions(runs, site)] + [one.node for one in suspected if one.is_strong]
+    nodes = [node for node in dict.fromkeys(nodes) if node not in handled]
     nodes = [node for node in nodes if existing_nodes is None or node in existing_nodes]
     partition = site.partitions.get(plan.job.partition)
     size = partition.nodes if partition else 0

@@ -2,7 +2,7 @@
 
 fabric = node_choice.load_fabric(plan, site, slurm)   before the submission
 job = ... sbatch with DELAYED_START_ARGS, if there is a fabric ...
-acquired = node_choice.acquire_nodes(plan, fabric, slurm, job_id)
+acquired = node_choice.acquire_nodes(plan, site, fabric, slurm, job_id)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pitools.launch.plan import Plan
+from pitools.node.suspicion import costs_at_site
 from pitools.run import run_folder
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
@@ -41,13 +42,15 @@ def load_fabric(plan: Plan, site: Site, slurm: Client) -> Fabric | None:
 
 
 def acquire_nodes(
-    plan: Plan, fabric: Fabric, slurm: Client, job_id: str, *, follow_s: float = FOLLOW_TIMEOUT_S
+    plan: Plan, site: Site, fabric: Fabric, slurm: Client, job_id: str, *, follow_s: float = FOLLOW_TIMEOUT_S
 ) -> Acquired:
     """Choose nodes for a job queued with DELAYED_START_ARGS; follow it until it starts, for at most `follow_s` seconds.
 
-    Raises the errors of `run_acquire_loop`; the job is cancelled then.
+    Nodes that are suspected at the site are avoided: see node/suspicion.py. Raises the errors of `run_acquire_loop`;
+    the job is cancelled then.
     """
-    return loop.run_acquire_loop(slurm, job_id, fabric, _acquire_options(plan, follow_s))
+    options = _acquire_options(plan, follow_s)._replace(avoid=costs_at_site(site))
+    return loop.run_acquire_loop(slurm, job_id, fabric, options)
 
 
 def record_choice(run_dir: Path, acquired: Acquired) -> None:

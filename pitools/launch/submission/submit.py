@@ -104,7 +104,7 @@ def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[
 def place_on_nodes(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -> None:
     """Choose the nodes of a delayed job and record the choice. On PitError, roll back the run and raise."""
     try:
-        node_choice.record_choice(run_dir, node_choice.acquire_nodes(plan, fabric, client(site), job_id))
+        node_choice.record_choice(run_dir, node_choice.acquire_nodes(plan, site, fabric, client(site), job_id))
     except PitError:
         rollback(run_dir, site)  # the job has been cancelled before its start
         raise

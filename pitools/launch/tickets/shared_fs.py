@@ -79,7 +79,8 @@ def _submit_with_node_choice(run_dir: Path, plan: Plan, site: Site) -> run_folde
     )
     if fabric:
         node_choice.record_choice(
-            run_dir, node_choice.acquire_nodes(plan, fabric, slurm, job.job_id, follow_s=node_choice.TICKET_FOLLOW_S)
+            run_dir,
+            node_choice.acquire_nodes(plan, site, fabric, slurm, job.job_id, follow_s=node_choice.TICKET_FOLLOW_S),
         )
     return job
 

@@ -57,7 +57,8 @@ class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
     """A line of `pit node list`. state: Slurm's, with flags, as `idle+drain`. incident, phase, check: of the open one.
 
     report_age_s, failed, unknown: of the last report and its findings; None without one. The age is None, too, where
-    the clock of the node is wrong. finding: its first failure.
+    the clock of the node is wrong. finding: its first failure. suspicion: how many users suspect it, and the
+    newest reason.
     """
 
     node: str
@@ -70,6 +71,7 @@ class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
     unknown: int | None = None
     finding: str = ""
     reason: str = ""
+    suspicion: str = ""
 
 
 class TickResult(NamedTuple):
@@ -89,7 +91,7 @@ class Controller:
         if not config.spool:
             raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
         self._client = client
-        self._config = config
+        self.config = config
         self._spool = Path(config.spool)
         self._folder = self._spool / "control"
 
@@ -97,6 +99,7 @@ class Controller:
         """Tick once; without `act` nothing is changed. Raises TryLater while another tick runs, PitError."""
         if act:
             self._folder.mkdir(mode=0o755, exist_ok=True)
+            spool.make_suspicions(self._spool)
             with lock(self._folder / "lock", "the journal of incidents"):
                 return self._tick(act=True)
         return self._tick(act=False)
@@ -118,7 +121,7 @@ class Controller:
             rows = []
             for name in names:
                 one, report = open_by_node.get(name), reports.get(name)
-                why_not = why_not_returned(now, nodes[name], report, one, self._config.control)
+                why_not = why_not_returned(now, nodes[name], report, one, self.config.control)
                 decision = Decision(
                     act="return",
                     node=name,
@@ -149,7 +152,7 @@ class Controller:
         incidents = self.incidents()
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
-        decisions = decide(timestamps.now_rfc3339(), nodes, reports, list(incidents.values()), self._config.control)
+        decisions = decide(timestamps.now_rfc3339(), nodes, reports, list(incidents.values()), self.config.control)
         rows = [
             self._carry_out(one, reports, incidents) if act and one.act != "hold" else _row(one, done=False)
             for one in decisions

@@ -178,23 +178,27 @@ class _AcquireLoop:
                 self.release_constraint(self.reason)
             return
         _, partition, choice = min(choices, key=lambda each: each[0])
+        avoided = {node.node for node in nodes}.intersection(self.options.avoid) - {*choice.nodes}
+        if avoided:  # Slurm may take any other node of a chosen leaf
+            excluded = ",".join(filter(None, (own_job.excluded_nodes, hostlist.fold(avoided))))
+            own_job = msgspec.structs.replace(own_job, excluded_nodes=excluded)
         self.apply_choice(
             node_filter.constrain(choice, self.fabric, nodes, own_job, self.options.by, partition), choice
         )
 
     def best_choice(self, job: SlurmJob, free: Sequence[str]) -> NodeChoice:
         """Return the best choice of the free nodes. Raises ClusterError for too few."""
-        from pitools.topology.choose import select_nodes  # imports numpy
+        from pitools.topology.choose import avoid_nodes, select_nodes  # imports numpy
 
         if len(free) < job.nodes:
             raise ClusterError(f"{len(free)} of {job.nodes} nodes are free")
-        return select_nodes(
-            self.fabric,
+        segment, objective = self.options.segment or job.segment, self.options.objective
+        choice, _ = avoid_nodes(
             free,
-            job.nodes,
-            objective=self.options.objective,
-            segment=self.options.segment or job.segment,
+            self.options.avoid,
+            lambda costs: select_nodes(self.fabric, costs, job.nodes, objective=objective, segment=segment),
         )
+        return choice
 
     def apply_choice(self, constraint: node_filter.Constraint, choice: NodeChoice) -> None:
         """Set the constraint and the start time in one update."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pitools.core.errors import ClusterError
@@ -20,7 +22,7 @@ class AcquireOptions(NamedTuple):
 
     by: kind of constraint. tries: most choices. timeout_s: for all tries. unreachable_s: how long after that to retry
     removing the constraint while Slurm is unreachable. objective, segment: of `select_nodes`. on_failure: after the
-    last try, remove or keep the constraint, or cancel the job.
+    last try, remove or keep the constraint, or cancel the job. avoid: costs of nodes, as for `avoid_nodes`.
     """
 
     by: ConstraintKind = "exclude"
@@ -30,6 +32,7 @@ class AcquireOptions(NamedTuple):
     objective: Objective = "level"
     segment: int = 0
     on_failure: OnFailure = "release"
+    avoid: Mapping[str, float] = MappingProxyType({})
 
 
 class Acquired(Record, frozen=True, kw_only=True, tag="pit.acquired/1"):

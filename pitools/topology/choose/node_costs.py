@@ -1,12 +1,18 @@
-"""Read the costs of nodes from text."""
+"""Costs of nodes: read from text, and those of nodes to avoid."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from pitools.core import hostlist
-from pitools.core.errors import DataError, PitError
+from pitools.core.errors import ClusterError, DataError, PitError
 from pitools.core.record import decode_json
+from pitools.topology.choose.problem import FreeInput
+from pitools.topology.choose.types import NodeChoice
+
+_LAST_CHOICE = 1000.0
 
 
 class _Line(msgspec.Struct):
@@ -50,3 +56,22 @@ def _parse_columns(line: str) -> tuple[list[str], float]:
             return hostlist.expand(",".join(columns)), 0.0
         columns.pop()
     return hostlist.expand(",".join(columns)), cost
+
+
+def avoid_nodes(
+    free: FreeInput, avoid: Mapping[str, float], select: Callable[[FreeInput], NodeChoice]
+) -> tuple[NodeChoice, FreeInput]:
+    """Return the choice that `select` makes, and the costs of free nodes that it was made with.
+
+    avoid: added costs. Nodes for which that is infinite are chosen only if the others do not suffice. Raises
+    ClusterError for too few nodes.
+    """
+    if avoid.keys().isdisjoint(free):
+        return select(free), free
+    before = free if isinstance(free, Mapping) else dict.fromkeys(free, 0.0)
+    costs = {node: cost + avoid.get(node, 0.0) for node, cost in before.items()}
+    try:
+        return select(costs), costs
+    except ClusterError:
+        costs = {node: cost + min(_LAST_CHOICE, avoid.get(node, 0.0)) for node, cost in before.items()}
+        return select(costs), costs

@@ -81,7 +81,7 @@ def submit_ticket(
     )
     if fabric and is_new:  # a job of an earlier call may have run since
         try:
-            node_choice.acquire_nodes(plan, fabric, slurm, job.job_id, follow_s=node_choice.TICKET_FOLLOW_S)
+            node_choice.acquire_nodes(plan, site, fabric, slurm, job.job_id, follow_s=node_choice.TICKET_FOLLOW_S)
         except PitError:
             with contextlib.suppress(PitError):  # its job was cancelled, and cannot run without its folder
                 remote_files.remove_paths(site, paths.ticket_dir(site, name))

@@ -1,0 +1,324 @@
+"""Suspicion: what speaks against a node that is not drained. It moves the choice of nodes, and never drains one.
+
+SPOOL/suspicions/UID.jsonl    pit.node-run-record/1: what runs of a user found, written by the user's own processes
+
+The controller makes the folder, with mode 1777: `chmod 0755` on it ends what users report. A file is used only if the
+user of its name owns it; a user's records suspect at most _MAX_NODES_OF_USER nodes, and alone never strongly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from pitools.core import timestamps, trust, units
+from pitools.core.fs import open_regular
+from pitools.core.record import Record, decode_json
+from pitools.node import spool as reports_spool
+from pitools.node.bench.compare import BenchResult
+from pitools.node.bench.history import read_past
+from pitools.node.check.config import CONFIG_PATH, NodeConfig, load_config
+from pitools.node.control.incidents import EntryKind, Incident, fold, read_entries
+from pitools.node.control.policy import age_s
+from pitools.node.types import ACTIONS, NodeReport
+from pitools.run.attempt_records import Cause, CauseKind, Confidence
+from pitools.site.schema import Site
+
+STRONG = 0.75
+COST_OF_SCORE = 10.0
+"""Added node cost of a weak suspicion, for each point of its score; a strong one leaves the node out if it can."""
+
+_DAY_S = 86400.0  # a run's record fades to nothing in this time; older results of benches are none
+_WEIGHTS: dict[Confidence, float] = {"certain": 0.5, "likely": 0.3, "guess": 0.1}
+_MAX_OF_SOURCE = 0.5  # what one user, or one report without a finding that drains, adds to a score at most
+_DRAINS, _WATCHED, _WARNED, _SLOW = 1.0, 0.4, 0.2, 0.4
+_DRAINING, _WATCHING = ACTIONS.index("drain-after-job"), ACTIONS.index("watch")
+_MAX_NODES_OF_USER = 8
+_MAX_BYTES, _MAX_FILES = 1 << 16, 10_000
+_TIMEOUT_S = 5.0
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
+_FILE = re.compile(r"(0|[1-9]\d{0,9})\.jsonl", re.ASCII)
+
+Source = Literal["report", "incident", "bench", "run"]
+Value = TypeVar("Value")
+
+
+class RunRecord(Record, frozen=True, kw_only=True, tag="pit.node-run-record/1"):
+    """What the recovery of a run found: a cause that blames this node.
+
+    rule: the name of the pattern that matched, or Slurm's state; never a line of a log, as every user can read it.
+    user: by the file's owner, whatever the line says.
+    """
+
+    node: str
+    kind: CauseKind
+    confidence: Confidence
+    run: str
+    at: str
+    rule: str = ""
+    user: str = ""
+
+
+class SuspicionReason(Record, frozen=True, kw_only=True, tag="pit.node-suspicion/1"):
+    """One thing that speaks against a node. user: whose run found it, else "". weight: what it adds, at most."""
+
+    node: str
+    source: Source
+    weight: float
+    at: str
+    message: str
+    user: str = ""
+
+
+class Suspicion(Record, frozen=True, kw_only=True, tag="pit.suspected-node/1"):
+    """All that speaks against a node. score: 0 to about 4. users: how many suspect it. reasons: the newest first."""
+
+    node: str
+    score: float
+    users: int
+    reasons: tuple[SuspicionReason, ...]
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether a report or an incident drains it, or several sources suspect it."""
+        return self.score >= STRONG
+
+    @property
+    def other_reasons(self) -> list[SuspicionReason]:
+        """The reasons that are neither a finding of the node's report nor an incident."""
+        return [one for one in self.reasons if one.source in ("run", "bench")]
+
+    @property
+    def summary(self) -> str:
+        """How many users suspect it, and the newest of the other reasons; "" without one."""
+        return f"{self.users} users; {self.other_reasons[0].message}" if self.other_reasons else ""
+
+
+def suspicions(
+    now: str,
+    reports: Mapping[str, NodeReport],
+    incidents: Iterable[Incident],
+    bench: Iterable[BenchResult],
+    runs: Iterable[RunRecord],
+) -> dict[str, Suspicion]:
+    """Return the suspected nodes. Pure. reports: fresh ones. bench, runs: oldest first, of any age.
+
+    What was found before a node returned from its last incident, with its checks passed, counts no more.
+    """
+    incidents = list(incidents)
+    returned = {one.node: one.over_at for one in incidents if one.outcome == EntryKind.RETURNED}
+    reasons = [*_of_reports(reports), *_of_incidents(incidents), *_of_bench(now, bench), *_of_runs(now, runs)]
+    by_node: dict[str, list[SuspicionReason]] = {}
+    for one in sorted(reasons, key=lambda one: one.at, reverse=True):
+        if one.weight and one.at > returned.get(one.node, ""):
+            by_node.setdefault(one.node, []).append(one)
+    return {node: _suspicion(node, found) for node, found in by_node.items()}
+
+
+def _suspicion(node: str, reasons: Sequence[SuspicionReason]) -> Suspicion:
+    by_source: dict[tuple[str, str], list[float]] = {}
+    for one in reasons:
+        by_source.setdefault((one.source, one.user), []).append(one.weight)
+    score = sum(max(*weights, min(_MAX_OF_SOURCE, sum(weights))) for weights in by_source.values())
+    users = len({one.user for one in reasons if one.source == "run"})
+    return Suspicion(node=node, score=round(score, 3), users=users, reasons=tuple(reasons))
+
+
+def _of_reports(reports: Mapping[str, NodeReport]) -> Iterable[SuspicionReason]:
+    for node, report in reports.items():
+        for one in report.findings:
+            action = ACTIONS.index(one.action)
+            if one.state == "failed" and not one.is_shadow and action >= _WATCHING:
+                watched = _WATCHED if one.level == "critical" else _WARNED
+                weight = _DRAINS if action >= _DRAINING else watched
+                message = _printable(f"{one.check}: {one.message}")
+                yield SuspicionReason(node=node, source="report", weight=weight, at=one.evidence_at, message=message)
+
+
+def _of_incidents(incidents: Iterable[Incident]) -> Iterable[SuspicionReason]:
+    for one in incidents:
+        if one.phase != "over":
+            message = _printable(f"{one.incident}: {one.check}: {one.message}")
+            yield SuspicionReason(node=one.node, source="incident", weight=_DRAINS, at=one.opened_at, message=message)
+
+
+def _of_bench(now: str, results: Iterable[BenchResult]) -> Iterable[SuspicionReason]:
+    """Yield the nodes whose newest result of a measure is slow or wrong."""
+    newest = {(one.node, one.measure): one for one in results if age_s(one.measured_at, now) < _DAY_S}
+    for one in newest.values():
+        if one.verdict in ("slow", "wrong"):
+            weight, message = _DRAINS if one.verdict == "wrong" else _SLOW, f"{one.measure} is {one.verdict}"
+            yield SuspicionReason(node=one.node, source="bench", weight=weight, at=one.measured_at, message=message)
+
+
+def _of_runs(now: str, records: Iterable[RunRecord]) -> Iterable[SuspicionReason]:
+    """Yield the newest record of each run and node, of at most _MAX_NODES_OF_USER nodes of a user, the newest first."""
+    recent = sorted((one for one in records if age_s(one.at, now) < _DAY_S), key=lambda one: one.at)
+    newest = {(one.user, one.run, one.node): one for one in recent}
+    nodes_of: dict[str, set[str]] = {}
+    for one in sorted(newest.values(), key=lambda one: one.at, reverse=True):
+        nodes = nodes_of.setdefault(one.user, set())
+        if one.node in nodes or len(nodes) < _MAX_NODES_OF_USER:
+            nodes.add(one.node)
+            weight = round(_WEIGHTS[one.confidence] * min(1.0, 1.0 - age_s(one.at, now) / _DAY_S), 3)
+            message = f"{one.kind}, {one.confidence}{f': {one.rule}' if one.rule else ''}, run {one.run}"
+            yield SuspicionReason(node=one.node, source="run", weight=weight, at=one.at, message=message, user=one.user)
+
+
+def read_suspicions(config: NodeConfig, nodes: Collection[str] | None = None) -> dict[str, Suspicion]:
+    """Return the suspected nodes of a cluster. nodes: those that exist; None for those that ever reported.
+
+    Raises PitError, also for a spool that others than this user and root could have written.
+    """
+    folder, now = Path(config.spool), timestamps.now_rfc3339()
+    known = reports_spool.reported_nodes(folder) if nodes is None else set(nodes)
+    reports, _ = reports_spool.read_reports(folder, known)
+    max_age_s = units.parse_duration(config.control.max_report_age)
+    fresh = {node: one for node, one in reports.items() if age_s(one.checked_at, now) <= max_age_s}
+    incidents = [one for one in fold(read_entries(folder / "control" / "journal.jsonl")).values() if one.node in known]
+    bench = read_past(folder, known.intersection(_benched_nodes(folder)))
+    return suspicions(now, fresh, incidents, bench, read_run_records(folder, known))
+
+
+def _benched_nodes(spool: Path) -> list[str]:
+    """Return the nodes with results of the last day."""
+    with contextlib.suppress(OSError), os.scandir(spool / "bench") as entries:
+        return [Path(one.name).stem for one in entries if one.stat().st_mtime > time.time() - _DAY_S]
+    return []
+
+
+def read_run_records(spool: Path, nodes: Collection[str]) -> list[RunRecord]:
+    """Return what users' runs found of these nodes; what is foreign, damaged or hostile is left out."""
+    records: list[RunRecord] = []
+    with contextlib.suppress(OSError), os.scandir(spool / reports_spool.SUSPICIONS) as entries:
+        for entry in islice(entries, _MAX_FILES):
+            if match := _FILE.fullmatch(entry.name):
+                records += _read_file(Path(entry.path), int(match[1]), nodes)
+    return records
+
+
+def _read_file(path: Path, uid: int, nodes: Collection[str]) -> list[RunRecord]:
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != uid or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_size > _MAX_BYTES:
+                return []
+            lines = file.read(_MAX_BYTES).splitlines()
+    except OSError:
+        return []
+    records: list[RunRecord] = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            one = decode_json(line, RunRecord)
+            if one.node in nodes and _NAME.fullmatch(one.run) and _TIME.fullmatch(one.at):
+                records.append(one)
+    user = trust.user_name(uid) if records else ""
+    return [msgspec.structs.replace(one, rule=_printable(one.rule)[:80], user=user) for one in records]
+
+
+def suspicions_of_site(site: Site, nodes: Collection[str] | None = None) -> dict[str, Suspicion]:
+    """Return the suspected nodes of a site; {} without a spool, or with one that cannot be read, which is printed.
+
+    nodes: as in `read_suspicions`.
+    """
+
+    def read() -> dict[str, Suspicion]:
+        config = _config_of_site(site)
+        return read_suspicions(config, nodes) if config else {}
+
+    return _in_time(read, {}, "no suspicion of nodes is known")
+
+
+def costs_at_site(site: Site, nodes: Collection[str] | None = None) -> dict[str, float]:
+    """Return the cost to add to each suspected node in a choice of nodes; infinity for a strong suspicion.
+
+    site, nodes: as for `suspicions_of_site`.
+    """
+    suspected = suspicions_of_site(site, nodes)
+    return {node: math.inf if one.is_strong else COST_OF_SCORE * one.score for node, one in suspected.items()}
+
+
+def report_cause(site: Site, nodes: Iterable[str], cause: Cause, run: str) -> None:
+    """Record in the site's spool, if it has one, that a run blames these nodes. Never raises, never takes long."""
+    rule = (cause.evidence[0].rule if cause.evidence else "") or cause.state
+    now = timestamps.now_rfc3339()
+    records = [
+        RunRecord(node=node, kind=cause.kind, confidence=cause.confidence, run=run, at=now, rule=rule)
+        for node in nodes
+        if _NAME.fullmatch(node)
+    ]
+
+    def write() -> None:
+        if records and (config := _config_of_site(site)):
+            write_run_records(Path(config.spool), records)
+
+    _in_time(write, None, "other users' runs are not warned")
+
+
+def write_run_records(spool: Path, records: Sequence[RunRecord]) -> None:
+    """Append to this user's file of the spool, which begins anew when it is full. Raises OSError."""
+    path = spool / reports_spool.SUSPICIONS / f"{os.geteuid()}.jsonl"
+    # The first newline ends a line that a full disk cut.
+    lines = b"\n".join((b"", *map(msgspec.json.encode, records), b""))
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except FileNotFoundError:  # this controller does not collect suspicions
+        return
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
+            raise OSError(errno.EPERM, "not a file of this user", str(path))
+        os.fchmod(descriptor, 0o644)  # under any umask
+        if status.st_size + len(lines) > _MAX_BYTES:
+            os.ftruncate(descriptor, 0)
+        os.write(descriptor, lines)
+    finally:
+        os.close(descriptor)
+
+
+def _config_of_site(site: Site) -> NodeConfig | None:
+    """Return the site's file of checks; None if it has none with a spool here."""
+    if site.scheduler != "slurm" or not (
+        site.node.config or (site.connection.kind == "local" and CONFIG_PATH.exists())
+    ):
+        return None
+    config = load_config(Path(site.node.config) if site.node.config else None)
+    return config if config.spool else None
+
+
+def _in_time(function: Callable[[], Value], default: Value, problem: str) -> Value:
+    """Return the function's value; the default after an error or _TIMEOUT_S, as of a file system that hangs."""
+    result: Future[Value] = Future()
+
+    def call() -> None:
+        try:
+            result.set_result(function())
+        except Exception as error:  # noqa: BLE001  # raised by Future.result
+            result.set_exception(error)
+
+    threading.Thread(target=call, name="suspicion", daemon=True).start()
+    try:
+        return result.result(timeout=_TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001  # a run does without
+        print(f"pit: {problem}: {error or f'no answer within {_TIMEOUT_S:g} s'}", file=sys.stderr)
+        return default
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else " " for sign in text)[:200]

@@ -1,0 +1,260 @@
+"""Suspicion: what users' runs, reports, incidents and benches say of nodes, and what nobody can make it say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core import trust
+from pitools.core.timestamps import to_rfc3339
+from pitools.node import spool, suspicion
+from pitools.node.bench.compare import BenchResult
+from pitools.node.check.config import NodeConfig
+from pitools.node.control.incidents import Incident
+from pitools.node.suspicion import RunRecord, report_cause, suspicions
+from pitools.node.types import Finding, NodeReport
+from pitools.run.attempt_records import Cause, Evidence
+from pitools.site.schema import NodeHealth, Site
+
+NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+UID = os.geteuid()
+NODES = ("n1", "n2", "n3")
+
+
+def at(hours: float) -> str:
+    return to_rfc3339(NOW + timedelta(hours=hours))
+
+
+def record(node: str = "n1", user: str = "ada", run: str = "r1", hours: float = 0.0, **more: Any) -> RunRecord:
+    plain = {"kind": "gpu", "confidence": "certain", "rule": "xid-79"}
+    return RunRecord(node=node, user=user, run=run, at=at(hours), **{**plain, **more})
+
+
+def finding(action: Any = "watch", **more: Any) -> dict[str, NodeReport]:
+    one = {"node": "n1", "check": "c", "state": "failed", "level": "critical", "message": "m", "evidence_at": at(-1)}
+    found = Finding(**{**one, "action": action, **more})
+    return {"n1": NodeReport(node="n1", boot_id="b", checked_at=at(0), findings=(found,))}
+
+
+def incident(**more: Any) -> Incident:
+    plain: dict[str, Any] = {
+        "incident": "n1-1",
+        "node": "n1",
+        "check": "c",
+        "action": "drain",
+        "evidence_at": at(-2),
+        "message": "m",
+    }
+    return Incident(**{**plain, "opened_at": at(-2), "phase": "drained", **more})
+
+
+def bench(verdict: Any, hours: float) -> BenchResult:
+    return BenchResult(node="n1", measure="memory", value=1.0, verdict=verdict, measured_at=at(hours))
+
+
+@pytest.mark.parametrize(
+    ("given_", "is_strong"),
+    [
+        ({"runs": [record(), record(run="r2"), record(run="r3")]}, False),
+        ({"runs": [record(), record(user="bob")]}, True),
+        ({"runs": [record(confidence="guess"), record(user="bob", confidence="guess")]}, False),
+        ({"runs": [record(hours=-23), record(user="bob", hours=-23)]}, False),
+        ({"runs": [record(hours=-24)]}, None),
+        ({"runs": [record(hours=2)]}, None),
+        ({"reports": finding("drain")}, True),
+        ({"reports": finding("watch")}, False),
+        ({"reports": finding("watch"), "runs": [record()]}, True),
+        ({"reports": finding("watch", level="warning"), "runs": [record()]}, False),
+        ({"reports": finding("none")}, None),
+        ({"reports": finding("drain", is_shadow=True)}, None),
+        ({"reports": finding("drain", state="unknown")}, None),
+        ({"incidents": [incident()]}, True),
+        ({"incidents": [incident(phase="over", outcome="taken-over", over_at=at(-1))]}, None),
+        ({"bench": [bench("slow", -2)]}, False),
+        ({"bench": [bench("wrong", -2)]}, True),
+        ({"bench": [bench("wrong", -2), bench("ok", -1)]}, None),
+        ({"bench": [bench("wrong", -25)]}, None),
+        (
+            {
+                "incidents": [incident(phase="over", outcome="returned", over_at=at(-1))],
+                "runs": [record(hours=-1.5), record(user="bob", hours=-2)],
+                "bench": [bench("wrong", -2)],
+            },
+            None,
+        ),
+    ],
+)
+def test_what_makes_a_node_suspected(given_: dict[str, Any], is_strong: bool | None) -> None:
+    """A finding that drains, or two sources, suspect it strongly; one user never; None: what is old or re-tested."""
+    plain: dict[str, Any] = {"reports": {}, "incidents": [], "bench": [], "runs": []}
+    found = suspicions(at(0), **{**plain, **given_}).get("n1")
+    assert (found and found.is_strong) is is_strong
+    assert found is None or (found.score > 0 and found.reasons)
+
+
+RECORDS = st.builds(
+    record,
+    node=st.sampled_from([f"n{i}" for i in range(30)]),
+    user=st.just("eve"),
+    run=st.sampled_from(["a", "b", "c"]),
+    hours=st.floats(-30, 30),
+    confidence=st.sampled_from(["certain", "likely", "guess"]),
+)
+
+
+@given(st.lists(RECORDS, max_size=60), st.lists(RECORDS, max_size=5))
+def test_one_user_poisons_few_nodes(of_eve: list[RunRecord], others: list[RunRecord]) -> None:
+    """Whatever a user writes: few nodes, the newest, and none strongly; and others' records count as without."""
+    alone = suspicions(at(0), {}, [], [], of_eve)
+    assert len(alone) <= 8
+    assert not any(one.is_strong for one in alone.values())
+    recent = sorted((one.at, one.node) for one in of_eve if at(-23.9) < one.at <= at(0))
+    assert {node for _, node in recent[-1:]} <= alone.keys() or not recent
+    of_ada = [record(one.node, "ada", one.run, confidence=one.confidence) for one in others]
+    ours, both = (suspicions(at(0), {}, [], [], runs) for runs in (of_ada, of_eve + of_ada))
+    assert all(both[node].score >= one.score for node, one in ours.items())
+    assert len(both) <= len(ours) + 8
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    spool.make_suspicions(tmp_path)
+    return tmp_path
+
+
+def hostile_lines() -> st.SearchStrategy[bytes]:
+    good = json.loads(msgspec.json.encode(record(user="root")))
+    values = st.none() | st.text() | st.integers() | st.sampled_from(["n1", "n2", "../n1", "n1\x1b[31m", at(0)])
+    changed = st.dictionaries(st.sampled_from(sorted(good)), values, max_size=3)
+    return st.binary(max_size=80) | changed.map(lambda each: json.dumps({**good, **each}).encode())
+
+
+@given(st.lists(hostile_lines(), max_size=12))
+def test_hostile_files_are_read_without_harm(lines: list[bytes]) -> None:
+    """Only records of known nodes remain, of the file's owner, with printable text; whatever the lines are."""
+    with tempfile.TemporaryDirectory() as name:
+        spool.make_suspicions(Path(name))
+        path = Path(name, "suspicions", f"{UID}.jsonl")
+        path.write_bytes(b"\n".join(lines))
+        for one in suspicion.read_run_records(Path(name), NODES):
+            assert one.node in NODES
+            assert one.user == trust.user_name(UID)
+            assert (one.rule + one.run + one.at).isprintable()
+        path.write_bytes(path.read_bytes() + b"\n" + msgspec.json.encode(record()))
+        assert record().run in {one.run for one in suspicion.read_run_records(Path(name), NODES)}
+
+
+@pytest.mark.parametrize("how", ["link", "fifo", "folder", "others may write", "large", "other uid", "no number"])
+def test_a_file_of_another_kind_is_not_believed(folder: Path, how: str) -> None:
+    """A link, a FIFO, a folder, one that others may write, one too large, one of another user: none suspects a node."""
+    suspicion.write_run_records(folder, [record()])
+    assert len(suspicion.read_run_records(folder, NODES)) == 1
+    path = folder / "suspicions" / f"{UID}.jsonl"
+    content = path.read_bytes()
+    path.unlink()
+    if how == "link":
+        (folder / "elsewhere").write_bytes(content)
+        path.symlink_to(folder / "elsewhere")
+    elif how == "fifo":
+        os.mkfifo(path)
+    elif how == "folder":
+        path.mkdir()
+    elif how == "large":
+        path.write_bytes(content + b"\n" * (1 << 16))
+    else:
+        path = path.with_name({"other uid": f"{UID + 1}.jsonl", "no number": f"0{UID}.jsonl"}.get(how, path.name))
+        path.write_bytes(content)
+        path.chmod(0o666 if how == "others may write" else 0o644)
+    assert suspicion.read_run_records(folder, NODES) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "fifo"])
+def test_nothing_is_written_through_a_trap(folder: Path, kind: str) -> None:
+    """A file that somebody else put where this user's should be is not written."""
+    path, victim = folder / "suspicions" / f"{UID}.jsonl", folder / "victim"
+    victim.write_text("own")
+    if kind == "link":
+        path.symlink_to(victim)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.hardlink_to(victim)
+    with pytest.raises(OSError, match=str(UID)):
+        suspicion.write_run_records(folder, [record()])
+    assert victim.read_text() == "own"
+
+
+def test_a_full_file_begins_anew(folder: Path) -> None:
+    """However many records a user writes, the file stays small, has the newest, and everybody can read it."""
+    before = os.umask(0o077)
+    try:
+        for number in range(60):
+            suspicion.write_run_records(folder, [record(run=f"r{number}-{each}") for each in range(10)])
+    finally:
+        os.umask(before)
+    (path,) = (folder / "suspicions").iterdir()
+    assert path.stat().st_size <= 1 << 16
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert "r59-9" in {one.run for one in suspicion.read_run_records(folder, NODES)}
+
+
+def site_with_spool(folder: Path) -> Site:
+    config = folder / "node.toml"
+    config.write_text(f'spool = "{folder}"\n')
+    return Site(name="s", scheduler="slurm", node=NodeHealth(config=str(config)))
+
+
+def test_a_cause_reaches_the_site(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rule is in it, and no line of a log; a node that never reported does not exist."""
+    line = Evidence(t="", source="log", text="password=1", kind="gpu", node="n1", rule="xid-79")
+    cause = Cause(attempt="1", kind="gpu", confidence="certain", reason="it said password=1", evidence=(line,))
+    site = site_with_spool(folder)
+    report_cause(site, ["n1", "n9", "-x"], cause, "run-1")
+    spool.write_report(folder, NodeReport(node="n1", boot_id="b", checked_at=at(0)))
+    (one,) = suspicion.suspicions_of_site(site).values()
+    assert (one.node, one.users, one.is_strong) == ("n1", 1, False)
+    assert "xid-79" in one.summary
+    assert "password" not in (folder / "suspicions" / f"{UID}.jsonl").read_text()
+    assert suspicion.costs_at_site(site, ["n1"]) == {"n1": pytest.approx(5.0, abs=0.01)}
+    assert suspicion.costs_at_site(site, ["n2"]) == {}
+    report_cause(Site(name="s", scheduler="slurm"), ["n1"], cause, "run-2")  # a site without a spool
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_strong_is_left_out(folder: Path) -> None:
+    """Its cost is infinite, as of a node whose drain a limit holds back."""
+    (report,) = finding("drain").values()
+    spool.write_report(folder, msgspec.structs.replace(report, checked_at=to_rfc3339(datetime.now(UTC))))
+    assert suspicion.costs_at_site(site_with_spool(folder)) == {"n1": math.inf}
+    spool.write_report(folder, report)  # which is old
+    assert suspicion.costs_at_site(site_with_spool(folder)) == {}
+
+
+@pytest.mark.parametrize("fault", ["no folder", "no spool", "hangs", "not ours", "no file"])
+def test_a_run_never_fails_by_it(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong with the spool: nothing is suspected, and nothing is raised, soon."""
+    site = site_with_spool(folder)
+    if fault == "no folder":
+        (folder / "suspicions").rmdir()
+    elif fault == "no spool":
+        (folder / "node.toml").write_text("")
+    elif fault == "not ours":
+        folder.chmod(0o777)
+    elif fault == "no file":
+        (folder / "node.toml").unlink()
+    else:
+        os.mkfifo(folder / "fifo")  # opening it for reading waits for a writer
+        monkeypatch.setattr(suspicion, "_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(suspicion, "_config_of_site", lambda _: NodeConfig(spool=(folder / "fifo").read_text()))
+    report_cause(site, ["n1"], Cause(attempt="1", kind="node", confidence="likely", reason=""), "run-1")
+    assert suspicion.suspicions_of_site(site) == {}
