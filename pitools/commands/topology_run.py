@@ -76,6 +76,7 @@ def run(
     from pitools.topology import discover
     from pitools.topology.acquire import loop, submission
     from pitools.topology.acquire.options import AcquireOptions, require_choosable
+    from pitools.topology.fabric_model import nodes_of
 
     site = load_site(site_name)
     slurm = client(site)
@@ -86,7 +87,6 @@ def run(
         objective=objective,
         segment=segment,
         on_failure=on_failure,
-        avoid=costs_at_site(site),
     )
     text = script.read(_MAX_SCRIPT_BYTES + 1)
     if len(text) > _MAX_SCRIPT_BYTES:
@@ -94,6 +94,7 @@ def run(
     args = submission.sbatch_arguments(site, text, name=script.name, nodes=nodes, segment=segment)
     fabric = discover.fabric_of_site(site, slurm)
     require_choosable(fabric, options)
+    options = options._replace(avoid=costs_at_site(site, nodes_of(fabric)))
     exactly_once.require_cluster(site, slurm)
     job_id = slurm.submit(text, args=[*args, *loop.DELAYED_START_ARGS]).job_id
     click.echo(f"pit: job {job_id}: queued", err=True)

@@ -244,11 +244,8 @@ def suspicions_of_site(site: Site, nodes: Collection[str] | None = None) -> dict
     return _in_time(read, {}, "no suspicion of nodes is known")
 
 
-def costs_at_site(site: Site, nodes: Collection[str] | None = None) -> dict[str, float]:
-    """Return the cost to add to each suspected node in a choice of nodes; infinity for a strong suspicion.
-
-    site, nodes: as for `suspicions_of_site`.
-    """
+def costs_at_site(site: Site, nodes: Collection[str]) -> dict[str, float]:
+    """Return the cost to add to each suspected node in a choice of these; infinity for a strong suspicion."""
     suspected = suspicions_of_site(site, nodes)
     return {node: math.inf if one.is_strong else COST_OF_SCORE * one.score for node, one in suspected.items()}
 

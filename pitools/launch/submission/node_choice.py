@@ -18,7 +18,7 @@ from pitools.topology import discover
 from pitools.topology.acquire import loop
 from pitools.topology.acquire.loop import DELAYED_START_ARGS
 from pitools.topology.acquire.options import Acquired, AcquireOptions, require_choosable
-from pitools.topology.fabric_model import Fabric
+from pitools.topology.fabric_model import Fabric, nodes_of
 
 __all__ = ["DELAYED_START_ARGS", "FOLLOW_TIMEOUT_S", "TICKET_FOLLOW_S", "acquire_nodes", "load_fabric", "record_choice"]
 
@@ -49,7 +49,7 @@ def acquire_nodes(
     Nodes that are suspected at the site are avoided: see node/suspicion.py. Raises the errors of `run_acquire_loop`;
     the job is cancelled then.
     """
-    options = _acquire_options(plan, follow_s)._replace(avoid=costs_at_site(site))
+    options = _acquire_options(plan, follow_s)._replace(avoid=costs_at_site(site, nodes_of(fabric)))
     return loop.run_acquire_loop(slurm, job_id, fabric, options)
 
 

@@ -17,6 +17,7 @@ from pitools.core.errors import ClusterError, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.request import Request
 from pitools.launch.submission import exclusions
+from pitools.node.suspicion import Suspicion
 from pitools.run.attempt_records import Cause, Evidence
 from pitools.site import dialect
 from pitools.site.schema import Recovery, Site, SitePartition
@@ -70,6 +71,17 @@ def test_the_least_certain_and_the_oldest_give_way(tmp_path: Path) -> None:
         exclusions.exclude_nodes(tmp_path, site(), [node], cause(confidence), "r")
     assert exclusions.exclusions_for_next_job(tmp_path, site(20), plan()) == ("n4", "n3")
     assert exclusions.exclusions_for_next_job(tmp_path, site(20, exclude_share=1.0), plan()) == ("n4", "n3", "n1", "n2")
+
+
+def test_what_the_site_suspects_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the user's own, the most suspected first, within the same share; a weak suspicion excludes nothing."""
+    scores = {"n2": 0.9, "n3": 1.5, "n4": 0.5, "n1": 1.0, "n9": 2.0}
+    found = {node: Suspicion(node=node, score=score, users=2, reasons=()) for node, score in scores.items()}
+    monkeypatch.setattr(exclusions, "suspicions_of_site", lambda *_: found)
+    exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "r")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(), plan(nodelist="n9")) == ("n1", "n3", "n2")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(20), plan()) == ("n1", "n9")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(exclude_share=0.0), plan()) == ()
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1), st.integers(0, 30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import time
 from collections.abc import Callable
@@ -53,6 +54,18 @@ def test_a_drained_node_without_one(bench: Bench) -> None:
     assert (actual.state, actual.is_within, actual.tries, actual.job_id) == ("RUNNING", True, 2, submitted.job_id)
     assert bench.drained[0] not in hostlist.expand(actual.node_list)
     assert f"{bench.drained[0]} lost" in actual.reason
+
+
+def test_nodes_to_avoid_are_left_out(bench: Bench) -> None:
+    """Neither chosen, nor left to Slurm in a chosen leaf; where the others do not suffice, they are taken."""
+    job = bench.submit("--hold")
+    actual = bench.get(job, bench.release, avoid={"alpha01": 5.0, "alpha02": math.inf, "nosuch": math.inf})
+    assert actual.state == "RUNNING"
+    assert {"alpha01", "alpha02"}.isdisjoint(hostlist.expand(actual.node_list))
+    assert {"alpha01", "alpha02"} <= set(hostlist.expand(bench.job().excluded_nodes))
+    bench.slurm.cancel([job])
+    every = {f"alpha{number:02}": math.inf for number in range(1, 9)}
+    assert bench.get(bench.submit(), avoid=every).state == "RUNNING"
 
 
 def test_a_lost_race(bench: Bench) -> None:
