@@ -106,7 +106,7 @@ class Suspicion(Record, frozen=True, kw_only=True, tag="pit.suspected-node/1"):
     @property
     def summary(self) -> str:
         """How many users suspect it, and the newest of the other reasons; "" without one."""
-        return f"{self.users} users; {self.other_reasons[0].message}" if self.other_reasons else ""
+        return f"users: {self.users}; {self.other_reasons[0].message}" if self.other_reasons else ""
 
 
 def suspicions(

@@ -103,7 +103,7 @@ def test_a_node_that_failed_a_run_is_avoided_by_others(site: Site) -> None:
     site.pit("launch", "cancel", str(run_dir))
     site.resume()
     (suspected,) = [row for row in map(json.loads, site.pit("node", "list").splitlines()) if row["suspicion"]]
-    assert (suspected["node"], suspected["suspicion"][:15]) == (failed, "1 users; node, ")
+    assert (suspected["node"], suspected["suspicion"][:15]) == (failed, "users: 1; node,")
     assert json.loads(site.pit("node", "show", failed).splitlines()[-1])["source"] == "run"
     assert failed not in site.chosen(2) | site.chosen(3)
     assert failed in site.chosen(8)
