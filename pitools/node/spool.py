@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -92,16 +92,22 @@ def read_report(spool: Path, node: str) -> NodeReport | None:
 
 def _read_report(path: Path, node: str) -> NodeReport:
     """Read a report. Raises OSError, or ValueError for what is no report of this node."""
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-        if status.st_uid not in (0, os.geteuid()):
-            raise ValueError(f"belongs to user {trust.user_name(status.st_uid)} (expected you or root)")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError("can be written by others (expected mode 0644)")
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"too large (expected at most {_MAX_BYTES >> 20} MiB)")
-    report = decode_json(data, NodeReport)
+    report = decode_json(read_owned(path, (0, os.geteuid()), _MAX_BYTES), NodeReport)
     if report.node != node:
         raise ValueError(f"is of node {report.node!r} (expected {node!r})")
     return report
+
+
+def read_owned(path: Path, uids: Collection[int], max_bytes: int) -> bytes:
+    """Read a file that only one of these users could have written. Raises OSError, or ValueError for another one."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid not in uids:
+            expected = " or ".join(map(trust.user_name, uids))
+            raise ValueError(f"belongs to user {trust.user_name(status.st_uid)} (expected {expected})")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError("can be written by others (expected mode 0644)")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"too large (expected at most {max_bytes >> 10} KiB)")
+    return data
