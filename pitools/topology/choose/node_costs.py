@@ -63,8 +63,8 @@ def avoid_nodes(
 ) -> tuple[NodeChoice, FreeInput]:
     """Return the choice that `select` makes, and the costs of free nodes that it was made with.
 
-    avoid: added costs. Nodes for which that is infinite are chosen only if the others do not suffice. Raises
-    ClusterError for too few nodes.
+    avoid: added costs. Nodes for which that is infinite are left out; where the others do not suffice, they cost
+    _LAST_CHOICE. Raises ClusterError for too few nodes.
     """
     if avoid.keys().isdisjoint(free):
         return select(free), free

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pitools.core.errors import UsageError
-from pitools.topology.choose import CostWeights, Objective, select_nodes
+from pitools.core.errors import ClusterError, UsageError
+from pitools.topology.choose import CostWeights, NodeChoice, Objective, avoid_nodes, select_nodes
+from pitools.topology.choose.problem import FreeInput
 from pitools.topology.fabric_model import Fabric, Leaf
 
 PAIR = Fabric(
@@ -51,3 +54,31 @@ def test_more_levels_than_a_number_has_digits_are_told() -> None:
     assert "levels" in select_nodes(deep, ["an", "bn"], 2).warning
     assert not select_nodes(deep, ["an", "bn"], 2, objective="ring").warning
     assert not select_nodes(PAIR, FREE, 5).warning
+
+
+@given(
+    st.sets(st.sampled_from(sorted(FREE))),
+    st.sets(st.sampled_from(sorted(FREE))),
+    st.sets(st.sampled_from(sorted(FREE))),
+    st.integers(1, 7),
+    st.sampled_from(["pair", "ring", "level", "leaf"]),
+)
+def test_nodes_to_avoid_are_the_last_choice(
+    strong: set[str], weak: set[str], never: set[str], k: int, objective: Objective
+) -> None:
+    """None is chosen where the others suffice, however far those are; what the user excluded stays out in any case."""
+    free = {node: math.inf if node in never else cost for node, cost in FREE.items()}
+    avoid = {**dict.fromkeys(weak, 5.0), **dict.fromkeys(strong, math.inf)}
+
+    def select(costs: FreeInput) -> NodeChoice:
+        return select_nodes(PAIR, costs, k, objective=objective)
+
+    if len(FREE.keys() - never) < k:
+        with pytest.raises(ClusterError):
+            avoid_nodes(free, avoid, select)
+        return
+    choice, costs = avoid_nodes(free, avoid, select)
+    others = FREE.keys() - never - strong
+    assert never.isdisjoint(choice.nodes)
+    assert len(others) < k or strong.isdisjoint(choice.nodes)
+    assert choice == select(costs)
