@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from pitools.core import hostlist
+from pitools.core import hostlist, timestamps
 from pitools.node import spool
+from pitools.node.types import Finding, NodeReport
 from pitools.place.clusters import pools, snapshot
 from pitools.site import connect, load
 from pitools.slurm.client import Client
@@ -124,3 +125,15 @@ def test_a_drained_node_is_no_capacity(site: Site) -> None:
     site.slurm.cancel(site.jobs)
     until(lambda: next(node for node in site.slurm.nodes(drained)).state == "idle")
     assert drained not in site.chosen(7)
+
+
+def test_a_drain_that_is_held_back_keeps_jobs_away(site: Site) -> None:
+    """A node whose report drains it, but that is not drained: a run's jobs exclude it from the first on."""
+    now = timestamps.now_rfc3339()
+    plain = {"node": "alpha01", "check": "c", "state": "failed", "level": "critical", "action": "drain"}
+    found = Finding(**plain, message="m", evidence_at=now)  # type: ignore[arg-type]
+    report = NodeReport(node="alpha01", boot_id="b", checked_at=now, findings=(found,))
+    spool.write_report(site.folder / "spool", report)
+    _, nodes = site.start("none")
+    assert "alpha01" not in nodes
+    assert site.slurm.job(site.jobs[0])[0].excluded_nodes == "alpha01"
