@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -121,7 +121,7 @@ def suspicions(
     """
     incidents = list(incidents)
     returned = {one.node: one.over_at for one in incidents if one.outcome == EntryKind.RETURNED}
-    reasons = [*_of_reports(reports), *_of_incidents(incidents), *_of_bench(now, bench), *_of_runs(now, runs)]
+    reasons = [*_of_site(now, reports, incidents, bench), *_of_runs(now, runs)]
     by_node: dict[str, list[SuspicionReason]] = {}
     for one in sorted(reasons, key=lambda one: one.at, reverse=True):
         if one.weight and one.at > returned.get(one.node, ""):
@@ -138,34 +138,32 @@ def _suspicion(node: str, reasons: Sequence[SuspicionReason]) -> Suspicion:
     return Suspicion(node=node, score=round(score, 3), users=users, reasons=tuple(reasons))
 
 
-def _of_reports(reports: Mapping[str, NodeReport]) -> Iterable[SuspicionReason]:
+def _of_site(
+    now: str, reports: Mapping[str, NodeReport], incidents: Iterable[Incident], bench: Iterable[BenchResult]
+) -> Iterator[SuspicionReason]:
+    """Yield failed findings, open incidents, and measures whose newest result is slow or wrong."""
+
+    def reason(node: str, source: Source, weight: float, at: str, message: str) -> SuspicionReason:
+        return SuspicionReason(node=node, source=source, weight=weight, at=at, message=_printable(message))
+
     for node, report in reports.items():
         for one in report.findings:
             action = ACTIONS.index(one.action)
             if one.state == "failed" and not one.is_shadow and action >= _WATCHING:
                 watched = _WATCHED if one.level == "critical" else _WARNED
                 weight = _DRAINS if action >= _DRAINING else watched
-                message = _printable(f"{one.check}: {one.message}")
-                yield SuspicionReason(node=node, source="report", weight=weight, at=one.evidence_at, message=message)
+                yield reason(node, "report", weight, one.evidence_at, f"{one.check}: {one.message}")
+    for case in incidents:
+        if case.phase != "over":
+            yield reason(case.node, "incident", _DRAINS, case.opened_at, f"{case.incident}: {case.message}")
+    newest = {(one.node, one.measure): one for one in bench if age_s(one.measured_at, now) < _DAY_S}
+    for result in newest.values():
+        if result.verdict in ("slow", "wrong"):
+            weight = _DRAINS if result.verdict == "wrong" else _SLOW
+            yield reason(result.node, "bench", weight, result.measured_at, f"{result.measure} is {result.verdict}")
 
 
-def _of_incidents(incidents: Iterable[Incident]) -> Iterable[SuspicionReason]:
-    for one in incidents:
-        if one.phase != "over":
-            message = _printable(f"{one.incident}: {one.check}: {one.message}")
-            yield SuspicionReason(node=one.node, source="incident", weight=_DRAINS, at=one.opened_at, message=message)
-
-
-def _of_bench(now: str, results: Iterable[BenchResult]) -> Iterable[SuspicionReason]:
-    """Yield the nodes whose newest result of a measure is slow or wrong."""
-    newest = {(one.node, one.measure): one for one in results if age_s(one.measured_at, now) < _DAY_S}
-    for one in newest.values():
-        if one.verdict in ("slow", "wrong"):
-            weight, message = _DRAINS if one.verdict == "wrong" else _SLOW, f"{one.measure} is {one.verdict}"
-            yield SuspicionReason(node=one.node, source="bench", weight=weight, at=one.measured_at, message=message)
-
-
-def _of_runs(now: str, records: Iterable[RunRecord]) -> Iterable[SuspicionReason]:
+def _of_runs(now: str, records: Iterable[RunRecord]) -> Iterator[SuspicionReason]:
     """Yield the newest record of each run and node, of at most _MAX_NODES_OF_USER nodes of a user, the newest first."""
     recent = sorted((one for one in records if age_s(one.at, now) < _DAY_S), key=lambda one: one.at)
     newest = {(one.user, one.run, one.node): one for one in recent}
@@ -232,12 +230,8 @@ def suspicions_of_site(site: Site, nodes: Collection[str] | None = None) -> dict
 
     nodes: as in `read_suspicions`.
     """
-
-    def read() -> dict[str, Suspicion]:
-        config = _config_of_site(site)
-        return read_suspicions(config, nodes) if config else {}
-
-    return _in_time(read, {}, "no suspicion of nodes is known")
+    problem = "no suspicion of nodes is known"
+    return _with_config(site, lambda config: read_suspicions(config, nodes), problem) or {}
 
 
 def costs_at_site(site: Site, nodes: Collection[str]) -> dict[str, float]:
@@ -255,12 +249,10 @@ def report_cause(site: Site, nodes: Iterable[str], cause: Cause, run: str) -> No
         for node in nodes
         if _NAME.fullmatch(node)
     ]
-
-    def write() -> None:
-        if records and (config := _config_of_site(site)):
-            write_run_records(Path(config.spool), records)
-
-    _in_time(write, None, "other users' runs are not warned")
+    if records:
+        _with_config(
+            site, lambda config: write_run_records(Path(config.spool), records), "other users' runs are not warned"
+        )
 
 
 def write_run_records(spool: Path, records: Sequence[RunRecord]) -> None:
@@ -287,21 +279,24 @@ def write_run_records(spool: Path, records: Sequence[RunRecord]) -> None:
 
 def _config_of_site(site: Site) -> NodeConfig | None:
     """Return the site's file of checks; None if it has none with a spool here."""
-    if site.scheduler != "slurm" or not (
-        site.node.config or (site.connection.kind == "local" and CONFIG_PATH.exists())
-    ):
+    path = Path(site.node.config) if site.node.config else CONFIG_PATH
+    if site.scheduler != "slurm" or not (site.node.config or (site.connection.kind == "local" and path.exists())):
         return None
-    config = load_config(Path(site.node.config) if site.node.config else None)
+    config = load_config(path)
     return config if config.spool else None
 
 
-def _in_time(function: Callable[[], Value], default: Value, problem: str) -> Value:
-    """Return the function's value; the default after an error or _TIMEOUT_S, as of a file system that hangs."""
-    result: Future[Value] = Future()
+def _with_config(site: Site, function: Callable[[NodeConfig], Value], problem: str) -> Value | None:
+    """Return the function's value for the site's file of checks; None without one, after an error, or after _TIMEOUT_S.
+
+    The file system may hang, and a run must not.
+    """
+    result: Future[Value | None] = Future()
 
     def call() -> None:
         try:
-            result.set_result(function())
+            config = _config_of_site(site)
+            result.set_result(function(config) if config else None)
         except Exception as error:  # noqa: BLE001  # raised by Future.result
             result.set_exception(error)
 
@@ -310,7 +305,7 @@ def _in_time(function: Callable[[], Value], default: Value, problem: str) -> Val
         return result.result(timeout=_TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # a run does without
         print(f"pit: {problem}: {error or f'no answer within {_TIMEOUT_S:g} s'}", file=sys.stderr)
-        return default
+        return None
 
 
 def _printable(text: str) -> str:
