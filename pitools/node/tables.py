@@ -5,7 +5,7 @@ Checks name tables and keys; a name that is not here is an error in their file. 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Table(NamedTuple):
@@ -374,3 +374,43 @@ TABLES: dict[str, Table] = {
         }
     ),
 }
+
+KeyType = Literal["text", "number", "boolean"]
+
+_KEYS_BY_TYPE: dict[KeyType, str] = {
+    "boolean": "responds exists smart_passed clock_is_synchronized slurmd_is_running sram_threshold_exceeded"
+    " retired_pages_pending remapped_rows_pending remap_failed mig_mode",
+    "text": "account action addresses at began board clocksource command device dimm dmi.value driver endpoint error"
+    " fabric_domain fabric_problems fabric_state firmware governor group guid home interface job_id kernel key kind"
+    " label level mode model module name node_flags node_reason node_state options os output package parent part path"
+    " pci physical_state port recovery_action sensor serial service slowdowns slurmd_version state substate target text"
+    " type user uuid vbios vendor version",
+}
+_TYPES = {key: name for name, keys in _KEYS_BY_TYPE.items() for key in keys.split()}
+_VALUES = {
+    "files.kind": "file folder socket pipe device",
+    "gpus.fabric_state": "completed failed in-progress not-started",
+    "gpus.recovery_action": "none gpu-reset node-reboot drain-p2p drain-and-reset recover-imex-domain bus-reset"
+    " system-reboot",
+    "gpus.vendor": "nvidia amd google",
+    "interfaces.kind": "ethernet infiniband loopback virtual",
+    "interfaces.state": "up down unknown dormant testing lowerlayerdown notpresent",
+    "kernel_log.kind": "xid sxid mce edac nvme disk filesystem nfs lustre oom link hang thermal gpu",
+    "processes.state": "R S D Z T t X I P",
+    "rdma_ports.kind": "infiniband roce iwarp efa",
+    "rdma_ports.state": "ACTIVE ACTIVE_DEFER ARMED INIT DOWN NOP",
+    "sensors.kind": "temperature voltage fan power",
+    "services.state": "active inactive failed activating deactivating reloading maintenance missing",
+}
+
+
+def key_type(table: str, key: str) -> KeyType:
+    """Return the type of a key's values."""
+    if key.startswith(("is_", "has_")):
+        return "boolean"
+    return _TYPES.get(key) or _TYPES.get(f"{table}.{key}", "number")
+
+
+def key_values(table: str, key: str) -> list[str]:
+    """Return all values that a key of text can have; none where they are not known."""
+    return _VALUES.get(f"{table}.{key}", "").split()

@@ -97,8 +97,9 @@ class FactRow(Record, frozen=True, kw_only=True, tag="pit.node-fact/1"):
 
 
 class KeyRow(Record, frozen=True, kw_only=True, tag="pit.node-key/1"):
-    """A line of `pit node show --tables`: a key of a table, as checks name it."""
+    """A line of `pit node show --tables`: a key of a table, as checks name it. type: text, number or boolean."""
 
     table: str
     key: str
     meaning: str
+    type: str = ""

@@ -6,6 +6,7 @@ come first; a check of the same name in the site's file replaces one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -162,7 +163,10 @@ def _load(path: Path, more: Sequence[dict[str, Any]] = ()) -> NodeConfig:
     tables = strict_toml.read_toml(path)
     if more:
         tables["check"] = [*tables.get("check", ()), *more]
-    config = strict_toml.convert_tables(tables, NodeConfig, str(path))
+    try:
+        config = strict_toml.convert_tables(tables, NodeConfig, str(path))
+    except ConfigError as error:
+        raise _with_name_of_check(error, tables) from error
     names: set[str] = set()
     for check in config.check:
         if problem := check_problem(check, config.types):
@@ -178,6 +182,15 @@ def _load(path: Path, more: Sequence[dict[str, Any]] = ()) -> NodeConfig:
         except PitError as error:
             raise ConfigError(error.message, where=str(path), hint=error.hint, key=f"types.{name}.nodes") from error
     return config
+
+
+def _with_name_of_check(error: ConfigError, tables: dict[str, Any]) -> ConfigError:
+    """Return the error with the name of the check that it is in."""
+    number = re.match(r"check\[(\d+)\]\.", error.key)
+    if not number:
+        return error
+    message = f'check "{tables["check"][int(number[1])].get("name", "")}": {error.message}'
+    return ConfigError(message, where=error.where, hint=error.hint, key=error.key)
 
 
 def checks_for(config: NodeConfig, node: str) -> list[Check]:

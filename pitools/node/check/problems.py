@@ -10,9 +10,9 @@ import msgspec
 
 from pitools.core import units
 from pitools.core.errors import PitError, suggest
-from pitools.node.check.values import RATE, REGEX, is_equal
-from pitools.node.tables import TABLES
-from pitools.node.types import Value
+from pitools.node.check.values import RATE, REGEX, fits, is_equal, is_plain
+from pitools.node.tables import TABLES, key_type, key_values
+from pitools.node.types import ACTIONS, Value
 
 if TYPE_CHECKING:
     from pitools.node.check.config import Check, Control
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "max_rate", "is_same")
 _COUNT_TESTS = ("count", "min_count", "max_count")
+_NUMBER_TESTS = ("min", "max", "max_increase", "max_rate")
+_A = {"text": "text", "number": "a number", "boolean": "true or false"}
+_LONG_TEXTS = ("text", "output")
+_SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")  # that make a text more than itself in a regular expression
 
 
 def control_problem(control: Control) -> str:
@@ -50,9 +54,12 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
         yield f'no table "{check.table}": {suggest(check.table, TABLES)}'
         return
     table = TABLES[check.table]
-    for key in (check.key, *check.where, *check.group_by, *check.cleared_by):
-        if key and key not in table.keys:
-            yield f'table {check.table} has no key "{key}": {suggest(key, table.keys)}'
+    keys = (check.key, *check.where, *check.group_by, *check.cleared_by)
+    if wrong := [key for key in keys if key and key not in table.keys]:
+        yield f'table {check.table} has no key "{wrong[0]}": {suggest(wrong[0], table.keys)}'
+        return
+    if check.level == "warning" and ACTIONS.index(check.action) > ACTIONS.index("watch"):
+        yield f'level "warning" contradicts action "{check.action}" (expected level "critical", or action "watch")'
     for name in check.types:
         if name not in types:
             yield f'no node type "{name}": {suggest(name, types)}'
@@ -67,8 +74,58 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
                     yield f"where.{key} is an expression (expected what is to be read)"
                 yield from _pattern_problem(key, one.removeprefix(REGEX))
     yield from _pattern_problem("pattern", check.pattern)
+    yield from _type_problems(check)
     yield from _test_problems(check)
     yield from _event_problems(check, "at" in table.keys)
+
+
+def _type_problems(check: Check) -> Iterator[str]:
+    """Yield values of other types than their keys', and texts that a key never has."""
+    for key, wanted in (*check.where.items(), *check.cleared_by.items()):
+        for value in wanted if isinstance(wanted, tuple) else (wanted,):
+            yield from _misfit(check.table, key, value, is_where=True)
+    if not check.key:
+        return
+    for value in (check.equals, *check.one_of):
+        if value is not None:
+            yield from _misfit(check.table, check.key, value)
+    kind = key_type(check.table, check.key)
+    for name in _NUMBER_TESTS:
+        value = getattr(check, name)
+        if value != value:
+            yield f"{name} nan (expected a number)"
+        if kind != "number" and _is_given(value):
+            yield f"{name}: {check.key} is {_A[kind]} (expected a key of numbers)"
+    if check.pattern and kind == "boolean":
+        yield f"pattern: {check.key} is true or false (expected equals)"
+    elif check.pattern:
+        yield from _misfit(check.table, check.key, f"{REGEX}{check.pattern}", is_where=True)
+
+
+def _misfit(table: str, key: str, value: Value, *, is_where: bool = False) -> Iterator[str]:
+    """Yield why no row's value is, or with `is_where` fits, this one."""
+    kind = key_type(table, key)
+    is_regex = is_where and isinstance(value, str) and value.startswith(REGEX)
+    is_of_type = {
+        "text": isinstance(value, str),
+        "number": is_regex or (isinstance(value, int | float) and not isinstance(value, bool)),
+        "boolean": isinstance(value, bool),
+    }
+    if not is_of_type[kind]:
+        shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        yield f"{key} {shown} (expected {_A[kind]})"
+    elif isinstance(value, str) and kind == "text":
+        known = key_values(table, key)
+        if known and value and not any(fits(one, value) if is_where else one == value for one in known):
+            nearest = suggest(value.upper() if known[0].isupper() else value.lower(), known)
+            yield f'{key} is never "{value.removeprefix(REGEX)}": {nearest}'
+        elif is_where and key in _LONG_TEXTS and _is_literal(value):
+            text = value.removeprefix(REGEX)
+            yield f'{key} is compared as a whole with "{text}" (expected {f".*{text}.*" if is_regex else f"*{text}*"})'
+
+
+def _is_literal(value: str) -> bool:
+    return not _SIGNS.search(value.removeprefix(REGEX)) if value.startswith(REGEX) else is_plain(value)
 
 
 def _test_problems(check: Check) -> Iterator[str]:
@@ -83,9 +140,6 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield f'key "{check.key}" has no test (expected one of {", ".join(_VALUE_TESTS)})'
     if check.is_same is False:
         yield "is_same = false tests nothing (expected true)"
-    for value in (check.equals, *check.one_of):
-        if value in ("true", "false"):
-            yield f'the text "{value}" (expected {value} without quotes)'
     if check.min is not None and check.max is not None and check.min > check.max:
         yield f"min {check.min:g} is above max {check.max:g}"
     allowed = check.one_of if check.equals is None else (check.equals,)
@@ -139,8 +193,6 @@ def _is_allowed(check: Check, value: Value) -> bool:
     if check.one_of and not any(is_equal(value, one) for one in check.one_of):
         return False
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number and (check.min is not None or check.max is not None):
-        return False
     if is_number and not (check.min is None or value >= check.min):  # type: ignore[operator]
         return False
     if is_number and not (check.max is None or value <= check.max):  # type: ignore[operator]

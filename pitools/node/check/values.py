@@ -34,12 +34,13 @@ def matches(row: Row, where: dict[str, Value | tuple[Value, ...]], table: str = 
         value = row.get(key)
         if value is None and table and "at" not in TABLES[table].keys:
             is_unknown = True
-        elif not any(_fits(value, one) for one in (wanted if isinstance(wanted, tuple) else (wanted,))):
+        elif not any(fits(value, one) for one in (wanted if isinstance(wanted, tuple) else (wanted,))):
             return False
     return None if is_unknown else True
 
 
-def _fits(value: Value, wanted: Value) -> bool:
+def fits(value: Value, wanted: Value) -> bool:
+    """Return whether a value is the one of `where`, or fits its pattern."""
     if isinstance(wanted, str) and wanted.startswith(REGEX):
         is_text = isinstance(value, str | int) and not isinstance(value, bool)
         return is_text and re.fullmatch(wanted.removeprefix(REGEX), str(value), re.DOTALL) is not None

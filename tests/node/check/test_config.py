@@ -36,6 +36,8 @@ def one_check(tests: str) -> str:
         (one_check('key = "used_share"\nmax = 1\ntypes = ["gpus"]') + '[types.gpu]\nnodes = "n[1-4]"', "gpu"),
         ('[[check]]\nname = "a"\ntable = "mount"\nmin_count = 1', "mounts"),
         ('disable = ["slurmd-run"]', "slurmd-runs"),
+        ('[[check]]\nname = "a"\ntable = "kernel_log"\nmax_count = 0\nwhere = {kind = "XIDs"}', "xid"),
+        ('[[check]]\nname = "a"\ntable = "rdma_ports"\nkey = "state"\nequals = "active"', "ACTIVE"),
     ],
 )
 def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> None:
@@ -76,6 +78,25 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         "max_count = 1\nburst = '1h'",
         'key = "type"\npattern = "x"\ngroup_by = ["device"]',
         "max_count = 1\nname = 'Bad Name'",
+        # A value of another type than the key's, or that no row has.
+        "max_count = 1\nwhere = {type = 4}",
+        "max_count = 1\nwhere = {inodes = '79'}",
+        "max_count = 1\nwhere = {inodes = '7*'}",
+        "max_count = 1\nwhere = {is_read_only = 'true'}",
+        'key = "options"\nequals = 644',
+        'key = "options"\nequals = true',
+        'key = "type"\nmax = 3',
+        'key = "inodes"\nmax = nan',
+        'key = "type"\nmax_rate = "3/h"',
+        'key = "is_read_only"\nmax = 3',
+        'key = "is_read_only"\npattern = "true"',
+        'key = "is_read_only"\none_of = [true, 1]',
+        'key = "text"\ntable = "files"\nwhere = {path = "/x"}\npattern = "ERROR"',
+        'key = "output"\ntable = "commands"\nwhere = {command = "x", output = "ERROR"}\nequals = "x"',
+        'key = "kind"\ntable = "sensors"\npattern = "temp.*c"',
+        # A mild level with an action that drains.
+        'key = "used_share"\nmax = 1\nlevel = "warning"',
+        'key = "used_share"\nmax = 1\nlevel = "warning"\naction = "drain-after-job"',
     ],
 )
 def test_rules_that_cannot_be_made_or_hold(tmp_path: Path, tests: str) -> None:
@@ -85,6 +106,15 @@ def test_rules_that_cannot_be_made_or_hold(tmp_path: Path, tests: str) -> None:
         text = text.replace(line, "") if f"{key} = " in tests else text
     with pytest.raises(ConfigError):
         load_config(write(tmp_path / "node.toml", text))
+
+
+@pytest.mark.parametrize(("line", "key"), [("max = '1'", "max"), ("where = {type = {}}", "where")])
+def test_wrong_types_of_toml_name_the_check(tmp_path: Path, line: str, key: str) -> None:
+    """A number in quotes, or a table for a value, is of that check: people do not count from 0."""
+    with pytest.raises(ConfigError) as raised:
+        load_config(write(tmp_path / "node.toml", one_check(f'key = "used_share"\n{line}')))
+    assert raised.value.key.startswith(f"check[0].{key}")
+    assert '"site-one"' in raised.value.message
 
 
 @pytest.mark.parametrize("tests", ["within = '0s'", "within = 'soon'", "burst = '5s'\nkey = 'kind'\npattern = 'x'"])

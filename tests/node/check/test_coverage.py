@@ -16,6 +16,8 @@ from pitools.node.check.evaluate import evaluate
 from pitools.node.check.nhc.lines import parse_nhc
 from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
+from pitools.node.gather.collectors import read_facts
+from pitools.node.tables import TABLES, KeyType, key_type, key_values
 from pitools.node.types import FactTable, NodeFacts, Row, Value
 
 FOLDER = Path(coverage_module.__file__).parent
@@ -335,6 +337,26 @@ def test_shipped_checks_are_mild() -> None:
         *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
     }
     assert contradiction(load_shipped().check) == ""
+
+
+def test_values_have_the_types_of_their_keys() -> None:
+    """What collectors read here, and the facts of this file's cases, are of the types that a check is held to."""
+    tables = {
+        table.table: list(table.rows) for table in read_facts(TABLES, {"files": ["/", "/etc/passwd"]}).tables.values()
+    }
+    lines = {
+        row.check: next(parse_nhc(f"* || {row.ours}", "n1")).checks[0] for row in coverage() if row.way == "nhc.conf"
+    }
+    sites = {name: check for (_source, name), check in site_checks().items()}
+    for cases, checks in ((SHIPPED, CHECKS), (SITE, sites), (LINES, lines)):
+        for name, sides in cases.items():
+            for rows in sides:
+                tables[checks[name].table] += rows if isinstance(rows, list) else [rows]
+    types: dict[KeyType, tuple[type, ...]] = {"text": (str,), "number": (int, float), "boolean": (bool,)}
+    for table, rows in tables.items():
+        for key, value in (item for row in rows for item in row.items() if item[1] is not None):
+            assert type(value) in types[key_type(table, key)], (table, key, value)
+            assert not key_values(table, key) or value in ("", *key_values(table, key)), (table, key, value)
 
 
 def test_no_name_is_left_over() -> None:
