@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pitools.node.gather.read import read_bytes
+
 Hook = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -67,15 +69,44 @@ def test_a_configuration_that_others_can_write_is_not_used(hook: Hook, tmp_path:
 
 
 def test_a_python_that_cannot_start_is_said(hook: Hook, tmp_path: Path) -> None:
-    """It ends with 1, as a check that failed does; that one is no news."""
+    """It is named, with the end of what it said; it ends with 1, as a check that failed does, which is no news."""
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'No module named pitools' >&2\nexit 1\n")
+    python.write_text("#!/bin/sh\nseq 9999 >&2\necho 'No module named pitools' >&2\nexit 1\n")
     python.chmod(0o755)
     done = hook(PIT_PYTHON=str(python))
-    assert (done.returncode, "No module named pitools" in done.stderr) == (0, True)
+    assert done.returncode == 0
+    assert f"{python} failed (1)" in done.stderr
+    assert done.stderr.endswith("No module named pitools\n")
     python.write_text("#!/bin/sh\nprintf 'check\\tstate\\nx\\tfailed\\n'\nexit 1\n")
     done = hook(PIT_PYTHON=str(python))
     assert (done.returncode, done.stderr) == (0, "")
+    done = hook(PIT_PYTHON="/no/such/python", PATH="/no")
+    assert "python3 (/no/such/python cannot be run)" in done.stderr
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_paths_may_have_blanks(hook: Hook, tmp_path: Path, quote: str) -> None:
+    """A prolog reads `state` as TOML has it, also with a blank or a number sign in it."""
+    state = tmp_path / "my state # 1"
+    state.mkdir()
+    (state / "n01.refuse").write_text(f"{int(time.time()) + 600}\ngpu-count: gpus: 7\n")
+    (tmp_path / "node.toml").write_text(f"state = {quote}{state}{quote} # {quote}x{quote}\n[nhc]\nstate = 1\n")
+    assert hook(SLURM_SCRIPT_CONTEXT="prolog_slurmd").returncode == 1
+
+
+def test_nothing_is_left_behind(hook: Hook, tmp_path: Path) -> None:
+    """The clock that ends a check ends with it: on a node with a check a minute there would be many."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    assert hook(PIT_PYTHON=str(python), PIT_MARK=str(tmp_path)).returncode == 0
+    mark = f"PIT_MARK={tmp_path}".encode()
+    for _ in range(100):
+        left = [one for one in Path("/proc").glob("[0-9]*/environ") if mark in (read_bytes(str(one)) or b"")]
+        if not left:
+            break
+        time.sleep(0.05)
+    assert not left
 
 
 def test_a_program_that_hangs_is_left_behind(hook: Hook, tmp_path: Path, repo: Path) -> None:
