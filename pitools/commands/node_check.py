@@ -47,7 +47,7 @@ config_option = click.option(
     show_default=True,
     help="In an epilog no Slurm command is run, in a prolog no program.",
 )
-@click.option("--all", "with_passed", is_flag=True, help="Also print the checks that passed.")
+@click.option("--all", "with_passed", is_flag=True, help="Each check, also those that passed.")
 @click.option("--node", "name", metavar="NAME", default="", help="This node's name in Slurm, if not the host's.")
 @rows_format_option
 @click.pass_context
@@ -60,7 +60,10 @@ def check(
     name: str,
     form: str,
 ) -> None:
-    """Check this node: a line for each finding that failed or is unknown. Exit 1: a critical check failed."""
+    """Check this node: a line for each finding that failed, then one for each table of which something is unknown.
+
+    Exit 1: a critical check failed.
+    """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.node.check import this_node
@@ -71,9 +74,8 @@ def check(
     config = load_config(config_path)
     checked = this_node.check_node(config, this_node.node_name(name), context)
     with Output(form, FINDING_COLUMNS) as out:
-        for finding in sorted(checked.findings, key=lambda one: one.state != "failed"):
-            if with_passed or finding.state != "passed":
-                out(finding)
+        for finding in checked.findings if with_passed else this_node.summary(checked):
+            out(finding)
     if report:
         this_node.write_report(config, checked)
     if checked.has_failed:

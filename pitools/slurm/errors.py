@@ -118,7 +118,7 @@ _SLURM = (
         "answered",
         "(?i:Access/permission denied|Invalid user id|Operation not permitted)",
     ),
-    _Rule(SlurmReason.INVALID_NODE_NAME, "answered", "Invalid node name"),
+    _Rule(SlurmReason.INVALID_NODE_NAME, "answered", r"Invalid node name|^Node \S+ not found"),
     _Rule(SlurmReason.ACCOUNTING_DISABLED, "answered", "accounting storage is disabled"),
     _Rule(SlurmReason.RESERVATION_IN_USE, "answered", "reservation is in use"),
     _Rule(SlurmReason.RESERVATION_NOT_FOUND, "answered", "reservation is invalid"),

@@ -116,7 +116,7 @@ def healthy_tables(kind: int) -> dict[str, list[Row]]:
         "interfaces": [{"interface": name, **nic} | dict.fromkeys(RISES["interfaces"], 0) for name in ("eno1", "eno2")],
         "rdma_ports": [],
         "gpus": [],
-        "slurm": [{"slurmd_is_running": True, "controllers_up": 2, "controllers": 2}],
+        "slurm": [{"is_node": True, "slurmd_is_running": True, "controllers_up": 2, "controllers": 2}],
     }
     if kind in (0, 3):
         tables["rdma_ports"] = [

@@ -34,9 +34,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SLOW_TABLES = frozenset(
     {"block_devices", "commands", "endpoints", "ipmi_events", "packages", "processes", "services", "slurm"}
 )
-_CONTROLLER_KEYS = {"controllers", "controllers_up", "node_state", "node_flags", "node_reason"}
+_CONTROLLER_KEYS = {"is_node", "controllers", "controllers_up", "node_state", "node_flags", "node_reason"}
 _SERIALS = {"gpus": ("serial", "uuid"), "block_devices": ("serial",)}
 _MAX_FACTS_BYTES = 16 << 20
+_NAMES = 3  # of checks that are unknown, in the line of their table
 _DRAIN = ACTIONS.index("drain")
 
 
@@ -85,6 +86,22 @@ def check_node(config: NodeConfig, node: str, context: Context = "health") -> No
 
 def _asks_controller(check: Check) -> bool:
     return check.table == "slurm" and not _CONTROLLER_KEYS.isdisjoint({check.key, *check.where})
+
+
+def summary(checked: NodeCheck) -> list[Finding]:
+    """Return the findings that failed, then for each table the first that is unknown, which names the others."""
+    table_of = {check.name: check.table for check in checked.checks}
+    unknown: dict[str, list[Finding]] = {}
+    for finding in checked.findings:
+        if finding.state == "unknown":
+            unknown.setdefault(table_of[finding.check], []).append(finding)
+    lines = [finding for finding in checked.findings if finding.state == "failed"]
+    for first, *others in unknown.values():
+        names = ", ".join(finding.check for finding in others[:_NAMES])
+        rest = f" and {len(others) - _NAMES} more (--all prints them)" if len(others) > _NAMES else ""
+        message = f"{first.message}; also unknown: {names}{rest}" if others else first.message
+        lines.append(msgspec.structs.replace(first, message=message))
+    return lines
 
 
 def make_report(checked: NodeCheck) -> NodeReport:

@@ -35,7 +35,7 @@ def read_slurm(
     prolog or epilog must not: on thousands of nodes at once they block the controller.
     """
     pid = find_slurmd(proc, node)
-    row: Row = {"slurmd_is_running": pid is not None, "slurmd_version": _version(proc, pid)}
+    row: Row = {"is_node": True, "slurmd_is_running": pid is not None, "slurmd_version": _version(proc, pid)}
     if asks_controller:
         row |= _ask_controller(client, node or socket.gethostname().partition(".")[0])
     yield row
@@ -77,6 +77,7 @@ def _version(proc: Path, pid: int | None) -> str | None:
 
 def _ask_controller(client: Client | None, node: str) -> Row:
     from pitools.slurm.client import Client, Transport  # 30 ms, which most calls need not pay
+    from pitools.slurm.errors import SlurmReason, SlurmRefused
 
     client = client or Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S))
     row: Row = {}
@@ -85,6 +86,8 @@ def _ask_controller(client: Client | None, node: str) -> Row:
         row |= {"controllers": len(answers), "controllers_up": sum(answers)}
         (one,) = client.nodes(node) if any(answers) else []
         row |= {"node_state": one.state, "node_flags": ",".join(one.flags), "node_reason": one.reason}
+    except SlurmRefused as error:
+        row["is_node"] = error.reason is not SlurmReason.INVALID_NODE_NAME
     except (PitError, ValueError):  # values that are missing are unknown
         pass
     return row

@@ -12,10 +12,11 @@ from pitools.core.errors import ConfigError, UsageError
 from pitools.core.record import decode_json
 from pitools.node import spool
 from pitools.node.check import this_node
-from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType
+from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType, load_shipped
+from pitools.node.check.evaluate import evaluate
 from pitools.node.gather import collectors
 from pitools.node.gather.gather import Collector
-from pitools.node.types import NodeFacts, Row
+from pitools.node.types import FactTable, NodeFacts, Row
 
 
 @pytest.fixture
@@ -104,6 +105,20 @@ def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.Mo
     assert state(report=False) == "passed"
     Path(config.state).chmod(0o755)
     assert state(report=False) == "failed"
+
+
+def test_what_is_unknown_is_one_line_of_a_table() -> None:
+    """A log that cannot be read hides no failure, which comes first; names of a few checks are enough."""
+    checks = load_shipped().check
+    system = FactTable(table="system", source="", read_at="", cost_s=0, rows=({"clocksource": "hpet"},))
+    facts = NodeFacts(node="n01", boot_id="", gathered_at="", tables={"system": system})
+    lines = this_node.summary(this_node.NodeCheck(facts, evaluate(checks, facts), list(checks)))
+    assert [line.check for line in lines if line.state == "failed"] == [lines[0].check] == ["clocksource"]
+    assert len(lines) == 1 + len({check.table for check in checks})
+    (log,) = (line.message for line in lines if line.message.startswith("kernel_log"))
+    of_log = [check.name for check in checks if check.table == "kernel_log"]
+    rest = f"{', '.join(of_log[1:4])} and {len(of_log) - 4} more (--all prints them)"
+    assert log == f"kernel_log: not read; also unknown: {rest}"
 
 
 def test_a_prolog_reads_no_table_that_runs_programs(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

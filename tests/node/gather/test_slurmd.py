@@ -82,7 +82,7 @@ def test_the_version_is_of_the_running_program(daemons: Path, monkeypatch: pytes
         "26.05.1",
     ]
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert read(daemons) == {"slurmd_is_running": False, "slurmd_version": None}
+    assert read(daemons) == {"is_node": True, "slurmd_is_running": False, "slurmd_version": None}
 
 
 def test_what_a_controller_says(daemons: Path, last_rows: Check) -> None:
@@ -118,5 +118,5 @@ def test_a_node_of_the_real_slurm(clusters: Path) -> None:
     assert (row["controllers"], row["controllers_up"]) == (1, 1)
     assert row["node_state"]
     assert read(Path("/proc"), alpha, node="nosuch") == {
-        "slurmd_is_running": False, "slurmd_version": version, "controllers": 1, "controllers_up": 1,
+        "is_node": False, "slurmd_is_running": False, "slurmd_version": version, "controllers": 1, "controllers_up": 1,
     }  # fmt: skip
