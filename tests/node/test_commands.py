@@ -87,7 +87,7 @@ def test_a_check_prints_what_failed(machine: Machine) -> None:
 def test_what_other_tools_check(machine: Machine) -> None:
     """A row for each check of gcm, NHC and Azure; before these, for each line of nhc.conf that is for the node."""
     config = ("--config", str(machine.config))
-    assert len(rows := machine.pit("show", "--coverage", *config)) == 125
+    assert len(rows := machine.pit("show", "--coverage", *config)) == 134
     conf = machine.folder / "nhc.conf"
     conf.write_text("n0[12] || check_fs_free /tmp 5%\n* || check_hw_gm myri0\nn02 || check_hw_eth eth1\n")
     machine.config.write_text(f'{machine.config.read_text()}\n[nhc]\nfile = "{conf}"\n')

@@ -14,6 +14,7 @@ from pitools.node.check.config import Check, load_shipped
 from pitools.node.check.coverage import Coverage, coverage, reasons, site_checks
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.nhc.lines import parse_nhc
+from pitools.node.check.nhc.system import MADE
 from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
 from pitools.node.gather.collectors import read_facts
@@ -162,6 +163,11 @@ SITE: dict[str, tuple[Rows, Rows]] = {
     "nvidia smi clock_freq": values("app_sm_clock_mhz", bad=900, good=1980),
     "nvidia smi running_procs": values("processes", bad=1, good=0),
     "nvidia smi mem_usage": values("memory_used_bytes", bad=10**9, good=10**6),
+    "amd smi": ([{"index": 0, "vendor": "nvidia"}], [{"index": 0}]),
+    "amd smi gpu_num": ([{"index": 0}], [{"index": 0}, {"index": 1}]),
+    "amd smi clock_freq": values("sm_clock_mhz", bad=132.0, good=2100.0),
+    "amd smi running_procs": values("processes", bad=1, good=0),
+    "amd smi mem_usage": values("memory_used_bytes", bad=10**10, good=10**8),
     "check ibstat": values("physical_state", bad="Polling", good="LinkUp"),
     "check ib interfaces": ([{"state": "down"}, {}], [{}, {}]),
     "check iblink": values("rate_gbps", bad=200, good=400),
@@ -307,7 +313,7 @@ def test_each_line_of_nhc_fails_and_passes(line: str) -> None:
 def test_every_check_of_the_others_is_named() -> None:
     """The table has all names: 59 of gcm at 1b7bde9, 46 of NHC at 9c4a38c, Azure's of May 2026; each with its way."""
     rows = coverage()
-    assert Counter(row.source for row in rows) == {"gcm": 59, "nhc": 46, "azure": 20}
+    assert Counter(row.source for row in rows) == {"gcm": 59, "gcm at 0ab8f35": 9, "nhc": 46, "azure": 20}
     shipped = {check.name for check in load_shipped().check}
     for row in rows:
         assert bool(row.why) == (row.way == "no"), row
@@ -362,5 +368,6 @@ def test_values_have_the_types_of_their_keys() -> None:
 def test_no_name_is_left_over() -> None:
     """Each case of this file is of a check that exists."""
     assert set(SHIPPED) == set(CHECKS)
+    assert set(LINES) == set(MADE)
     assert set(SITE) == {name for _source, name in site_checks()}
     assert set(LINES) == {row.check for row in coverage() if row.way == "nhc.conf"}

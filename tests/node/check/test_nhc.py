@@ -82,13 +82,36 @@ def test_lines_that_are_not_taken_say_where_and_why() -> None:
     for line in lines:
         assert numbers[line.line].split("||")[0].strip() == line.text.split("||")[0].strip()
     refused = [line for line in lines if not line.checks]
-    assert len(refused) == 6
+    assert len(refused) == 7
     reasons = "\n".join(line.note for line in refused)
-    for part in ("shell expression", "check_ps_unauth_users", "Myrinet", "more than one", "range", "has no ||"):
+    for part in (
+        "TIMEOUT",
+        "shell expression",
+        "check_ps_unauth_users",
+        "Myrinet",
+        "more than one",
+        "range",
+        "has no ||",
+    ):
         assert part in reasons
     (service,) = (line for line in lines if "nfslock" in line.text)
     assert service.checks
     assert service.note  # it is not started
+
+
+def test_a_backslash_continues_a_line_as_for_the_shell() -> None:
+    """Within a word, too, and a comment: NHC reads its file so."""
+    text = "n1 || check_hw_e\\\nth a\\\n1\n# of old: \\\nn1 || check_hw_eth b\nn1 || check_hw_eth c\\"
+    assert [(line.line, line.text) for line in parse_nhc(text, "n1")] == [
+        (1, "n1 || check_hw_eth a1"),
+        (6, "n1 || check_hw_eth c"),
+    ]
+
+
+def test_settings_without_a_use_say_so() -> None:
+    """Their sense is kept by other means; other variables are the site's own, or NHC's that are used."""
+    text = "* || export TIMEOUT=15 DF_FLAGS=-Tkal\n* || DETACHED_MODE=1\n* || MAX_SYS_UID=499 X=1\n*||"
+    assert [(line.line, line.note.count("not used")) for line in parse_nhc(text, "n1")] == [(1, 2), (2, 1)]
 
 
 def test_what_a_failure_does() -> None:

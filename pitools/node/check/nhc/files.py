@@ -182,14 +182,12 @@ def _point_name(point: str) -> str:
     return "root" if point == "/" else point
 
 
-def space(
-    arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False, by: str = "target"
-) -> Parts:
-    """Of free, used and total space or inodes. share: the key for a percentage. by: all mounts of a type, or one."""
+def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False) -> Parts:
+    """Of free, used and total space or inodes. share: the key for a percentage."""
     place, low, high, *_rest = needed(arguments, 2 if is_free or share else 1)
     is_count = "inodes" in key or "inodes" in share
     value = count_of if is_count else size_bytes
-    fields = {"about": _point_name(place), "table": "mounts", "where": {by: place}}
+    fields = {"about": _point_name(place), "table": "mounts", "where": {"target": place}}
     if share and low.endswith("%"):
         yield {**fields, "key": share, "max": 1 - share_of(low) if is_free else share_of(low)}
     elif not key:

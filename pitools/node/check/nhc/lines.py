@@ -1,7 +1,8 @@
 """Read the configuration of LBNL's Node Health Check, `nhc.conf`: its lines for a node as checks of ours.
 
-A line is `TARGET || check arguments`, or `TARGET || VARIABLE=value`. A check fails as NHC's would, and drains the node
-(`-0` or MARK_OFFLINE=0: is only reported). Nothing is executed of a line: no repair, no kill, no shell expression.
+A line is `TARGET || check arguments`, or `TARGET || VARIABLE=value`. All checks are made; one fails as NHC's would, and
+drains the node (`-0` or MARK_OFFLINE=0: is only reported). Nothing is executed of a line: no repair, no kill, no shell
+expression.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _QUOTED_OR_VARIABLE = re.compile(r"'[^']*'|\\.|\$\(|`|\$\{(\w+)\}|\$(\w+)", re.DOTALL)
 _OPERATORS = {"&&", "||", "|", "&", ";", "<", ">", ">>", "2>&1", "(", ")"}
 _NAME_LENGTH = 60
+_UNUSED = {
+    "TIMEOUT": "each read has a time-out of its own",
+    "DETACHED_MODE": "a result is never that of the run before",
+    "DF_FLAGS": "a mount that hangs does not respond, and holds up no other",
+    "DFI_FLAGS": "as DF_FLAGS",
+}
 
 
 class NhcLine(NamedTuple):
@@ -77,7 +84,9 @@ def parse_nhc(text: str, host: str) -> Iterator[NhcLine]:
             if not target or not command or not is_target(host, target):
                 continue
             words = _words(command, variables)
-            if _is_assignment(words, variables):
+            if (assigned := _assign(words, variables)) is not None:
+                if unused := [f"{name} is not used: {_UNUSED[name]}" for name in assigned if name in _UNUSED]:
+                    raise NotTakenError("; ".join(unused))
                 continue
             parts = list(_parts(words, variables))
         except NotTakenError as error:
@@ -93,18 +102,15 @@ def parse_nhc(text: str, host: str) -> Iterator[NhcLine]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are no comments, with their number; a backslash at the end continues one."""
-    begun, first = "", 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line, first = begun + raw.strip(), first if begun else number
-        if line.endswith("\\") and not line.startswith("#"):
-            begun = line[:-1] + " "
+    """Yield the lines that are no comments, with their number; a backslash at the end continues one, also a comment."""
+    begun, first = "", 1
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        begun += line.removesuffix("\\")
+        if line.endswith("\\"):
             continue
-        begun = ""
-        if line and not line.startswith("#"):
-            yield first, line
-    if begun:
-        yield first, begun
+        if begun.strip() and not begun.lstrip().startswith("#"):
+            yield first, begun.strip()
+        begun, first = "", number + 1
 
 
 def _words(command: str, variables: dict[str, str]) -> list[str]:
@@ -127,13 +133,14 @@ def _words(command: str, variables: dict[str, str]) -> list[str]:
     return words
 
 
-def _is_assignment(words: list[str], variables: dict[str, str]) -> bool:
-    """Set the variables if it is a line of these."""
+def _assign(words: list[str], variables: dict[str, str]) -> list[str] | None:
+    """Set the variables if it is a line of these, and return their names; None for another line."""
     pairs = [_ASSIGNMENT.fullmatch(word) for word in (words[1:] if words[:1] == ["export"] else words)]
-    found = [pair for pair in pairs if pair]
-    if len(found) == len(pairs):
-        variables.update({pair[1]: pair[2] for pair in found})
-    return len(found) == len(pairs)
+    found = {pair[1]: pair[2] for pair in pairs if pair}
+    if not all(pairs):
+        return None
+    variables.update(found)
+    return list(found)
 
 
 def _parts(words: list[str], variables: dict[str, str]) -> Iterator[dict[str, Any] | str]:

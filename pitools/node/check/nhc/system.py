@@ -263,12 +263,6 @@ MADE: dict[str, Made] = {
     "check_ps_loadavg": _load,
     "check_ps_unauth_users": partial(_strangers, is_report=True),
     "check_ps_userproc_lineage": _strangers,
-    # Later than commit 9c4a38c
-    "check_all_fs_free": partial(files.space, key="free_bytes", share="used_share", is_free=True, by="type"),
-    "check_all_fs_used": partial(files.space, key="used_bytes", share="used_share", by="type"),
-    "check_all_fs_inodes": partial(files.space, key="inodes", by="type"),
-    "check_all_fs_ifree": partial(files.space, key="inodes_free", share="inodes_used_share", is_free=True, by="type"),
-    "check_all_fs_iused": partial(files.space, key="", share="inodes_used_share", by="type"),
     # Azure
     "check_gpu_count": _gpu_count,
     "check_gpu_ecc": _gpu_ecc,
