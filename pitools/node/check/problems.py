@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from pitools.core import units
 from pitools.core.errors import PitError, suggest
@@ -68,7 +67,7 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
     for key, wanted in (*check.where.items(), *check.cleared_by.items()):
         if wanted == ():
             yield f"{key} is an empty list, which no row has"
-        for one in wanted if isinstance(wanted, tuple) else (wanted,):
+        for one in _listed(wanted):
             if isinstance(one, str) and one.startswith(REGEX):
                 if key == table.target:
                     yield f"where.{key} is an expression (expected what is to be read)"
@@ -82,7 +81,7 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
 def _type_problems(check: Check) -> Iterator[str]:
     """Yield values of other types than their keys', and texts that a key never has."""
     for key, wanted in (*check.where.items(), *check.cleared_by.items()):
-        for value in wanted if isinstance(wanted, tuple) else (wanted,):
+        for value in _listed(wanted):
             yield from _misfit(check.table, key, value, is_where=True)
     if not check.key:
         return
@@ -142,9 +141,8 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield "is_same = false tests nothing (expected true)"
     if check.min is not None and check.max is not None and check.min > check.max:
         yield f"min {check.min:g} is above max {check.max:g}"
-    allowed = check.one_of if check.equals is None else (check.equals,)
-    if allowed and not any(_is_allowed(check, value) for value in allowed):
-        yield f"{'one_of' if check.equals is None else 'equals'} contradicts its other tests: no value passes all"
+    if (values := _candidates(check)) and not any(_is_allowed(check, value) for value in values):
+        yield "its tests contradict each other: no value passes all"
     if check.count is not None and (check.min_count is not None or check.max_count is not None):
         yield "count contradicts min_count and max_count"
     if (check.min_count or 0) > (check.max_count if check.max_count is not None else float("inf")):
@@ -188,8 +186,15 @@ def _pattern_problem(name: str, pattern: str) -> Iterator[str]:
         yield f"{name}: {error}"
 
 
+def _candidates(check: Check) -> Sequence[Value]:
+    """Return the only values that can pass a check's tests; none where there is no list of these."""
+    return (check.equals,) if check.equals is not None else check.one_of or key_values(check.table, check.key)
+
+
 def _is_allowed(check: Check, value: Value) -> bool:
-    """Return whether a value that `equals` or `one_of` allows passes the other tests."""
+    """Return whether a value passes a check's tests of single values."""
+    if check.equals is not None and not is_equal(value, check.equals):
+        return False
     if check.one_of and not any(is_equal(value, one) for one in check.one_of):
         return False
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -204,37 +209,61 @@ def _is_allowed(check: Check, value: Value) -> bool:
 
 
 def contradiction(checks: Sequence[Check]) -> str:
-    """Return which two checks about the same rows cannot both pass; "" if there are none."""
-    seen: dict[object, list[Check]] = {}
+    """Return which two checks cannot both pass, of rows that one of them means and the other too; "" if there are none.
+
+    Checks of rows that overlap otherwise, as of a vendor and of a model, may never meet on a node.
+    """
+    seen: dict[str, list[Check]] = {}
     for check in checks:
-        rows = (check.table, tuple(sorted((key, str(value)) for key, value in check.where.items())), check.within)
-        for other in seen.setdefault(rows, []):
+        for other in seen.setdefault(check.table, []):
             is_of_same_nodes = not (check.types and other.types) or set(check.types).intersection(other.types)
-            if is_of_same_nodes and (text := _contradiction(check, other)):
+            if is_of_same_nodes and (text := _contradiction(other, check)):
                 return f'checks "{other.name}" and "{check.name}" contradict each other: {text}'
-        seen[rows].append(check)
+        seen[check.table].append(check)
     return ""
 
 
 def _contradiction(one: Check, other: Check) -> str:
-    if one.key and one.key == other.key:
-        merged = {
-            name: getattr(one, name) if _is_given(getattr(one, name)) else getattr(other, name)
-            for name in ("equals", "one_of", "pattern")
-        }
-        low = max((check.min for check in (one, other) if check.min is not None), default=None)
-        high = min((check.max for check in (one, other) if check.max is not None), default=None)
-        both_equal = one.equals is not None and other.equals is not None
-        if both_equal and not is_equal(one.equals, other.equals):
-            return f"{one.key} is to equal {other.equals} and {one.equals}"
-        if problem := next(_test_problems(msgspec.structs.replace(one, min=low, max=high, **merged)), ""):
-            return f"{one.key}: {problem}"
+    pairs = [(one, other), (other, one)]
+    problem = _value_contradiction(one, other) if one.key and one.key == other.key else ""
+    if problem and any(_means_no_more(narrow, wide) for narrow, wide in pairs):
+        return f"{one.key} {problem}"
     if (one.group_by, one.burst, one.cleared_by) == (other.group_by, other.burst, other.cleared_by):
-        lows = [n for check in (one, other) for n in (check.count, check.min_count) if n is not None]
-        highs = [n for check in (one, other) for n in (check.count, check.max_count) if n is not None]
-        if lows and highs and max(lows) > min(highs):
-            return f"at least {max(lows)} and at most {min(highs)} rows"
+        for narrow, wide in pairs:
+            low = narrow.min_count if narrow.count is None else narrow.count
+            high = wide.max_count if wide.count is None else wide.count
+            if low is not None and high is not None and low > high and _means_no_more(narrow, wide):
+                return f"at least {low} rows and at most {high}"
     return ""
+
+
+def _value_contradiction(one: Check, other: Check) -> str:
+    """Return why no value passes the tests of both checks; "" if one may."""
+    low = max(-math.inf if check.min is None else check.min for check in (one, other))
+    high = min(math.inf if check.max is None else check.max for check in (one, other))
+    if low > high:
+        return f"is to be at least {low:g} and at most {high:g}"
+    values = _candidates(one) or _candidates(other)
+    if values and not any(_is_allowed(one, value) and _is_allowed(other, value) for value in values):
+        return f"is to be {' or '.join(map(str, values))}, and what the other asks"
+    return ""
+
+
+def _means_no_more(narrow: Check, wide: Check) -> bool:
+    """Return whether all rows that a check means are meant by the other, too."""
+    if wide.within and not (narrow.within and units.parse_duration(narrow.within) <= units.parse_duration(wide.within)):
+        return False
+    return all(
+        key in narrow.where
+        and all(
+            any(fits(one, two) or is_equal(one, two) for two in _listed(wanted)) for one in _listed(narrow.where[key])
+        )
+        for key, wanted in wide.where.items()
+    )
+
+
+def _listed(wanted: Value | tuple[Value, ...]) -> tuple[Value, ...]:
+    return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def _is_given(value: object) -> bool:

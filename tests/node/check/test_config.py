@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+from itertools import combinations_with_replacement
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
-from pitools.node.check.config import checks_for, load_config, load_shipped, targets_of
+from pitools.node.check.config import Check, checks_for, load_config, load_shipped, targets_of
+from pitools.node.check.evaluate import evaluate
+from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
+from pitools.node.types import FactTable, NodeFacts, Row
 
 
 def write(path: Path, text: str) -> Path:
@@ -162,6 +168,45 @@ def test_rules_that_contradict_each_other(tmp_path: Path, first: str, second: st
         load_config(path)
     assert '"one"' in raised.value.message
     assert '"two"' in raised.value.message
+
+
+WHERES = st.sampled_from(
+    [{}, {"type": "nfs"}, {"type": ("nfs", "xfs")}, {"type": "nfs", "device": "a"}, {"device": "a"}]
+)
+TESTS_OF_VALUES = {
+    "min": st.integers(0, 3),
+    "max": st.integers(0, 3),
+    "equals": st.integers(0, 3),
+    "one_of": st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple),
+}
+TESTS_OF_ROWS = {"count": st.integers(0, 2), "min_count": st.integers(1, 2), "max_count": st.integers(0, 2)}
+RULES: st.SearchStrategy[Check] = st.one_of(
+    st.fixed_dictionaries({"key": st.just("inodes"), "where": WHERES}, optional=TESTS_OF_VALUES),
+    st.fixed_dictionaries({"where": WHERES}, optional=TESTS_OF_ROWS),
+).map(lambda fields: msgspec.convert({"name": "c", "table": "mounts", **fields}, Check))
+
+
+def passes(rules: tuple[Check, ...], rows: Iterable[Row]) -> bool:
+    facts = FactTable(table="mounts", source="", read_at="", cost_s=0, rows=tuple(rows))
+    node = NodeFacts(node="n", boot_id="", gathered_at="", tables={"mounts": facts})
+    return all(finding.state == "passed" for finding in evaluate(rules, node))
+
+
+@given(RULES, RULES)
+def test_two_rules_contradict_each_other_if_no_rows_pass_both(one: Check, other: Check) -> None:
+    """Found by trial of all small sets of rows; for tests of values, if one rule means no rows but the other's."""
+    if check_problem(one) or check_problem(other):
+        return
+    rows: list[Row] = [{"type": kind, "device": device} for kind in ("nfs", "xfs", "ext4") for device in ("a", "b")]
+    first, second = ([row for row in rows if matches(row, rule.where)] for rule in (one, other))
+    meant = min(first, second, key=len)
+    expected = False
+    if one.key == other.key == "inodes" and all(row in first and row in second for row in meant):
+        expected = not any(passes((one, other), [{**row, "inodes": n}]) for row in meant for n in range(4))
+    elif not one.key and not other.key:
+        trials = (chosen for size in range(5) for chosen in combinations_with_replacement(rows, size))
+        expected = not any(passes((one, other), chosen) for chosen in trials)
+    assert bool(contradiction([one, other])) == expected
 
 
 def test_a_site_replaces_and_disables_shipped_checks(tmp_path: Path) -> None:
