@@ -228,12 +228,13 @@ def _contradiction(one: Check, other: Check) -> str:
     problem = _value_contradiction(one, other) if one.key and one.key == other.key else ""
     if problem and any(_means_no_more(narrow, wide) for narrow, wide in pairs):
         return f"{one.key} {problem}"
-    if (one.group_by, one.burst, one.cleared_by) == (other.group_by, other.burst, other.cleared_by):
-        for narrow, wide in pairs:
-            low = narrow.min_count if narrow.count is None else narrow.count
-            high = wide.max_count if wide.count is None else wide.count
-            if low is not None and high is not None and low > high and _means_no_more(narrow, wide):
-                return f"at least {low} rows and at most {high}"
+    for narrow, wide in pairs:
+        low = narrow.min_count if narrow.count is None else narrow.count
+        high = wide.max_count if wide.count is None else wide.count
+        if low is None or high is None or low <= high or not _means_no_more(narrow, wide):
+            continue
+        if (one.group_by, one.burst, one.cleared_by) == (other.group_by, other.burst, other.cleared_by):
+            return f"at least {low} rows and at most {high}"
     return ""
 
 
