@@ -28,16 +28,23 @@ _READ_WRITE, _READ_ONLY = "/(^|,)rw($|,)/", "/(^|,)ro($|,)/"
 # --- Hardware ---
 
 
-def _cpuinfo(arguments: list[str], _: dict[str, str]) -> Parts:
-    for key, text in zip(("sockets", "cores", "cpus"), needed(arguments, 1), strict=False):
+def _one(
+    arguments: list[str], _: dict[str, str], *, test: str, read: Callable[[str], Any] = count_of, **fields: Any
+) -> Parts:
+    """Of one argument, which is the value of a test."""
+    yield {**fields, test: read(needed(arguments, 1)[0])}
+
+
+def _each(arguments: list[str], _: dict[str, str], *, test: str, keys: tuple[str, ...]) -> Parts:
+    """Of an argument for each of these keys of `system`; those that are empty ask for nothing."""
+    for key, text in zip(keys, arguments, strict=False):
         if text:
-            yield {"about": key, "table": "system", "key": key, "equals": count_of(text)}
+            yield {"about": key, "table": "system", "key": key, test: count_of(text)}
 
 
-def _memory(arguments: list[str], _: dict[str, str], *, key: str, is_free: bool = False) -> Parts:
+def _memory(arguments: list[str], _: dict[str, str], *, key: str) -> Parts:
     low, high, slack, *_rest = needed(arguments, 1)
-    limits = limits_of(low, "", size_bytes) if is_free else limits_of(low, high, size_bytes, slack)
-    yield {"table": "system", "key": key, **limits}
+    yield {"table": "system", "key": key, **limits_of(low, high, size_bytes, slack)}
 
 
 def _infiniband(arguments: list[str], _: dict[str, str]) -> Parts:
@@ -163,12 +170,6 @@ def _is_mild(actions: list[str]) -> bool:
     return bool(given) and "die" not in given
 
 
-def _load(arguments: list[str], _: dict[str, str]) -> Parts:
-    for key, text in zip(("load_1m", "load_5m", "load_15m"), [*arguments, "", "", ""], strict=False):
-        if text:
-            yield {"about": key, "table": "system", "key": key, "max": count_of(text)}
-
-
 def _strangers(actions: list[str], variables: dict[str, str], *, is_report: bool = False) -> Parts:
     """Processes of ordinary users that are of no job. is_report: never more than a warning."""
     allowed = variables.get("NHC_AUTH_USERS", "root nobody").split()
@@ -188,19 +189,6 @@ def _strangers(actions: list[str], variables: dict[str, str], *, is_report: bool
 # --- Of Azure's extension ---
 
 
-def _gpu_count(arguments: list[str], _: dict[str, str]) -> Parts:
-    yield {"table": "gpus", "count": count_of(needed(arguments, 1)[0])}
-
-
-def _nvme_count(arguments: list[str], _: dict[str, str]) -> Parts:
-    where = {"device": "nvme*n1"}
-    yield {"table": "block_devices", "where": where, "count": count_of(needed(arguments, 1)[0])}
-
-
-def _vbios(arguments: list[str], _: dict[str, str]) -> Parts:
-    yield {"table": "gpus", "key": "vbios", "equals": needed(arguments, 1)[0]}
-
-
 def _gpu_ecc(arguments: list[str], _: dict[str, str]) -> Parts:
     yield {"about": "pending", "table": "gpus", "key": "remapped_rows_pending", "equals": False}
     yield {"about": "failed", "table": "gpus", "key": "remap_failed", "equals": False}
@@ -216,6 +204,7 @@ def _link_flapping(arguments: list[str], _: dict[str, str]) -> Parts:
     yield {"table": "kernel_log", "where": where, "within": f"{hours}h", "group_by": ("device",), "max_count": 1}
 
 
+_SYSTEM_SIZE: dict[str, Any] = {"test": "min", "read": size_bytes, "table": "system"}
 MADE: dict[str, Made] = {
     "check_cmd_output": files.command,
     "check_cmd_status": files.command,
@@ -234,11 +223,11 @@ MADE: dict[str, Made] = {
     "check_fs_inodes": partial(files.space, key="inodes"),
     "check_fs_ifree": partial(files.space, key="inodes_free", share="inodes_used_share", is_free=True),
     "check_fs_iused": partial(files.space, key="", share="inodes_used_share"),
-    "check_hw_cpuinfo": _cpuinfo,
+    "check_hw_cpuinfo": partial(_each, test="equals", keys=("sockets", "cores", "cpus")),
     "check_hw_physmem": partial(_memory, key="memory_bytes"),
-    "check_hw_physmem_free": partial(_memory, key="memory_available_bytes", is_free=True),
+    "check_hw_physmem_free": partial(_one, **_SYSTEM_SIZE, key="memory_available_bytes"),
     "check_hw_swap": partial(_memory, key="swap_bytes"),
-    "check_hw_swap_free": partial(_memory, key="swap_free_bytes", is_free=True),
+    "check_hw_swap_free": partial(_one, **_SYSTEM_SIZE, key="swap_free_bytes"),
     "check_hw_ib": _infiniband,
     "check_hw_eth": _ethernet,
     "check_hw_mcelog": _mcelog,
@@ -260,13 +249,13 @@ MADE: dict[str, Made] = {
     ),
     "check_ps_time": partial(_resource, limit=_cpu_seconds),
     "check_ps_kswapd": _kswapd,
-    "check_ps_loadavg": _load,
+    "check_ps_loadavg": partial(_each, test="max", keys=("load_1m", "load_5m", "load_15m")),
     "check_ps_unauth_users": partial(_strangers, is_report=True),
     "check_ps_userproc_lineage": _strangers,
     # Azure
-    "check_gpu_count": _gpu_count,
+    "check_gpu_count": partial(_one, test="count", table="gpus"),
     "check_gpu_ecc": _gpu_ecc,
     "check_ib_link_flapping": _link_flapping,
-    "check_nvme_count": _nvme_count,
-    "check_vbios_version": _vbios,
+    "check_nvme_count": partial(_one, test="count", table="block_devices", where={"device": "nvme*n1"}),
+    "check_vbios_version": partial(_one, test="equals", read=str, table="gpus", key="vbios"),
 }
