@@ -186,10 +186,11 @@ def _load(path: Path, more: Sequence[dict[str, Any]] = ()) -> NodeConfig:
 
 def _with_name_of_check(error: ConfigError, tables: dict[str, Any]) -> ConfigError:
     """Return the error with the name of the check that it is in."""
-    number = re.match(r"check\[(\d+)\]\.", error.key)
-    if not number:
+    number = re.match(r"check\[(\d+)\]", error.key)
+    check = tables["check"][int(number[1])] if number else None
+    if not isinstance(check, dict) or "name" not in check:
         return error
-    message = f'check "{tables["check"][int(number[1])].get("name", "")}": {error.message}'
+    message = f'check "{check["name"]}": {error.message}'
     return ConfigError(message, where=error.where, hint=error.hint, key=error.key)
 
 

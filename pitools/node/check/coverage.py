@@ -6,11 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from pitools.core import strict_toml
 from pitools.core.record import Record
-from pitools.node.check.config import Check
 
 Way = Literal["shipped", "nhc.conf", "site", "no"]
 
@@ -32,16 +29,6 @@ class Coverage(Record, frozen=True, kw_only=True, tag="pit.node-coverage/1"):
 def coverage() -> list[Coverage]:
     """Return the checks of all other tools."""
     return [_row(source, name, value) for source, checks in _read().items() for name, value in checks.items()]
-
-
-def site_checks() -> dict[tuple[str, str], Check]:
-    """Return by source and name the checks that a site would write."""
-    return {
-        (source, name): msgspec.convert({"name": "own", **value}, Check)
-        for source, checks in _read().items()
-        for name, value in checks.items()
-        if isinstance(value, dict) and "table" in value
-    }
 
 
 def reasons() -> dict[str, str]:

@@ -21,6 +21,8 @@ _VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "ma
 _COUNT_TESTS = ("count", "min_count", "max_count")
 _NUMBER_TESTS = ("min", "max", "max_increase", "max_rate")
 _A = {"text": "text", "number": "a number", "boolean": "true or false"}
+_SHARES = ("used_share", "memory_share", "spare_share")  # wear and CPU may be above 1
+_MODE = re.compile(r"[0-7]{4}")
 _LONG_TEXTS = ("text", "output")
 _SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")  # that make a text more than itself in a regular expression
 
@@ -93,6 +95,8 @@ def _type_problems(check: Check) -> Iterator[str]:
         value = getattr(check, name)
         if value != value:
             yield f"{name} nan (expected a number)"
+        elif name in ("min", "max") and check.key.endswith(_SHARES) and (value or 0) > 1:
+            yield f"{name} {value:g}: {check.key} is a share (expected 0 to 1)"
         if kind != "number" and _is_given(value):
             yield f"{name}: {check.key} is {_A[kind]} (expected a key of numbers)"
     if check.pattern and kind == "boolean":
@@ -113,6 +117,8 @@ def _misfit(table: str, key: str, value: Value, *, is_where: bool = False) -> It
     if not is_of_type[kind]:
         shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
         yield f"{key} {shown} (expected {_A[kind]})"
+    elif key == "mode" and not is_regex and is_plain(value) and not _MODE.fullmatch(str(value)):
+        yield f'mode "{value}" (expected four digits: "{value:0>4}")'
     elif isinstance(value, str) and kind == "text":
         known = key_values(table, key)
         if known and value and not any(fits(one, value) if is_where else one == value for one in known):

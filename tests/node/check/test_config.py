@@ -93,6 +93,8 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         'key = "options"\nequals = true',
         'key = "type"\nmax = 3',
         'key = "inodes"\nmax = nan',
+        'key = "used_share"\nmax = 95',
+        'key = "mode"\ntable = "files"\nwhere = {path = "/x"}\nequals = "644"',
         'key = "type"\nmax_rate = "3/h"',
         'key = "is_read_only"\nmax = 3',
         'key = "is_read_only"\npattern = "true"',
@@ -121,6 +123,10 @@ def test_wrong_types_of_toml_name_the_check(tmp_path: Path, line: str, key: str)
         load_config(write(tmp_path / "node.toml", one_check(f'key = "used_share"\n{line}')))
     assert raised.value.key.startswith(f"check[0].{key}")
     assert '"site-one"' in raised.value.message
+    for text in ("check = [3]", "[[check]]\nmax = 1", '[[check]]\nname = "site-one"\nmax = 1'):
+        with pytest.raises(ConfigError) as raised:
+            load_config(write(tmp_path / "node.toml", text))
+        assert ('"site-one"' in raised.value.message) is ("site-one" in text)
 
 
 @pytest.mark.parametrize("tests", ["within = '0s'", "within = 'soon'", "burst = '5s'\nkey = 'kind'\npattern = 'x'"])
