@@ -7,7 +7,6 @@ come first; a check of the same name in the site's file replaces one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -154,15 +153,16 @@ def load_config(path: Path | None = None) -> NodeConfig:
 
 
 def load_shipped(source: XidSource = "pitools") -> NodeConfig:
-    """Load the shipped checks alone. source: whose opinion of Xids counts."""
-    return _load(Path(__file__).with_name("base.toml"), xid_checks(source))
-
-
-def _load(path: Path, more: Sequence[dict[str, Any]] = ()) -> NodeConfig:
-    """Load a file. more: further checks, as its own tables are."""
+    """Load the shipped checks alone, which tests find valid. source: whose opinion of Xids counts."""
+    path = Path(__file__).with_name("base.toml")
     tables = strict_toml.read_toml(path)
-    if more:
-        tables["check"] = [*tables.get("check", ()), *more]
+    tables["check"] += xid_checks(source)
+    return strict_toml.convert_tables(tables, NodeConfig, str(path))
+
+
+def _load(path: Path) -> NodeConfig:
+    """Load a site's own file."""
+    tables = strict_toml.read_toml(path)
     try:
         config = strict_toml.convert_tables(tables, NodeConfig, str(path))
     except ConfigError as error:

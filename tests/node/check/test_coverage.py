@@ -6,6 +6,7 @@ import fnmatch
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from pitools.node.check.nhc.lines import parse_nhc
 from pitools.node.check.nhc.system import MADE
 from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
+from pitools.node.check.xid_checks import XidSource
 from pitools.node.gather.collectors import read_facts
 from pitools.node.tables import TABLES, KeyType, key_type, key_values
 from pitools.node.types import FactTable, NodeFacts, Row, Value
@@ -341,7 +343,7 @@ def test_lines_that_are_not_taken_say_why() -> None:
 
 
 def test_shipped_checks_are_mild() -> None:
-    """What drains a node by default is a short list, and shipped checks do not contradict each other."""
+    """What drains a node by default is a short list; shipped checks are valid, and do not contradict each other."""
     draining = {check.name for check in CHECKS.values() if check.action != "watch"}
     assert draining == {
         *("mount-responds", "root-writable", "disk-full", "inodes-full", "disk-smart", "disk-state", "raid-works"),
@@ -349,7 +351,11 @@ def test_shipped_checks_are_mild() -> None:
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
         *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
     }
-    assert contradiction(load_shipped().check) == ""
+    for source in get_args(XidSource):
+        shipped = load_shipped(source).check
+        assert contradiction(shipped) == ""
+        assert {check_problem(check) for check in shipped} == {""}
+        assert len({check.name for check in shipped}) == len(shipped)
 
 
 def test_values_have_the_types_of_their_keys() -> None:
