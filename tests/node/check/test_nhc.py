@@ -216,6 +216,22 @@ def test_no_text_crashes(text: str) -> None:
 
 
 ARGUMENTS = ["-0", "-f", "-m", "-u", "-t", "/", "/tmp", "5%", "1k", "0", "''", "!", "mlx5_0:1", "/x.*/", "[", "3m5s"]
+ARGUMENTS += [
+    "9" * 5000,
+    "nan%",
+    "inf%",
+    "1e9%",
+    "٣",
+    "²",
+    "/(((((/",
+    "/a{999999}/",
+    "'a b'",
+    "--",
+    "-",
+    "-m",
+    "!/x/",
+    "{n[1-2]}",
+]
 
 
 @given(st.sampled_from(sorted(MADE)), st.lists(st.sampled_from(ARGUMENTS)))
@@ -225,6 +241,28 @@ def test_no_arguments_crash(name: str, arguments: list[str]) -> None:
         assert line.checks or line.note
         for check in line.checks:
             assert check_problem(check) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "* || X=12345678\n" + "* || X=$X$X\n" * 60 + "* || check_hw_eth $X",
+        f"{{n[{'1' * 5000}-{'2' * 5000}]}} || check_hw_eth a",
+        f"* || MAX_SYS_UID={'9' * 5000}\n* || check_ps_cpu 9%",
+        f"* || check_ps_cpu -u {'9' * 5000} 9%",
+        f"* || check_file_stat -m {'7' * 5000} /a",
+        "* || check_fs_mount " + "/a " * 5000,
+        f"/{'(' * 500}{')' * 500}/ || check_hw_eth a",
+        "*" * 3000 + "x || check_hw_eth a",
+        "\0 || \0",
+    ],
+    ids=["growing variable", "range", "uid", "user", "mode", "many", "nested", "stars", "nul"],
+)
+def test_hostile_lines_cost_little(text: str) -> None:
+    """What grows without end is refused, and what is made is bounded."""
+    made = [check for line in parse_nhc(text, "n1") for check in line.checks]
+    assert all(check_problem(check) == "" for check in made)
+    assert sum(len(str(check)) for check in made) < 10_000_000
 
 
 def test_a_site_names_the_file(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _QUOTED_OR_VARIABLE = re.compile(r"'[^']*'|\\.|\$\(|`|\$\{(\w+)\}|\$(\w+)", re.DOTALL)
 _OPERATORS = {"&&", "||", "|", "&", ";", "<", ">", ">>", "2>&1", "(", ")"}
 _NAME_LENGTH = 60
+_MOST_CHARACTERS = 4096  # of a command, with the values of its variables
 _UNUSED = {
     "TIMEOUT": "each read has a time-out of its own",
     "DETACHED_MODE": "a result is never that of the run before",
@@ -125,7 +126,10 @@ def _words(command: str, variables: dict[str, str]) -> list[str]:
         return variables[name]
 
     try:
-        words = shlex.split(_QUOTED_OR_VARIABLE.sub(value, command), comments=True)
+        expanded = _QUOTED_OR_VARIABLE.sub(value, command)
+        if len(expanded) > _MOST_CHARACTERS:
+            raise NotTakenError(f"is too long (expected at most {_MOST_CHARACTERS} characters)")
+        words = shlex.split(expanded, comments=True)
     except ValueError as error:
         raise NotTakenError(str(error)) from error
     if _OPERATORS.intersection(words) or any(word.endswith(";") for word in words):

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NODE = re.compile(r"[-\w]+\d+[-.a-zA-Z0-9]*")
-_RANGE = re.compile(r"([-\w]+)\[(\d+)-(\d+)\]([-.a-zA-Z0-9]*)")
-_SIZE = re.compile(r"(\d+)\s*([kmgtpe]?)b?", re.IGNORECASE)
+_RANGE = re.compile(r"([-\w]+)\[([0-9]{1,18})-([0-9]{1,18})\]([-.a-zA-Z0-9]*)")
+_SIZE = re.compile(r"([0-9]{1,18})\s*([kmgtpe]?)b?", re.IGNORECASE)
+_PERCENTAGE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?%?")
 _CLASSES = {
     "space": r"\s", "blank": r" \t", "digit": r"\d", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9",
     "upper": "A-Z", "lower": "a-z", "xdigit": "0-9a-fA-F",
@@ -94,6 +95,7 @@ def where_value(text: str) -> str:
 
 def glob_regex(glob: str, any_sign: str = ".") -> str:
     """Return a shell's glob as a regular expression."""
+    glob = re.sub(r"\*+", "*", glob)  # many stars take long to fail
     made = ""
     position = 0
     while position < len(glob):
@@ -129,10 +131,9 @@ def count_of(text: str) -> int:
 
 def share_of(text: str) -> float:
     """Return `5%` as 0.05. Raises NotTakenError."""
-    try:
-        return float(text.removesuffix("%")) / 100
-    except ValueError as error:
-        raise NotTakenError(f"{text} is no percentage") from error
+    if not _PERCENTAGE.fullmatch(text):
+        raise NotTakenError(f"{text} is no percentage")
+    return float(text.removesuffix("%")) / 100
 
 
 def _number(text: str) -> tuple[int, int]:

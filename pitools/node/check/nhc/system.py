@@ -141,7 +141,7 @@ def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callabl
     if text:
         where["command"] = f"re:{match_regex(text, of_first_word='f' not in given)}"
     if owner := given.get("u"):
-        where["uid" if owner.isdecimal() else "user"] = int(owner) if owner.isdecimal() else where_value(owner)
+        where["uid" if owner.isdecimal() else "user"] = count_of(owner) if owner.isdecimal() else where_value(owner)
     about = text or owner or ""
     test = limit(needed(rest, 1)[0])
     yield {"about": about, "table": "processes", "where": where, **test, "is_mild": "0" in given}
