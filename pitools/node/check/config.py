@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from pitools.node.tables import TABLES
 from pitools.node.types import Action, Level, Value
 
 CONFIG_PATH = Path("/etc/pitools/node.toml")
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +46,7 @@ class Check(Section, frozen=True, kw_only=True):
     still owns. source: who recommends it. hint: what an operator does next.
     """
 
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*\Z")]
     table: str
     key: str = ""
     where: dict[str, Value | tuple[Value, ...]] = {}
@@ -56,13 +57,13 @@ class Check(Section, frozen=True, kw_only=True):
     equals: Value = None
     one_of: tuple[Value, ...] = ()
     pattern: str = ""
-    max_increase: float | None = None
+    max_increase: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_rate: str = ""
-    is_same: bool | None = None
-    count: int | None = None
-    min_count: int | None = None
-    max_count: int | None = None
-    max_groups: int | None = None
+    is_same: Literal[True] | None = None
+    count: Count | None = None
+    min_count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_count: Count | None = None
+    max_groups: Count | None = None
     group_by: tuple[str, ...] = ()
     burst: str = ""
     cleared_by: dict[str, Value | tuple[Value, ...]] = {}

@@ -16,7 +16,6 @@ from pitools.node.types import ACTIONS, Value
 if TYPE_CHECKING:
     from pitools.node.check.config import Check, Control
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "max_rate", "is_same")
 _COUNT_TESTS = ("count", "min_count", "max_count")
 _NUMBER_TESTS = ("min", "max", "max_increase", "max_rate")
@@ -49,8 +48,6 @@ def check_problem(check: Check, types: Collection[str] = ()) -> str:
 
 
 def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
-    if not _NAME.fullmatch(check.name):
-        yield f'name "{check.name}" (expected lower-case letters, digits and -)'
     if check.table not in TABLES:
         yield f'no table "{check.table}": {suggest(check.table, TABLES)}'
         return
@@ -143,8 +140,6 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield f"{min(of_value)} needs a key"
     if check.key and not of_value:
         yield f'key "{check.key}" has no test (expected one of {", ".join(_VALUE_TESTS)})'
-    if check.is_same is False:
-        yield "is_same = false tests nothing (expected true)"
     if check.min is not None and check.max is not None and check.min > check.max:
         yield f"min {check.min:g} is above max {check.max:g}"
     if (values := _candidates(check)) and not any(_is_allowed(check, value) for value in values):
@@ -153,11 +148,6 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield "count contradicts min_count and max_count"
     if (check.min_count or 0) > (check.max_count if check.max_count is not None else float("inf")):
         yield f"min_count {check.min_count} is above max_count {check.max_count}"
-    for name in (*_COUNT_TESTS, "max_increase"):
-        if (getattr(check, name) or 0) < 0:
-            yield f"{name} {getattr(check, name):g} (expected at least 0)"
-    if check.min_count == 0:
-        yield "min_count 0 tests nothing (expected at least 1)"
     if check.group_by and not (given.intersection(_COUNT_TESTS) or check.cleared_by):
         yield f"group_by needs one of {', '.join(_COUNT_TESTS)}"
     if check.max_groups is not None and not (check.group_by and check.max_count is not None):

@@ -84,6 +84,8 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         "max_count = 1\nburst = '1h'",
         'key = "type"\npattern = "x"\ngroup_by = ["device"]',
         "max_count = 1\nname = 'Bad Name'",
+        'max_count = 1\nname = "a\\n"',
+        "max_count = 1\nmax_groups = -1",
         # A value of another type than the key's, or that no row has.
         "max_count = 1\nwhere = {type = 4}",
         "max_count = 1\nwhere = {inodes = '79'}",
