@@ -126,26 +126,30 @@ def test_a_program_that_hangs_is_left_behind(hook: Hook, tmp_path: Path, repo: P
 HANG = """
 import os, pathlib, signal, subprocess, sys
 from tests.node.gather.bad_host import mount_hanging
-server, _ = mount_hanging(pathlib.Path(sys.argv[1]))
-code = subprocess.run(sys.argv[2:], check=False).returncode
+_, folder, script, *configs = sys.argv
+server, _ = mount_hanging(pathlib.Path(folder))
+jobs = [subprocess.Popen(["sh", script], env={**os.environ, "PIT_NODE_CONFIG": config}) for config in configs]
+codes = [job.wait() for job in jobs]
 os.kill(server, signal.SIGKILL)  # with it all end that wait
 os.waitpid(server, 0)
-sys.exit(code)
+sys.exit(any(codes))
 """
 
 
-@pytest.mark.parametrize("key", ["spool", "state", "python"])
-def test_a_folder_that_hangs_is_left_behind(tmp_path: Path, repo: Path, key: str) -> None:
-    """Not even SIGKILL ends what waits for a FUSE mount whose server does not answer."""
+def test_a_folder_that_hangs_is_left_behind(tmp_path: Path, repo: Path) -> None:
+    """Of spool, state and interpreter: not even SIGKILL ends what waits for a FUSE mount whose server is silent."""
     if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
         pytest.skip("only root can mount, where /dev/fuse is")
-    settings = {"spool": f"{tmp_path}/spool", "state": f"{tmp_path}/state", "python": sys.executable}
-    lines = "\n".join(f'{name} = "{value}"' for name, value in {**settings, key: f"{tmp_path}/hung/{key}"}.items())
-    (tmp_path / "node.toml").write_text(f"{lines}\n")
+    good = {"spool": f"{tmp_path}/spool", "state": f"{tmp_path}/state", "python": sys.executable}
+    configs = []
+    for key in good:
+        lines = [f'{name} = "{value}"' for name, value in {**good, key: f"{tmp_path}/hung/{key}"}.items()]
+        configs.append(str(tmp_path / f"{key}.toml"))
+        Path(configs[-1]).write_text("\n".join(lines))
     script = tmp_path / "pit-healthcheck"
     script.write_text((repo / "scripts" / "pit-healthcheck").read_text().replace("limit=55", "limit=12"))
     unshare = ["unshare", "--mount", "--propagation", "private"]
-    argv = [*unshare, sys.executable, "-c", HANG, str(tmp_path / "hung"), "sh", str(script)]
-    env = {"PIT_NODE_CONFIG": str(tmp_path / "node.toml"), "PYTHONPATH": str(repo), "PATH": os.environ["PATH"]}
+    argv = [*unshare, sys.executable, "-c", HANG, str(tmp_path / "hung"), str(script), *configs]
+    env = {"PYTHONPATH": str(repo), "PATH": os.environ["PATH"]}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "gave up after 12 s" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, done.stderr.count("gave up after 12 s")) == (0, 3), done.stderr
