@@ -258,6 +258,7 @@ def _shown(value: Value | tuple[Value, ...], most: int = _SHOWN) -> str:
     if isinstance(value, tuple):
         return "|".join(map(_shown, value))
     text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = text.lower() if isinstance(value, bool) else text  # as TOML has it
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
