@@ -39,6 +39,7 @@ class Xid(_Struct, frozen=True, kw_only=True):
 
     codes: tuple[int, ...]
     name: str
+    form: str = ""
     action: Action = "none"
     where: dict[str, Any] = {}
     nvidia: str = ""
@@ -107,7 +108,7 @@ def _check(code: int, xid: Xid, action: Action, table: XidTable) -> dict[str, An
     opinions = ", ".join(f"{name} {word}" for name, word in words.items() if word)
     hint = xid.hint or _HINTS.get(action, "see whether it comes again")
     check: dict[str, Any] = {
-        "name": f"xid-{code}",
+        "name": f"xid-{code}-{xid.form}" if xid.form else f"xid-{code}",
         "table": "kernel_log",
         "where": {"kind": "xid", "code": code, **xid.where},
         "within": _WITHIN,

@@ -27,25 +27,22 @@ class Event(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A form of lines. word: in each of them, lower case. pattern: may have the groups device, other (a device, too),
-    pid and state.
+    """A form of lines. word: in each of them, lower case. pattern: whatever the case; may have the groups device, other
+    (a device, too), pid and state.
     """
 
     kind: str
     state: str
     word: str
-    pattern: re.Pattern[str]
+    pattern: str
     is_fatal: bool | None = None
 
 
-def _rule(kind: str, state: str, word: str, pattern: str, is_fatal: bool | None = None) -> _Rule:
-    return _Rule(kind, state, word, re.compile(pattern, re.IGNORECASE), is_fatal)
-
-
 def _fatal(kind: str, state: str, word: str, pattern: str) -> _Rule:
-    return _rule(kind, state, word, pattern, is_fatal=True)
+    return _Rule(kind, state, word, pattern, is_fatal=True)
 
 
+# Patterns are compiled when a line first has their word: to compile all takes longer than the other imports of a check.
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _FS = r"(?:ext[234]-fs|xfs|btrfs\b[^(]*)[^(]{0,40}\((?:device )?(?P<device>[^):\s]+)[^)]*\)"
 _EFA = rf"\b(?:efa|infiniband) (?P<device>{_PCI}|rdmap\w+|efa_\w+):.*"
@@ -56,15 +53,15 @@ _DIMM = r"(?:[^(]* on (?P<device>[^(]+?)\s*(?:\(|$))?"
 # register dump of a machine check, the sections of a GHES record.
 _RULES = (
     # Before mce, whose prefix some have.
-    _rule("thermal", "throttled", "above threshold", r"(?P<device>CPU\d+): \w+ temperature (?:is )?above threshold"),
+    _Rule("thermal", "throttled", "above threshold", r"(?P<device>CPU\d+): \w+ temperature (?:is )?above threshold"),
     _fatal("thermal", "critical", "critical temperature", r"(?:(?P<device>[\w-]+): )?critical temperature reached"),
-    _rule("thermal", "throttled", "high temperature", rf"(?:(?P<device>{_PCI}).*)?port module event.*high temperature"),
+    _Rule("thermal", "throttled", "high temperature", rf"(?:(?P<device>{_PCI}).*)?port module event.*high temperature"),
     _fatal("mce", "", "hardware memory error", r"mce: uncorrected hardware memory error"),
     _fatal("mce", "", "memory failure:", r"memory failure: \w+: recovery action"),
-    _rule("mce", "", "machine check events logged", r"machine check events logged"),
-    _rule("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?CE\b{_DIMM}", is_fatal=False),
+    _Rule("mce", "", "machine check events logged", r"machine check events logged"),
+    _Rule("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?CE\b{_DIMM}", is_fatal=False),
     _fatal("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?UE\b{_DIMM}"),
-    _rule("nvme", "controller-down", "controller is down", r"(?P<device>nvme\d+): controller is down"),
+    _Rule("nvme", "controller-down", "controller is down", r"(?P<device>nvme\d+): controller is down"),
     _fatal(
         "nvme",
         "removed",
@@ -72,8 +69,8 @@ _RULES = (
         r"(?P<device>nvme\d+): (?:disabling device after|removing after probe|device not ready; aborting)",
     ),
     _fatal("nvme", "no-path", "no available path", r"block (?P<device>nvme\w+): no available path"),
-    _rule("nvme", "timeout", "timeout,", r"(?P<device>nvme\d+): I/O .*timeout,"),
-    _rule("nvme", "io-error", "(sct", r"(?P<device>nvme\w+): .*@ LBA .*\(sct"),
+    _Rule("nvme", "timeout", "timeout,", r"(?P<device>nvme\d+): I/O .*timeout,"),
+    _Rule("nvme", "io-error", "(sct", r"(?P<device>nvme\w+): .*@ LBA .*\(sct"),
     _fatal("disk", "raid-failed", "disk failure on", r"md/raid.*disk failure on (?P<device>[\w-]+)(?:,| detected)"),
     _fatal(
         "disk",
@@ -81,15 +78,15 @@ _RULES = (
         "rejecting i/o to",
         r"^(?!.*\bsr \d)(?:.*\[(?P<device>\w+)\])?.*rejecting I/O to (?:offline|dead) device",
     ),
-    _rule(
+    _Rule(
         "disk",
         "medium-error",
         "error",
         r"critical (?:medium|target) error, dev (?P<device>(?!fd\d|sr\d)[\w-]+)"
         r"|\[(?P<other>sd[a-z]+)\].*sense key ?: (?:medium|hardware) error",
     ),
-    _rule("disk", "io-error", "beyond end of device", r"attempt to access beyond end of device"),
-    _rule("disk", "io-error", "i/o error", r"I/O error(?:,| on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+)"),
+    _Rule("disk", "io-error", "beyond end of device", r"attempt to access beyond end of device"),
+    _Rule("disk", "io-error", "i/o error", r"I/O error(?:,| on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+)"),
     _fatal("filesystem", "read-only", "read-only", rf"(?:{_FS}.*)?remounting filesystem read-only"),
     _fatal("filesystem", "read-only", "forced readonly", rf"{_FS}.*forced readonly"),
     _fatal(
@@ -98,37 +95,37 @@ _RULES = (
         "shut",
         rf"{_FS}.*(?:filesystem has been shut down|shutting down filesystem|xfs_do_force_shutdown)",
     ),
-    _rule(
+    _Rule(
         "filesystem", "shutdown", "has been suspended", r"pool '(?P<device>[^']+)'.*has been suspended", is_fatal=True
     ),
-    _rule("filesystem", "error", "-fs error", r"ext[234]-fs error \(device (?P<device>[^):\s]+)"),
-    _rule("filesystem", "error", "btrfs", r"btrfs:? (?:error|critical)[^(]*\(device (?P<device>[^):\s]+)"),
-    _rule("filesystem", "error", "corrupt", rf"{_FS}.*corrupt"),
-    _rule("filesystem", "error", "csum failed", rf"{_FS}.*csum failed"),
-    _rule("filesystem", "error", "i/o error", rf"{_FS}.*(?:I/O error while writing|I/O error in|log I/O error)"),
-    _rule("filesystem", "error", "journal", r"aborting journal on device (?P<device>[\w-]+?)-\d+\."),
-    _rule("nfs", "timeout", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
-    _rule("nfs", "ok", "server", r"(?:nfs|lockd): server (?P<device>\S+) OK\b"),
-    _rule("lustre", "lost", "was lost", rf"lustre(?:error)?: .*?{_LUSTRE}.*connection to .* was lost"),
-    _rule("lustre", "ok", "connection restored", rf"lustre: .*?{_LUSTRE}.*connection restored"),
-    _rule("lustre", "evicted", "evicted by", rf"lustre(?:error)?:? .*?{_LUSTRE}.*client was evicted"),
+    _Rule("filesystem", "error", "-fs error", r"ext[234]-fs error \(device (?P<device>[^):\s]+)"),
+    _Rule("filesystem", "error", "btrfs", r"btrfs:? (?:error|critical)[^(]*\(device (?P<device>[^):\s]+)"),
+    _Rule("filesystem", "error", "corrupt", rf"{_FS}.*corrupt"),
+    _Rule("filesystem", "error", "csum failed", rf"{_FS}.*csum failed"),
+    _Rule("filesystem", "error", "i/o error", rf"{_FS}.*(?:I/O error while writing|I/O error in|log I/O error)"),
+    _Rule("filesystem", "error", "journal", r"aborting journal on device (?P<device>[\w-]+?)-\d+\."),
+    _Rule("nfs", "timeout", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
+    _Rule("nfs", "ok", "server", r"(?:nfs|lockd): server (?P<device>\S+) OK\b"),
+    _Rule("lustre", "lost", "was lost", rf"lustre(?:error)?: .*?{_LUSTRE}.*connection to .* was lost"),
+    _Rule("lustre", "ok", "connection restored", rf"lustre: .*?{_LUSTRE}.*connection restored"),
+    _Rule("lustre", "evicted", "evicted by", rf"lustre(?:error)?:? .*?{_LUSTRE}.*client was evicted"),
     _fatal("lustre", "bug", "lbug", r"lustreerror: .*LBUG"),
-    _rule("lustre", "error", "lustreerror:", rf"lustreerror: (?:.*?{_LUSTRE})?"),
-    _rule("lustre", "error", "lneterror:", r"lneterror: "),
-    _rule("oom", "cgroup", "out of memory", r"memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)"),
-    _rule("oom", "host", "out of memory", r"out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)"),
-    _rule("hang", "hung-task", "blocked for more than", r"task .+:(?P<pid>\d+) blocked for more than \d+ seconds"),
-    _rule(
+    _Rule("lustre", "error", "lustreerror:", rf"lustreerror: (?:.*?{_LUSTRE})?"),
+    _Rule("lustre", "error", "lneterror:", r"lneterror: "),
+    _Rule("oom", "cgroup", "out of memory", r"memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)"),
+    _Rule("oom", "host", "out of memory", r"out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)"),
+    _Rule("hang", "hung-task", "blocked for more than", r"task .+:(?P<pid>\d+) blocked for more than \d+ seconds"),
+    _Rule(
         "hang", "soft-lockup", "soft lockup", r"BUG: soft lockup - (?P<device>CPU#\d+) stuck(?:.*\[.*:(?P<pid>\d+)\])?"
     ),
     _fatal("hang", "hard-lockup", "hard lockup", r"watchdog detected hard lockup on (?P<device>cpu \d+)"),
-    _rule("hang", "rcu-stall", "detected stall", r"detected stalls? on cpu"),
+    _Rule("hang", "rcu-stall", "detected stall", r"detected stalls? on cpu"),
     _fatal("gpu", "reset-failed", "amdgpu", rf"(?P<device>{_PCI}).*GPU (?:reset|recovery).*fail"),
     _fatal("gpu", "reset-failed", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset end with ret = -"),
-    _rule("gpu", "reset", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset begin"),
-    _rule("gpu", "ok", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset(?:\(\d+\))? succeeded"),
+    _Rule("gpu", "reset", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset begin"),
+    _Rule("gpu", "ok", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset(?:\(\d+\))? succeeded"),
     _fatal("gpu", "init-failed", "amdgpu", rf"(?P<device>{_PCI}).*fatal error during GPU init"),
-    _rule("gpu", "timeout", "timeout, signaled", rf"(?:(?P<device>{_PCI}).*)?ring \S+ timeout, signaled"),
+    _Rule("gpu", "timeout", "timeout, signaled", rf"(?:(?P<device>{_PCI}).*)?ring \S+ timeout, signaled"),
     _fatal(
         "gpu",
         "memory-error",
@@ -142,8 +139,8 @@ _RULES = (
         "mlx5_core",
         rf"(?P<device>{_PCI}).*(?:cause a leak of a command|health compromised|unrecoverable hardware error)",
     ),
-    _rule("link", "driver-error", "x timeout", rf"mlx5_core (?P<device>{_PCI}).*[RT]X timeout (?:detected|on channel)"),
-    _rule(
+    _Rule("link", "driver-error", "x timeout", rf"mlx5_core (?P<device>{_PCI}).*[RT]X timeout (?:detected|on channel)"),
+    _Rule(
         "link",
         "driver-error",
         "netdev watchdog",
@@ -156,12 +153,12 @@ _RULES = (
         rf"{_EFA}(?:wait for completion \(polling\) timeout|didn't send any completion)",
     ),
     _fatal("link", "driver-error", "admin queue is closed", rf"{_EFA}admin queue is closed"),
-    _rule("link", "driver-error", "failed to", rf"{_EFA}failed to (?:process|submit) command"),
+    _Rule("link", "driver-error", "failed to", rf"{_EFA}failed to (?:process|submit) command"),
     _fatal("link", "driver-error", "device isn't ready", rf"{_EFA}device isn't ready"),
     _fatal("link", "driver-error", "reset indication", rf"{_EFA}reset indication didn't turn"),
-    _rule("link", "up", "cable plugged", rf"(?P<device>{_PCI}).*port module event.*cable plugged"),
-    _rule("link", "down", "cable unplugged", rf"(?P<device>{_PCI}).*port module event.*cable unplugged"),
-    _rule(
+    _Rule("link", "up", "cable plugged", rf"(?P<device>{_PCI}).*port module event.*cable plugged"),
+    _Rule("link", "down", "cable unplugged", rf"(?P<device>{_PCI}).*port module event.*cable unplugged"),
+    _Rule(
         "link",
         "",
         "link",
@@ -169,35 +166,38 @@ _RULES = (
         r"(?P<state>down|up|active)\b(?! for)",
     ),
 )
-_NO_LINK = re.compile(r"\bsata\b|pciehp|\bata\d|nvlink|displayport", re.IGNORECASE)
+_FORMS = tuple((rule.word, rule) for rule in _RULES)  # plain, as each line of the log is compared with all words
+_NO_LINK = r"(?i)\bsata\b|pciehp|\bata\d|nvlink|displayport"
 
-_XID = re.compile(r"NVRM:\s+Xid\b\s*(?:\(\s*(?:PCI:)?\s*([^()\s]*)\s*\))?\s*:\s*(\d{1,6})\b(.*)", re.I | re.S)
-_FALLEN = re.compile(r"\bGPU (?:at )?(?:PCI:)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b", re.I)
-_SXID = re.compile(r"SXid \((?:PCI:)?\s*([^()\s]*)\s*\)\s*:\s*(\d{1,6})\b(.*)", re.I | re.S)
-_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?", re.I)
-_NAME = re.compile(r"\bname=[^,]*")
-_PID = re.compile(r"\bpid='?(\d{1,10})\b")
-_PARENTHESES = re.compile(r"\(([^()]*)\)")
-_LINK = re.compile(r"\blink (-?\d{1,3})\b", re.I)
-_UNIT = re.compile(r"\b([A-Z][A-Z0-9_]{2,30})\s+(?:Fatal|Non-?fatal)\b")
-_REGISTERS = re.compile(r"\blink \d+\s*\(((?:0x[0-9a-f]+,?\s*){7})\)", re.I)
-_TPC = re.compile(r"\bGPC (\d{1,3}), TPC (\d{1,3})\b")
-_NOT_FATAL = re.compile(r"\bnon-?fatal\b|\b(?:corrected|correctable)\b", re.I)
-_FATAL = re.compile(r"\bfatal\b|\bun(?:corrected|correctable|contained)\b", re.I)
-_BANK = re.compile(r"CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{1,16})\b", re.I)
-_AMD_STATUS = re.compile(r"CPU:?\s?(\d+)\b.*MC\d+_STATUS\[([^\]]*)\]", re.I)
-_SEVERITY = re.compile(r"event severity: ([\w-]+)")
+_XID = r"(?is)NVRM:\s+Xid\b\s*(?:\(\s*(?:PCI:)?\s*([^()\s]*)\s*\))?\s*:\s*(\d{1,6})\b(.*)"
+_FALLEN = r"(?i)\bGPU (?:at )?(?:PCI:)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b"
+_SXID = r"(?is)SXid \((?:PCI:)?\s*([^()\s]*)\s*\)\s*:\s*(\d{1,6})\b(.*)"
+_ADDRESS = r"(?i)(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?"
+_PID = r"\bpid='?(\d{1,10})\b"
+_LINK = r"(?i)\blink (-?\d{1,3})\b"
+_UNIT = r"\b([A-Z][A-Z0-9_]{2,30})\s+(?:Fatal|Non-?fatal)\b"
+_REGISTERS = r"(?i)\blink -?\d+\s*[(\[]((?:0x[0-9a-f]{1,8}(?=[,\s)\]])[,\s]*)+)"  # one that is cut off is none
+_TPC = r"\bGPC (\d{1,3}), TPC (\d{1,3})\b"
+_NOT_FATAL = r"(?i)\bnon-?fatal\b|\b(?:corrected|correctable)\b"
+_FATAL = r"(?i)\bfatal\b|\bun(?:corrected|correctable|contained)\b"
+_BANK = r"(?i)CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{1,16})\b"
+_AMD_STATUS = r"(?i)CPU:?\s?(\d+)\b.*MC\d+_STATUS\[([^\]]*)\]"
+_SEVERITY = r"event severity: ([\w-]+)"
 _UNCORRECTED_BIT = 1 << 61  # UC of IA32_MCi_STATUS
 # Registers of an Xid 74 by NVIDIA's WORKFLOW_NVLINK_ERR: only the first, third, fourth and fifth count. These bits "can
 # be safely ignored", or are corrected errors beyond a threshold: "continue operation".
 _IGNORABLE = {0: 1 << 0 | 1 << 23 | 1 << 30, 2: 0, 3: 0, 4: 1 << 20 | 1 << 23 | 1 << 26 | 1 << 29}
+# NVIDIA's Xid catalog, "Xid 144-150 Decode": the first register of an Xid 149 has the unit in its low bits, otherwise
+# before driver R575 (ten bits) than since (seven); where that is a link that went down, bits 20 to 25 say why. Of all
+# other units the line's own Fatal or Nonfatal says what the registers do.
+_LINK_DOWN_UNITS = ("NETIR_LINK_EVT", "NETIR_LINK_DOWN")
+_LINK_DOWN_CODES = ((0x3FF, 0x1C6), (0x7F, 0x11))
 
 
 def parse_message(message: str) -> Event | None:
     """Return the fault that a message tells of; None for all others. The message is without its time."""
     message = message[:_LONGEST]
-    lower = message.lower()
-    event = _parse(message, lower)
+    event = _parse(message, message.lower())
     return event and event._replace(text=_printable(message))
 
 
@@ -207,14 +207,14 @@ def _parse(message: str, lower: str) -> Event | None:
         if event:
             return event
     if "nvrm" in lower and "fallen off the bus" in lower:
-        found = _FALLEN.search(message)
+        found = re.search(_FALLEN, message)
         return Event("xid", code=79, device=_pci_address(found.group(1)) if found else "")
     if "hardware error]" in lower or "machine check" in lower:
         event = _parse_machine_check(message)
         if event:
             return event
-    for rule in _RULES:
-        if rule.word in lower and (found := rule.pattern.search(message)):
+    for word, rule in _FORMS:
+        if word in lower and (found := re.search(rule.pattern, message, re.IGNORECASE)):
             return _event_of(rule, found, message)
     return None
 
@@ -225,27 +225,27 @@ def _event_of(rule: _Rule, found: re.Match[str], message: str) -> Event | None:
     state = rule.state
     if not state and "state" in groups:
         state = "down" if groups["state"].lower() == "down" else "up"
-        if _NO_LINK.search(message):
+        if re.search(_NO_LINK, message):
             return None
     if re.fullmatch(_PCI, device, re.IGNORECASE):
         device = device.lower()
-    pid = groups.get("pid")
-    return Event(rule.kind, state, device=device, is_fatal=rule.is_fatal, job_pid=_number(pid))
+    return Event(rule.kind, state, device=device, is_fatal=rule.is_fatal, job_pid=_number(groups.get("pid")))
 
 
 def _parse_xid(message: str) -> Event | None:
     """Read an Xid by its parts: any may be missing but the number."""
-    found = _XID.search(message)
+    found = re.search(_XID, message)
     if not found:
         return None
     address, number, rest = found.groups()
-    rest = _NAME.sub("", rest)  # a program chooses its name
-    pid = _PID.search(rest)
+    rest = re.sub(r"\bname=[^,]*", "", rest)  # a program chooses its name
+    pid = re.search(_PID, rest)
     code = int(number)
-    action = _PARENTHESES.findall(rest) if code == 154 else []  # from 0x0 (None) to 0x1 (GPU Reset Required)
+    # The last parentheses: from 0x0 (None) to 0x1 (GPU Reset Required)
+    action = re.findall(r"\(([^()]*)\)", rest) if code == 154 else []
     return Event(
         "xid",
-        "ignorable" if code == 74 and _is_ignorable(rest) else "",
+        _nvlink_state(code, rest),
         code=code,
         device=_pci_address(address or ""),
         part=_part(rest),
@@ -256,7 +256,7 @@ def _parse_xid(message: str) -> Event | None:
 
 
 def _parse_sxid(message: str) -> Event | None:
-    found = _SXID.search(message)
+    found = re.search(_SXID, message)
     if not found:
         return None
     address, number, rest = found.groups()
@@ -265,19 +265,19 @@ def _parse_sxid(message: str) -> Event | None:
 
 def _parse_machine_check(message: str) -> Event | None:
     """Read the lines that say whether an error was corrected: of the CPU's banks, of AMD's decoder, and of GHES."""
-    if bank := _BANK.search(message):
+    if bank := re.search(_BANK, message):
         return Event("mce", device=f"CPU{bank.group(1)}", is_fatal=bool(int(bank.group(2), 16) & _UNCORRECTED_BIT))
-    if status := _AMD_STATUS.search(message):
+    if status := re.search(_AMD_STATUS, message):
         flags = status.group(2).upper().split("|")
         return Event("mce", device=f"CPU{status.group(1)}", is_fatal="UC" in flags or "UE" in flags)
-    if severity := _SEVERITY.search(message):
+    if severity := re.search(_SEVERITY, message):
         return Event("mce", severity.group(1), is_fatal=severity.group(1) in ("fatal", "recoverable", "uncorrected"))
     return None
 
 
 def _pci_address(text: str) -> str:
     """Return an address as `0000:b5:00.0`, as the table `gpus` has it; "" if it is none."""
-    found = _ADDRESS.fullmatch(text)
+    found = re.fullmatch(_ADDRESS, text)
     if not found:
         return ""
     domain, rest, function = found.groups()
@@ -286,30 +286,34 @@ def _pci_address(text: str) -> str:
 
 def _part(text: str) -> str:
     """Return the part of a GPU or switch that the text names: `link 14`, `NETIR_LINK_EVT link 9`, `GPC 1 TPC 3`."""
-    if tpc := _TPC.search(text):
+    if tpc := re.search(_TPC, text):
         return f"GPC {tpc.group(1)} TPC {tpc.group(2)}"
-    unit, link = _UNIT.search(text), _LINK.search(text)
+    unit, link = re.search(_UNIT, text), re.search(_LINK, text)
     names = [unit.group(1)] if unit else []
     if link and int(link.group(1)) >= 0:
         names.append(f"link {int(link.group(1))}")
     return " ".join(names)
 
 
-def _is_ignorable(text: str) -> bool:
-    """Return whether the registers of an Xid 74 have bits, and none that matters."""
-    found = _REGISTERS.search(text)
-    if not found:
-        return False
-    registers = [int(value, 16) for value in found.group(1).replace(",", " ").split()]
-    return any(registers[number] for number in _IGNORABLE) and not any(
-        registers[number] & ~mask for number, mask in _IGNORABLE.items()
-    )
+def _nvlink_state(code: int, text: str) -> str:
+    """Return what the registers of an NVLink's Xid say beyond its text: `ignorable`, or the reason of a link down."""
+    found = re.search(_REGISTERS, text)
+    registers = [int(value, 16) for value in found.group(1).replace(",", " ").split()] if found else []
+    if code == 74 and len(registers) == 7:
+        matter = any(registers[number] & ~mask for number, mask in _IGNORABLE.items())
+        return "ignorable" if not matter and any(registers[number] for number in _IGNORABLE) else ""
+    unit = re.search(_UNIT, text)
+    if code == 149 and unit and unit.group(1) in _LINK_DOWN_UNITS:
+        if registers and any(registers[0] & mask == bits for mask, bits in _LINK_DOWN_CODES):
+            return f"reason {registers[0] >> 20 & 0x3F}"
+        return "reason unknown"
+    return ""
 
 
 def _says_fatal(text: str) -> bool | None:
-    if _NOT_FATAL.search(text):
+    if re.search(_NOT_FATAL, text):
         return False
-    return True if _FATAL.search(text) else None
+    return True if re.search(_FATAL, text) else None
 
 
 def _number(text: str | None) -> int | None:

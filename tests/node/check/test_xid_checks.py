@@ -119,13 +119,30 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
         {"xid-48": "drain", "xid-94": "watch"},
     ),
     "NVLink 5, fatal, R575": (
-        [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x004505c6 0x0 0x0 0x0 0x0 0x0)"))],
-        {"xid-149": "drain"},
+        [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x00400011 0x0 0x0 0x0 0x0 0x0)"))],
+        {"xid-149-cable": "drain"},
     ),
     "NVLink 5, fatal, before R575": (
-        [(60, GPU + NVLINK5.format("Fatal XC 1 i 2 Link 01 [0x0000000a]"))],
+        [(60, GPU + NVLINK5.format("Fatal XC 1 i 2 Link 01 [0x021425c6]"))],
+        {"xid-149-peer": "drain"},
+    ),
+    "NVLink 5, no link": (
+        [(60, GPU + "149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x0 0x0 0x0)")],
         {"xid-149": "drain"},
     ),
+    "NVLink 5, link down by software": (
+        [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 00 (0x016415c6)"))],
+        {"xid-149-software": "drain"},
+    ),
+    "NVLink 5, link down, ignorable": (
+        [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 00 (0x02600011 0x0 0x0 0x0)"))],
+        {"xid-149-ignorable": "watch"},
+    ),
+    "NVLink 5, no such unit": (
+        [(60, GPU + NVLINK5.format("Fatal XC 1 i 2 Link 01 [0x0000000a]"))],
+        {"xid-149-unknown": "watch"},
+    ),
+    "NVLink 5, cut off": ([(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x0045"))], {"xid-149-unknown": "watch"}),
     "NVLink 5, not fatal": (
         [(60, GPU + NVLINK5.format("Nonfatal XC0 i0 Link 08 (0x004505c6 0x0 0x0 0x0 0x0 0x0)"))],
         {"xid-nvlink5-nonfatal": "watch"},
@@ -275,6 +292,45 @@ def test_log_leads_to_the_action(name: str) -> None:
     assert failed(log) == expected
 
 
+# NVIDIA's sheet "Xid 144-150 Decode", by gpud's catalog_generated.go of 2025-10-29: the low bits of each unit before
+# driver R575 and since, and the values of the second register that it calls fatal, and those that it does not.
+UNITS = """
+144 SAW_MVB       021 01 2,10                  1,4,8,20
+145 RLW_CTRL      062 03 -                     80000000
+145 RLW_REMAP     082 04 40,80                 1,2,4,8,10,20,100,200,80000000
+145 RLW_RSPCOL    0a2 05 2                     1,80000000
+145 RLW_RXPIPE    0c2 06 -                     1,2,4,8,80000000
+145 RLW_SRC_TRACK 0e2 07 1,10,20               2,4,8,80000000
+145 RLW_TAGSTATE  102 08 2,20000,100000        1,10000,80000000
+146 TLW_CTRL      123 09 4                     1,2,80000000
+146 TLW_RX_PIPE0  143 0a 4                     1,2,80000000
+146 TLW_TX_PIPE1  163 0d 4                     1,2,80000000
+147 TREX          184 0e -                     1,80000000
+148 NVLPW_CTRL    005 0f -                     80000000
+149 NETIR_INT     006 18 0                     -
+149 NETIR_BER_EVENT 226 13 -                   0,1,2,3
+149 NETIR_MFDE_EVENT 246 14 1,4,5,7            3
+150 MSE_WATCHDOG  000 00 0                     -
+"""
+RESET_REASONS = {0, 1, 2, 4, 10, *range(15, 19), 21, 22, *range(32, 38), 42, 43}
+
+
+@pytest.mark.parametrize("form", [0, 1], ids=["before R575", "R575"])
+@pytest.mark.parametrize("more", [" 0x0 0x0", " 0x0 0x0 0x0 0x0"], ids=["four registers", "six registers"])
+def test_nvlink5_is_judged_as_nvidia_decodes_it(form: int, more: str) -> None:
+    """Of each unit, register and reason the GPU that NVIDIA resets is drained, and no other."""
+    for code, unit, *bits, fatal, harmless in map(str.split, UNITS.strip().splitlines()):
+        for word, values in (("Fatal", fatal), ("Nonfatal", harmless)):
+            for value in values.replace("-", "").split(",") if values != "-" else ():
+                line = f"{code}, {unit} {word} XC0 i0 Link 03 (0x0408{bits[form]:0>4} 0x{value}{more})"
+                expected = {f"xid-{code}": "drain"} if word == "Fatal" else {"xid-nvlink5-nonfatal": "watch"}
+                assert failed([(60, GPU + line)]) == expected, line
+    for reason in range(64):
+        register = reason << 20 | (0x1C6, 0x11)[form]
+        (action,) = failed([(60, GPU + NVLINK5.format(f"Fatal XC0 i0 Link 03 (0x{register:08x} 0x0{more})"))]).values()
+        assert action == ("drain" if reason in RESET_REASONS else "watch"), reason
+
+
 def test_every_check_of_the_log_is_seen_to_fail() -> None:
     """The cases above have a failure of each rule; the checks of a single code are alike, and fail of their line."""
     seen = {check for _, expected in CASES.values() for check in expected}
@@ -317,15 +373,17 @@ def _codes(text: str) -> set[int]:
 )
 def test_table_has_what_the_sources_say(source: str, words: tuple[str, ...], codes: str) -> None:
     """The codes of a source's word are those that it publishes."""
-    table = read_xid_table()
-    assert {code for one in table.xid if getattr(one, source) in words for code in one.codes} == _codes(codes)
+    rows = [one for one in read_xid_table().xid if not one.form]
+    assert {code for one in rows if getattr(one, source) in words for code in one.codes} == _codes(codes)
 
 
 def test_table_has_each_code_once_and_knows_its_words() -> None:
-    """No code is in two rows, and every word of a source stands for an action."""
+    """No code is in two rows but by its form, and every word of a source stands for an action."""
     table = read_xid_table()
-    for rows in (table.xid, table.sxid):
-        codes = [code for one in rows for code in one.codes]
+    for codes in (
+        [(code, one.form) for one in table.xid for code in one.codes],
+        [code for one in table.sxid for code in one.codes],
+    ):
         assert len(codes) == len(set(codes))
     for name, source in table.sources.items():
         words = {getattr(one, name) for one in table.xid} | {source.other}
