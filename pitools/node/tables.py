@@ -226,7 +226,7 @@ TABLES: dict[str, Table] = {
         {
             "event": "number of its last line among the lines of events",
             "kind": "xid, sxid, mce, edac, nvme, disk, filesystem, nfs, lustre, oom, link, hang, thermal, gpu",
-            "state": "what the line says, by kind: timeout, down, ...; ok or up ends it; of an xid: ignorable, reason 33",
+            "state": "by kind: timeout, down, ...; ok or up ends it; of an xid ignorable, or a link down's `reason 33`",
             "code": "number of an xid or sxid; None for other kinds",
             "device": "PCI address with domain, disk, interface, server; empty if the line names none",
             "part": "of a GPU or switch: link 14, NETIR_LINK_EVT link 9, GPC 1 TPC 3; empty if the line names none",

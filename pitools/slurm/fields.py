@@ -6,8 +6,8 @@ So each call has a random separator (`new_separator`), and rows are found by cou
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Collection
 from datetime import datetime, tzinfo
 
@@ -26,7 +26,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 def new_separator() -> str:
     """Return a random printable separator, which no job name can contain."""
-    return f"|{secrets.token_hex(6)}|"
+    return f"|{os.urandom(6).hex()}|"
 
 
 def parse_error(command: str, reason: str, line: str) -> ClusterError:
