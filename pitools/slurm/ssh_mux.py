@@ -7,7 +7,6 @@ handshake. Sharing only saves time: on any problem, commands use connections of 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
@@ -91,6 +90,8 @@ def drop(host: str) -> None:
 @lru_cache(maxsize=256)
 def _ssh_config(host: str, _path: str) -> SshConfig | None:
     """Return the settings of `ssh -G`, which opens no connection, or None. _path: PATH, as part of the cache key."""
+    import hashlib  # and with it OpenSSL, 8 ms that a local cluster need not pay
+
     try:
         done = subprocesses.run(["ssh", "-G", "--", host], timeout_s=_SSH_G_TIMEOUT_S)
     except PitError:
