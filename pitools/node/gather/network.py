@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from pitools.node.types import Row, Value
 
 SYS, PROC = Path("/sys"), Path("/proc")
 _LOOPBACK = 772  # ARPHRD_LOOPBACK
+_RTM_NEWADDR, _RTM_GETADDR, _NLM_F_REQUEST_DUMP = 20, 22, 0x301
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_NETLINK_TIMEOUT_S = 2.0
 _KINDS = {1: "ethernet", 32: "infiniband", _LOOPBACK: "loopback"}
 
 # Keys of table rdma_ports by the kernel's file, in `counters`, and in `hw_counters` of mlx5 and efa.
@@ -39,17 +43,25 @@ _HARDWARE_COUNTERS = {
 
 
 def ip_addresses() -> dict[str, list[str]]:
-    """Return the IP addresses of each interface with their prefix lengths."""
-    import psutil
-
-    found: dict[str, list[str]] = {}
-    for interface, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.family in (socket.AF_INET, socket.AF_INET6):
-                address = one.address.partition("%")[0]
-                mask = socket.inet_pton(one.family, one.netmask) if one.netmask else b""
-                length = f"/{int.from_bytes(mask, 'big').bit_count()}" if mask else ""
-                found.setdefault(interface, []).append(address + length)
+    """Return the IP addresses of each interface with their prefix lengths, by rtnetlink(7): psutil takes 10 ms more."""
+    names, found = dict(socket.if_nameindex()), dict[str, list[str]]()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as channel:
+        channel.settimeout(_NETLINK_TIMEOUT_S)
+        channel.send(struct.pack("=IHH16x", 24, _RTM_GETADDR, _NLM_F_REQUEST_DUMP))
+        while data := channel.recv(1 << 16):
+            while data:
+                length, kind = struct.unpack_from("=IH", data)
+                if kind != _RTM_NEWADDR:  # the end, or an error
+                    return found
+                family, prefix, index = struct.unpack_from("=BBxxI", data, 16)
+                attributes, values = data[24:length], dict[int, bytes]()
+                while attributes:
+                    size, number = struct.unpack_from("=HH", attributes)
+                    values[number], attributes = attributes[4:size], attributes[size + 3 & ~3 :]
+                if address := values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS):  # the other end's, of a tunnel
+                    text = f"{socket.inet_ntop(family, address)}/{prefix}"
+                    found.setdefault(names.get(index, ""), []).append(text)
+                data = data[length + 3 & ~3 :]
     return found
 
 

@@ -103,7 +103,7 @@ def _read_stat(proc: Path, pid: str) -> _Stat | None:
 
 def _owner(proc: Path, pid: int) -> Row:
     try:
-        uid = (proc / str(pid)).stat().st_uid
+        uid = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116 - a Path for each of thousands costs as much as the call
     except OSError:
         return {"user": None, "uid": None}
     return {"user": _user_name(uid), "uid": uid}
