@@ -365,7 +365,7 @@ TABLES: dict[str, Table] = {
     "slurm": Table(
         {
             "is_node": "false where the controller has no node of this name, as a login node",
-            "slurmd_is_running": "a slurmd of this node runs",
+            "slurmd_is_running": "a slurmd of this node runs, and is not stopped",
             "slurmd_version": "version of the running slurmd, or else of the installed one",
             "controllers_up": "controllers that answer `scontrol ping`",
             "controllers": "configured controllers",

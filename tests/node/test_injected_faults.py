@@ -1,24 +1,17 @@
-"""Faults of each class: its check finds each, with its action, and the controller drains the node, or does not."""
+"""Faults of each class, injected into a simulated node: its check finds each, and the controller acts, or does not."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from pitools.core.record import decode_json
-from pitools.node.check.config import Check, load_config, targets_of
+from pitools.node.check.config import Check, load_config
 from pitools.node.gather import disks, gpus, network, platform, slurmd
-from pitools.node.gather.collectors import read_facts
 from pitools.node.tables import TABLES
-from pitools.node.types import ACTIONS, Action, NodeFacts, Row
+from pitools.node.types import ACTIONS, Action, Row
 from tests.node.gather.fake_nvml import FakeNvml, h100
 from tests.node.gather.pci_files import pci
 from tests.node.simulated import Cluster, SimulatedNode, read_blocks, replaced
@@ -255,76 +248,3 @@ def test_fault_is_found_and_handled(
     tell_time(cluster)
     found = inject(cluster, lambda node: fault.change(node, tmp_path / "root"))
     assert_handled(cluster, found, fault.check, fault.action)
-
-
-@pytest.fixture(scope="module")
-def bad_host(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NodeFacts]:
-    """A folder, and the facts of this machine with a full tmpfs, a FUSE mount that hangs and no third mount in it."""
-    if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
-        pytest.skip("only root can mount, where /dev/fuse is")
-    folder = tmp_path_factory.mktemp("mounts")
-    program = Path(__file__).with_name("gather") / "bad_host.py"
-    argv = ["unshare", "--mount", "--propagation", "private", sys.executable, str(program), str(folder), "mounts"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
-    return folder, decode_json(done.stdout, NodeFacts)
-
-
-def site_cluster(folder: Path, rule: str) -> Cluster:
-    """Return one node with one check of the site's."""
-    (folder / "node.toml").write_text(f'[[check]]\nname = "site"\n{rule}\n')
-    (folder / "spool").mkdir()
-    checks = load_config(folder / "node.toml").check
-    return Cluster(folder / "spool", [one for one in checks if one.name == "site"], 1, noise=0)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        'where = {{ target = "{folder}/full" }}\nkey = "used_share"\nmax = 0.95',
-        'where = {{ target = "{folder}/hung" }}\nkey = "responds"\nequals = true',
-        'where = {{ target = "{folder}/none" }}\nmin_count = 1',
-    ],
-    ids=["full disk", "hung mount", "missing mount"],
-)
-def test_real_mounts(
-    tmp_path: Path, bad_host: tuple[Path, NodeFacts], tell_time: Callable[[Cluster], None], rule: str
-) -> None:
-    """Gathered from this machine, found, and drained."""
-    folder, facts = bad_host
-    cluster = site_cluster(tmp_path, f'table = "mounts"\n{rule.format(folder=folder)}')
-    tell_time(cluster)
-    cluster.step(lambda _: {"mounts": list(facts.tables["mounts"].rows)})
-    cluster.tick()
-    assert_handled(cluster, {one.check: one.action for one in cluster.findings}, "site", "drain")
-
-
-@pytest.mark.parametrize("table", ["processes", "endpoints"])
-def test_real_daemon_and_port(tmp_path: Path, tell_time: Callable[[Cluster], None], table: str) -> None:
-    """A daemon, and a port, of this machine that a check demands: nothing while it is there, then a drain."""
-    program = tmp_path / "pit-daemon"
-    shutil.copy(shutil.which("sleep") or "", program)
-    daemon = subprocess.Popen([program, "600"])
-    server = socket.create_server(("127.0.0.1", 0))
-    endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-    rules = {
-        "processes": f'where = {{ name = "{program.name}" }}\nmin_count = 1',
-        "endpoints": f'where = {{ endpoint = "{endpoint}" }}\nkey = "responds"\nequals = true',
-    }
-    cluster = site_cluster(tmp_path, f'table = "{table}"\n{rules[table]}')
-    targets = targets_of(list(cluster.checks))
-
-    def gather(_node: SimulatedNode) -> dict[str, list[Row]]:
-        return {table: list(read_facts((table,), targets).tables[table].rows)}
-
-    tell_time(cluster)
-    try:
-        cluster.step(gather)
-        cluster.tick()
-        assert cluster.findings == []
-    finally:
-        daemon.kill()
-        daemon.wait()
-        server.close()
-    cluster.step(gather)
-    cluster.tick()
-    assert_handled(cluster, {one.check: one.action for one in cluster.findings}, "site", "drain")

@@ -42,12 +42,15 @@ def read_slurm(
 
 
 def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
-    """Return the process id of this node's slurmd. One that was started as another node (`-N`) is not it."""
+    """Return the process id of this node's slurmd that runs: one that is stopped (SIGSTOP) or dead does not.
+
+    One that was started as another node (`-N`) is not it.
+    """
     for pid in list_names(proc):
         if not pid.isdigit():
             continue
         head, _, tail = (read_bytes(f"{proc}/{pid}/stat", limit=512) or b"").rpartition(b")")
-        if head.partition(b"(")[2] == b"slurmd" and tail[1:2] not in (b"Z", b"X"):
+        if head.partition(b"(")[2] == b"slurmd" and tail[1:2] not in (b"Z", b"X", b"T", b"t"):
             name = _started_as(read_bytes(f"{proc}/{pid}/cmdline", limit=4096) or b"")
             if not node or name in ("", node):
                 return int(pid)
