@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from pitools.node.check.config import load_config
+from pitools.node.gather.slurmd import find_slurmd
 
 pytestmark = pytest.mark.slurm
 
@@ -44,6 +46,21 @@ types = ["{type}"]
 table = "files"
 where.path = "{folder}/scratch/{node}"
 key = "exists"
+equals = true
+"""
+REAL_CHECKS = """\
+[[check]]
+name = "full-disk"
+types = ["a"]
+table = "mounts"
+where.target = "{full}"
+key = "used_share"
+max = 0.9
+[[check]]
+name = "slurmd"
+types = ["b"]
+table = "slurm"
+key = "slurmd_is_running"
 equals = true
 """
 SITE = 'name = "eta"\n[slurm]\nconf = "{conf}"\n[node]\nconfig = "{config}"\n'
@@ -100,9 +117,9 @@ class Cluster:
     def tick(self, *words: str) -> list[tuple[str, str, bool]]:
         return [(row["act"], row["node"], row["done"]) for row in self.pit("drain", *words)]
 
-    def report(self, *nodes: str) -> None:
+    def report(self, *nodes: str, config: Path | None = None) -> None:
         for node in nodes or NODES:
-            self.pit("check", "--report", "--node", node, "--config", str(self.config), codes=(0, 1))
+            self.pit("check", "--report", "--node", node, "--config", str(config or self.config), codes=(0, 1))
 
     def update(self, node: str, state: str, reason: str = "") -> None:
         self.call("scontrol", "update", f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else []))
@@ -227,6 +244,36 @@ def test_a_person_returns_a_node_that_was_checked_again(nodes: Cluster) -> None:
     assert [row["done"] for row in nodes.pit("return", "eta01")] == [True]
     assert nodes.states()["eta01"] == "idle"
     assert nodes.tick("--act") == []
+
+
+def test_a_full_disk_and_a_stopped_slurmd_are_drained_and_returned(nodes: Cluster, as_root: None) -> None:
+    """Both are real: each node is drained for its own check, and returned once that is mended."""
+    full, config = nodes.folder / "full", nodes.folder / "faults.toml"
+    config.write_text(nodes.config.read_text() + REAL_CHECKS.format(full=full))
+    slurmd = find_slurmd(node="eta02")
+    assert slurmd
+    full.mkdir()
+    nodes.call("mount", "-t", "tmpfs", "-o", "size=64k", "full", str(full))
+    try:
+        nodes.call("dd", "if=/dev/zero", f"of={full}/data", "bs=64k", "count=2", codes=(1,))
+        os.kill(slurmd, signal.SIGSTOP)
+        nodes.report(config=config)
+        acts = nodes.tick("--act", "--config", str(config))
+        assert sorted(acts) == [("drain", "eta01", True), ("drain", "eta02", True)]
+        assert nodes.reason("eta01").startswith("pit node [eta01-1] full-disk: ")
+        assert nodes.reason("eta02").startswith("pit node [eta02-1] slurmd: ")
+        (full / "data").unlink()
+        os.kill(slurmd, signal.SIGCONT)
+        nodes.report(config=config)
+        acts = nodes.tick("--act", "--config", str(config))
+        assert sorted(acts) == [("recover", "eta01", True), ("recover", "eta02", True)]
+        assert wait_until(lambda: {nodes.states()[node] for node in ("eta01", "eta02")} == {"drained"})
+        nodes.report(config=config)
+        acts = nodes.tick("--act", "--config", str(config))
+        assert sorted(acts) == [("return", "eta01", True), ("return", "eta02", True)]
+    finally:
+        os.kill(slurmd, signal.SIGCONT)
+        nodes.call("umount", str(full))
 
 
 def test_slurm_s_own_checks_write_the_reports(nodes: Cluster) -> None:
