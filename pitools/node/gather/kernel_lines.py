@@ -103,9 +103,11 @@ _RULES = (
     _Rule("filesystem", "error", "corrupt", rf"{_FS}.*corrupt"),
     _Rule("filesystem", "error", "csum failed", rf"{_FS}.*csum failed"),
     _Rule("filesystem", "error", "i/o error", rf"{_FS}.*(?:I/O error while writing|I/O error in|log I/O error)"),
+    _Rule("filesystem", "error", "writing superblock", r"I/O error while writing superblock"),  # without a device
     _Rule("filesystem", "error", "journal", r"aborting journal on device (?P<device>[\w-]+?)-\d+\."),
     _Rule("nfs", "timeout", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
     _Rule("nfs", "ok", "server", r"(?:nfs|lockd): server (?P<device>\S+) OK\b"),
+    _Rule("nfs", "locks-lost", "lock reclaim failed", r"lock reclaim failed"),
     _Rule("lustre", "lost", "was lost", rf"lustre(?:error)?: .*?{_LUSTRE}.*connection to .* was lost"),
     _Rule("lustre", "ok", "connection restored", rf"lustre: .*?{_LUSTRE}.*connection restored"),
     _Rule("lustre", "evicted", "evicted by", rf"lustre(?:error)?:? .*?{_LUSTRE}.*client was evicted"),
@@ -140,6 +142,9 @@ _RULES = (
         rf"(?P<device>{_PCI}).*(?:cause a leak of a command|health compromised|unrecoverable hardware error)",
     ),
     _Rule("link", "driver-error", "x timeout", rf"mlx5_core (?P<device>{_PCI}).*[RT]X timeout (?:detected|on channel)"),
+    _Rule(
+        "link", "driver-error", "insufficient power", rf"(?:(?P<device>{_PCI}).*)?insufficient power on the PCIe slot"
+    ),
     _Rule(
         "link",
         "driver-error",
