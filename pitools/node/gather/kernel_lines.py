@@ -6,6 +6,7 @@ A line of another kind, or one that is too damaged to be read, is none. What a l
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _LONGEST = 1024  # characters of a line that are read: the most that the kernel logs in one
@@ -31,147 +32,116 @@ class _Rule(NamedTuple):
     (a device, too), pid and state.
     """
 
+    word: str
     kind: str
     state: str
-    word: str
+    is_fatal: bool | None
     pattern: str
-    is_fatal: bool | None = None
-
-
-def _fatal(kind: str, state: str, word: str, pattern: str) -> _Rule:
-    return _Rule(kind, state, word, pattern, is_fatal=True)
 
 
 # Patterns are compiled when a line first has their word: to compile all takes longer than the other imports of a check.
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _FS = r"(?:ext[234]-fs|xfs|btrfs\b[^(]*)[^(]{0,40}\((?:device )?(?P<device>[^):\s]+)[^)]*\)"
-_EFA = rf"\b(?:efa|infiniband) (?P<device>{_PCI}|rdmap\w+|efa_\w+):.*"
+_EFA = r"\b(?:efa|infiniband) (?P<device>{PCI}|rdmap\w+|efa_\w+):.*"
 _LUSTRE = r"(?P<device>[\w-]+-(?:OST|MDT)[0-9a-f]{4}|MGC[\w.@]+)"
 _DIMM = r"(?:[^(]* on (?P<device>[^(]+?)\s*(?:\(|$))?"
 
-# The first that fits counts. Lines that come along with another one for the same event are left out: `oom-kill:`, the
-# register dump of a machine check, the sections of a GHES record.
-_RULES = (
-    # Before mce, whose prefix some have.
-    _Rule("thermal", "throttled", "above threshold", r"(?P<device>CPU\d+): \w+ temperature (?:is )?above threshold"),
-    _fatal("thermal", "critical", "critical temperature", r"(?:(?P<device>[\w-]+): )?critical temperature reached"),
-    _Rule("thermal", "throttled", "high temperature", rf"(?:(?P<device>{_PCI}).*)?port module event.*high temperature"),
-    _fatal("mce", "", "hardware memory error", r"mce: uncorrected hardware memory error"),
-    _fatal("mce", "", "memory failure:", r"memory failure: \w+: recovery action"),
-    _Rule("mce", "", "machine check events logged", r"machine check events logged"),
-    _Rule("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?CE\b{_DIMM}", is_fatal=False),
-    _fatal("edac", "", "edac", rf"EDAC (?P<other>MC\d+): (?:\d+ )?UE\b{_DIMM}"),
-    _Rule("nvme", "controller-down", "controller is down", r"(?P<device>nvme\d+): controller is down"),
-    _fatal(
-        "nvme",
-        "removed",
-        "nvme",
-        r"(?P<device>nvme\d+): (?:disabling device after|removing after probe|device not ready; aborting)",
-    ),
-    _fatal("nvme", "no-path", "no available path", r"block (?P<device>nvme\w+): no available path"),
-    _Rule("nvme", "timeout", "timeout,", r"(?P<device>nvme\d+): I/O .*timeout,"),
-    _Rule("nvme", "io-error", "(sct", r"(?P<device>nvme\w+): .*@ LBA .*\(sct"),
-    _fatal("disk", "raid-failed", "disk failure on", r"md/raid.*disk failure on (?P<device>[\w-]+)(?:,| detected)"),
-    _fatal(
-        "disk",
-        "offline",
-        "rejecting i/o to",
-        r"^(?!.*\bsr \d)(?:.*\[(?P<device>\w+)\])?.*rejecting I/O to (?:offline|dead) device",
-    ),
-    _Rule(
-        "disk",
-        "medium-error",
-        "error",
-        r"critical (?:medium|target) error, dev (?P<device>(?!fd\d|sr\d)[\w-]+)"
-        r"|\[(?P<other>sd[a-z]+)\].*sense key ?: (?:medium|hardware) error",
-    ),
-    _Rule("disk", "io-error", "beyond end of device", r"attempt to access beyond end of device"),
-    _Rule("disk", "io-error", "i/o error", r"I/O error(?:,| on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+)"),
-    _fatal("filesystem", "read-only", "read-only", rf"(?:{_FS}.*)?remounting filesystem read-only"),
-    _fatal("filesystem", "read-only", "forced readonly", rf"{_FS}.*forced readonly"),
-    _fatal(
-        "filesystem",
-        "shutdown",
-        "shut",
-        rf"{_FS}.*(?:filesystem has been shut down|shutting down filesystem|xfs_do_force_shutdown)",
-    ),
-    _Rule(
-        "filesystem", "shutdown", "has been suspended", r"pool '(?P<device>[^']+)'.*has been suspended", is_fatal=True
-    ),
-    _Rule("filesystem", "error", "-fs error", r"ext[234]-fs error \(device (?P<device>[^):\s]+)"),
-    _Rule("filesystem", "error", "btrfs", r"btrfs:? (?:error|critical)[^(]*\(device (?P<device>[^):\s]+)"),
-    _Rule("filesystem", "error", "corrupt", rf"{_FS}.*corrupt"),
-    _Rule("filesystem", "error", "csum failed", rf"{_FS}.*csum failed"),
-    _Rule("filesystem", "error", "i/o error", rf"{_FS}.*(?:I/O error while writing|I/O error in|log I/O error)"),
-    _Rule("filesystem", "error", "writing superblock", r"I/O error while writing superblock"),  # without a device
-    _Rule("filesystem", "error", "journal", r"aborting journal on device (?P<device>[\w-]+?)-\d+\."),
-    _Rule("nfs", "timeout", "not responding", r"(?:nfs|lockd): server (?P<device>\S+) not responding"),
-    _Rule("nfs", "ok", "server", r"(?:nfs|lockd): server (?P<device>\S+) OK\b"),
-    _Rule("nfs", "locks-lost", "lock reclaim failed", r"lock reclaim failed"),
-    _Rule("lustre", "lost", "was lost", rf"lustre(?:error)?: .*?{_LUSTRE}.*connection to .* was lost"),
-    _Rule("lustre", "ok", "connection restored", rf"lustre: .*?{_LUSTRE}.*connection restored"),
-    _Rule("lustre", "evicted", "evicted by", rf"lustre(?:error)?:? .*?{_LUSTRE}.*client was evicted"),
-    _fatal("lustre", "bug", "lbug", r"lustreerror: .*LBUG"),
-    _Rule("lustre", "error", "lustreerror:", rf"lustreerror: (?:.*?{_LUSTRE})?"),
-    _Rule("lustre", "error", "lneterror:", r"lneterror: "),
-    _Rule("oom", "cgroup", "out of memory", r"memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)"),
-    _Rule("oom", "host", "out of memory", r"out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)"),
-    _Rule("hang", "hung-task", "blocked for more than", r"task .+:(?P<pid>\d+) blocked for more than \d+ seconds"),
-    _Rule(
-        "hang", "soft-lockup", "soft lockup", r"BUG: soft lockup - (?P<device>CPU#\d+) stuck(?:.*\[.*:(?P<pid>\d+)\])?"
-    ),
-    _fatal("hang", "hard-lockup", "hard lockup", r"watchdog detected hard lockup on (?P<device>cpu \d+)"),
-    _Rule("hang", "rcu-stall", "detected stall", r"detected stalls? on cpu"),
-    _fatal("gpu", "reset-failed", "amdgpu", rf"(?P<device>{_PCI}).*GPU (?:reset|recovery).*fail"),
-    _fatal("gpu", "reset-failed", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset end with ret = -"),
-    _Rule("gpu", "reset", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset begin"),
-    _Rule("gpu", "ok", "amdgpu", rf"(?P<device>{_PCI}).*GPU reset(?:\(\d+\))? succeeded"),
-    _fatal("gpu", "init-failed", "amdgpu", rf"(?P<device>{_PCI}).*fatal error during GPU init"),
-    _Rule("gpu", "timeout", "timeout, signaled", rf"(?:(?P<device>{_PCI}).*)?ring \S+ timeout, signaled"),
-    _fatal(
-        "gpu",
-        "memory-error",
-        "uncorrectable hardware errors",
-        rf"(?P<device>{_PCI}).* [1-9]\d* (?:new )?uncorrectable hardware errors",
-    ),
-    _fatal("gpu", "init-failed", "rminitadapter failed", rf"NVRM: GPU (?P<device>{_PCI}).*RmInitAdapter failed"),
-    _fatal(
-        "link",
-        "driver-error",
-        "mlx5_core",
-        rf"(?P<device>{_PCI}).*(?:cause a leak of a command|health compromised|unrecoverable hardware error)",
-    ),
-    _Rule("link", "driver-error", "x timeout", rf"mlx5_core (?P<device>{_PCI}).*[RT]X timeout (?:detected|on channel)"),
-    _Rule(
-        "link", "driver-error", "insufficient power", rf"(?:(?P<device>{_PCI}).*)?insufficient power on the PCIe slot"
-    ),
-    _Rule(
-        "link",
-        "driver-error",
-        "netdev watchdog",
-        r"(?:(?P<device>[\w.-]+): netdev watchdog: cpu|netdev watchdog: (?P<other>[\w.-]+) )",
-    ),
-    _fatal(
-        "link",
-        "driver-error",
-        "completion",
-        rf"{_EFA}(?:wait for completion \(polling\) timeout|didn't send any completion)",
-    ),
-    _fatal("link", "driver-error", "admin queue is closed", rf"{_EFA}admin queue is closed"),
-    _Rule("link", "driver-error", "failed to", rf"{_EFA}failed to (?:process|submit) command"),
-    _fatal("link", "driver-error", "device isn't ready", rf"{_EFA}device isn't ready"),
-    _fatal("link", "driver-error", "reset indication", rf"{_EFA}reset indication didn't turn"),
-    _Rule("link", "up", "cable plugged", rf"(?P<device>{_PCI}).*port module event.*cable plugged"),
-    _Rule("link", "down", "cable unplugged", rf"(?P<device>{_PCI}).*port module event.*cable unplugged"),
-    _Rule(
-        "link",
-        "",
-        "link",
-        r"\b(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?(?:status )?(?:definitely )?"
-        r"(?P<state>down|up|active)\b(?! for)",
-    ),
-)
-_FORMS = tuple((rule.word, rule) for rule in _RULES)  # plain, as each line of the log is compared with all words
+# Kind, state, severity | word | pattern; a line that is indented goes on with the pattern. The first that fits counts.
+# Lines that come along with another one for the same event are left out: `oom-kill:`, the register dump of a machine
+# check, the sections of a GHES record.
+_TABLE = r"""
+# Before mce, whose prefix some have.
+thermal throttled - | above threshold | (?P<device>CPU\d+): \w+ temperature (?:is )?above threshold
+thermal critical fatal | critical temperature | (?:(?P<device>[\w-]+): )?critical temperature reached
+thermal throttled - | high temperature | (?:(?P<device>{PCI}).*)?port module event.*high temperature
+mce - fatal | hardware memory error | mce: uncorrected hardware memory error
+mce - fatal | memory failure: | memory failure: \w+: recovery action
+mce - - | machine check events logged | machine check events logged
+edac - corrected | edac | EDAC (?P<other>MC\d+): (?:\d+ )?CE\b{DIMM}
+edac - fatal | edac | EDAC (?P<other>MC\d+): (?:\d+ )?UE\b{DIMM}
+nvme controller-down - | controller is down | (?P<device>nvme\d+): controller is down
+nvme removed fatal | nvme | (?P<device>nvme\d+): (?:disabling device after|
+    removing after probe|device not ready; aborting)
+nvme no-path fatal | no available path | block (?P<device>nvme\w+): no available path
+nvme timeout - | timeout, | (?P<device>nvme\d+): I/O .*timeout,
+nvme io-error - | (sct | (?P<device>nvme\w+): .*@ LBA .*\(sct
+disk raid-failed fatal | disk failure on | md/raid.*disk failure on (?P<device>[\w-]+)(?:,| detected)
+disk offline fatal | rejecting i/o to | ^(?!.*\bsr \d)(?:.*\[(?P<device>\w+)\])?.*rejecting I/O to (?:offline|
+    dead) device
+disk medium-error - | error | critical (?:medium|target) error, dev (?P<device>(?!fd\d|sr\d)[\w-]+)|
+    \[(?P<other>sd[a-z]+)\].*sense key ?: (?:medium|hardware) error
+disk io-error - | beyond end of device | attempt to access beyond end of device
+disk io-error - | i/o error | I/O error(?:,| on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+)
+filesystem read-only fatal | read-only | (?:{FS}.*)?remounting filesystem read-only
+filesystem read-only fatal | forced readonly | {FS}.*forced readonly
+filesystem shutdown fatal | shut | {FS}.*(?:filesystem has been shut down|
+    shutting down filesystem|xfs_do_force_shutdown)
+filesystem shutdown fatal | has been suspended | pool '(?P<device>[^']+)'.*has been suspended
+filesystem error - | -fs error | ext[234]-fs error \(device (?P<device>[^):\s]+)
+filesystem error - | btrfs | btrfs:? (?:error|critical)[^(]*\(device (?P<device>[^):\s]+)
+filesystem error - | corrupt | {FS}.*corrupt
+filesystem error - | csum failed | {FS}.*csum failed
+filesystem error - | i/o error | {FS}.*(?:I/O error while writing|I/O error in|log I/O error)
+# Of no device.
+filesystem error - | writing superblock | I/O error while writing superblock
+filesystem error - | journal | aborting journal on device (?P<device>[\w-]+?)-\d+\.
+nfs timeout - | not responding | (?:nfs|lockd): server (?P<device>\S+) not responding
+nfs ok - | server | (?:nfs|lockd): server (?P<device>\S+) OK\b
+nfs locks-lost - | lock reclaim failed | lock reclaim failed
+lustre lost - | was lost | lustre(?:error)?: .*?{LUSTRE}.*connection to .* was lost
+lustre ok - | connection restored | lustre: .*?{LUSTRE}.*connection restored
+lustre evicted - | evicted by | lustre(?:error)?:? .*?{LUSTRE}.*client was evicted
+lustre bug fatal | lbug | lustreerror: .*LBUG
+lustre error - | lustreerror: | lustreerror: (?:.*?{LUSTRE})?
+lustre error - | lneterror: | lneterror:
+oom cgroup - | out of memory | memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)
+oom host - | out of memory | out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)
+hang hung-task - | blocked for more than | task .+:(?P<pid>\d+) blocked for more than \d+ seconds
+hang soft-lockup - | soft lockup | BUG: soft lockup - (?P<device>CPU#\d+) stuck(?:.*\[.*:(?P<pid>\d+)\])?
+hang hard-lockup fatal | hard lockup | watchdog detected hard lockup on (?P<device>cpu \d+)
+hang rcu-stall - | detected stall | detected stalls? on cpu
+gpu reset-failed fatal | amdgpu | (?P<device>{PCI}).*GPU (?:reset|recovery).*fail
+gpu reset-failed fatal | amdgpu | (?P<device>{PCI}).*GPU reset end with ret = -
+gpu reset - | amdgpu | (?P<device>{PCI}).*GPU reset begin
+gpu ok - | amdgpu | (?P<device>{PCI}).*GPU reset(?:\(\d+\))? succeeded
+gpu init-failed fatal | amdgpu | (?P<device>{PCI}).*fatal error during GPU init
+gpu timeout - | timeout, signaled | (?:(?P<device>{PCI}).*)?ring \S+ timeout, signaled
+gpu memory-error fatal | uncorrectable hardware errors | (?P<device>{PCI}).* [1-9]\d* (?:new )?uncorrectable hard
+gpu init-failed fatal | rminitadapter failed | NVRM: GPU (?P<device>{PCI}).*RmInitAdapter failed
+link driver-error fatal | mlx5_core | (?P<device>{PCI}).*(?:cause a leak of a command|
+    health compromised|unrecoverable hardware error)
+link driver-error - | x timeout | mlx5_core (?P<device>{PCI}).*[RT]X timeout (?:detected|on channel)
+link driver-error - | insufficient power | (?:(?P<device>{PCI}).*)?insufficient power on the PCIe slot
+link driver-error - | netdev watchdog | (?:(?P<device>[\w.-]+): netdev watchdog: cpu|
+    netdev watchdog: (?P<other>[\w.-]+) )
+link driver-error fatal | completion | {EFA}(?:wait for completion \(polling\) timeout|didn't send any completion)
+link driver-error fatal | admin queue is closed | {EFA}admin queue is closed
+link driver-error - | failed to | {EFA}failed to (?:process|submit) command
+link driver-error fatal | device isn't ready | {EFA}device isn't ready
+link driver-error fatal | reset indication | {EFA}reset indication didn't turn
+link up - | cable plugged | (?P<device>{PCI}).*port module event.*cable plugged
+link down - | cable unplugged | (?P<device>{PCI}).*port module event.*cable unplugged
+link - - | link | \b(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?(?:status )?
+    (?:definitely )?(?P<state>down|up|active)\b(?! for)
+"""
+
+
+@lru_cache(maxsize=1)
+def _rules() -> tuple[_Rule, ...]:
+    """Return the rows of the table."""
+    text = _TABLE.replace("\n    ", "")
+    for name, part in (("FS", _FS), ("EFA", _EFA), ("LUSTRE", _LUSTRE), ("DIMM", _DIMM), ("PCI", _PCI)):
+        text = text.replace(f"{{{name}}}", part)
+    rules = []
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            head, word, pattern = line.split(" | ", 2)
+            kind, state, severity = head.split()
+            is_fatal = {"fatal": True, "corrected": False}.get(severity)
+            rules.append(_Rule(word, kind, state.strip("-"), is_fatal, pattern))
+    return tuple(rules)
+
+
 _NO_LINK = r"(?i)\bsata\b|pciehp|\bata\d|nvlink|displayport"
 
 _XID = r"(?is)NVRM:\s+Xid\b\s*(?:\(\s*(?:PCI:)?\s*([^()\s]*)\s*\))?\s*:\s*(\d{1,6})\b(.*)"
@@ -218,8 +188,8 @@ def _parse(message: str, lower: str) -> Event | None:
         event = _parse_machine_check(message)
         if event:
             return event
-    for word, rule in _FORMS:
-        if word in lower and (found := re.search(rule.pattern, message, re.IGNORECASE)):
+    for rule in _rules():
+        if rule[0] in lower and (found := re.search(rule.pattern, message, re.IGNORECASE)):  # by number: each line
             return _event_of(rule, found, message)
     return None
 
