@@ -5,11 +5,13 @@ Each in namespaces or processes of its own. What a real Slurm makes of them is i
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,5 +165,33 @@ def test_a_stopped_slurmd_does_not_run(tmp_path: Path, tell_time: Callable[[Clus
     finally:
         daemon.kill()
         daemon.wait()
+    cluster.tick()
+    assert_handled(cluster, {one.check: one.action for one in cluster.findings}, "site", "drain")
+
+
+def set_clock(status: int, error_us: int) -> None:
+    """Tell the kernel that its clock is disciplined, or not (64), and the largest error that it may have."""
+    timex = ctypes.create_string_buffer(256)
+    struct.pack_into("@Illlli", timex, 0, 0x1C, 0, 0, error_us, error_us, status)  # ADJ_MAXERROR | ESTERROR | STATUS
+    assert ctypes.CDLL(None).adjtimex(timex) >= 0
+
+
+def test_a_clock_that_may_be_wrong_by_seconds(
+    tmp_path: Path, as_root: None, tell_time: Callable[[Cluster], None]
+) -> None:
+    """By adjtimex(2), for an instant, where no daemon disciplines the clock: nothing at 1 ms, a drain at 3 s."""
+    (system,) = read_facts(("system",), {}).tables["system"].rows
+    if system["clock_is_synchronized"] is not False:
+        pytest.skip("this machine's clock is disciplined, or cannot be read")
+    cluster = site_cluster(tmp_path, 'table = "system"\nkey = "clock_error_s"\nmax = 1')
+    tell_time(cluster)
+    try:
+        for error_us, count in ((1000, 0), (3_000_000, 1)):
+            set_clock(0, error_us)
+            rows = list(read_facts(("system",), {}).tables["system"].rows)
+            cluster.step(lambda _, rows=rows: {"system": rows})
+            assert len(cluster.findings) == count
+    finally:
+        set_clock(64, 16_000_000)
     cluster.tick()
     assert_handled(cluster, {one.check: one.action for one in cluster.findings}, "site", "drain")
