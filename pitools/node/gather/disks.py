@@ -12,7 +12,7 @@ import msgspec
 
 from pitools.core import subprocesses
 from pitools.core.errors import PitError
-from pitools.node.gather.read import list_names, read_bytes, read_int, read_text, to_int
+from pitools.node.gather.read import list_names, read_bytes, read_flag, read_int, read_scaled, read_text, to_int
 from pitools.node.types import Row
 
 SMART_TIMEOUT_S = 5.0
@@ -28,7 +28,7 @@ def read_block_devices(
     has_smartctl = shutil.which("smartctl") is not None
     for name in list_names(sys / "block"):
         device = sys / "block" / name / "device"
-        if name in skip or not device.exists() or _flag(sys / "block" / name / "hidden"):  # a path of several
+        if name in skip or not device.exists() or read_flag(sys / "block" / name / "hidden"):  # a path of several
             continue
         # The device of an NVMe disk is its controller, or a subsystem with the controllers of its ports.
         parts = [device, *(device / part for part in list_names(device) if _CONTROLLER.fullmatch(part))]
@@ -38,8 +38,8 @@ def read_block_devices(
             "model": read_text(device / "model"),
             "serial": _serial(sys / "block" / name),
             "size_bytes": None if sectors is None else sectors * _SECTOR_BYTES,
-            "is_rotational": _flag(sys / "block" / name / "queue/rotational"),
-            "is_read_only": _flag(sys / "block" / name / "ro"),
+            "is_rotational": read_flag(sys / "block" / name / "queue/rotational"),
+            "is_read_only": read_flag(sys / "block" / name / "ro"),
             "state": next((state for part in parts if (state := read_text(part / "state"))), None),
         }
         yield {**row, "responds": False}
@@ -57,18 +57,13 @@ def _serial(disk: Path) -> str | None:
     return read_text(disk / "device/serial") or read_text(disk / "serial") or scsi
 
 
-def _flag(path: Path) -> bool | None:
-    number = read_int(path)
-    return None if number is None else bool(number)
-
-
 def _temperature(device: Path) -> float | None:
     # NVMe's hwmon is a child of the controller, with kernels before 5.16 below `hwmon`; drivetemp's of SATA too.
     for folder in (device, device / "hwmon"):
         for name in list_names(folder):
-            milli = read_int(folder / name / "temp1_input") if name.startswith("hwmon") else None
-            if milli is not None:
-                return milli / 1000
+            value = read_scaled(folder / name / "temp1_input", 1000) if name.startswith("hwmon") else None
+            if value is not None:
+                return value
     return None
 
 

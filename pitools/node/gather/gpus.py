@@ -11,7 +11,7 @@ from typing import Any
 from pitools.node.gather.network import link_name
 from pitools.node.gather.nvidia import import_nvml, read_nvidia_gpus
 from pitools.node.gather.platform import PciDevice, list_pci_devices, pci_link, pci_responds
-from pitools.node.gather.read import list_names, read_int, read_text, to_int
+from pitools.node.gather.read import list_names, read_int, read_scaled, read_text, to_int
 from pitools.node.types import Row
 
 GPU_TIMEOUT_S = 15.0  # a driver without persistence mode starts each GPU first
@@ -152,19 +152,15 @@ def _amd_sensors(folder: str) -> Row:
             read_text(f"{hwmon}/{one}_label", limit=64): one for one in ("temp1", "temp2", "temp3", "freq1", "freq2")
         }
         core = labels.get("junction") or labels.get("edge")
-        power = read_int(f"{hwmon}/power1_average")
+        power = read_scaled(f"{hwmon}/power1_average", 1e6)
         return {
-            "temperature_c": _scaled(read_int(f"{hwmon}/{core}_input"), 1e3),
-            "memory_temperature_c": _scaled(read_int(f"{hwmon}/{labels.get('mem')}_input"), 1e3),
-            "power_w": _scaled(read_int(f"{hwmon}/power1_input") if power is None else power, 1e6),
-            "power_limit_w": _scaled(read_int(f"{hwmon}/power1_cap"), 1e6),
-            "sm_clock_mhz": _scaled(read_int(f"{hwmon}/{labels.get('sclk')}_input"), 1e6),
+            "temperature_c": read_scaled(f"{hwmon}/{core}_input", 1e3),
+            "memory_temperature_c": read_scaled(f"{hwmon}/{labels.get('mem')}_input", 1e3),
+            "power_w": read_scaled(f"{hwmon}/power1_input", 1e6) if power is None else power,
+            "power_limit_w": read_scaled(f"{hwmon}/power1_cap", 1e6),
+            "sm_clock_mhz": read_scaled(f"{hwmon}/{labels.get('sclk')}_input", 1e6),
         }
     return {}
-
-
-def _scaled(value: int | None, divisor: float) -> float | None:
-    return None if value is None else value / divisor
 
 
 def _tpu_error(device: PciDevice, dev: Path) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError
-from pitools.node.gather.read import list_names, read_bytes, read_int, read_text, to_float, to_int
+from pitools.node.gather.read import list_names, read_bytes, read_int, read_scaled, read_text, to_float, to_int
 from pitools.node.types import Row, Value
 
 SYS, PROC = Path("/sys"), Path("/proc")
@@ -48,7 +48,7 @@ def read_cpus(targets: Collection[str], skip: Collection[str], *, sys: Path = SY
     mhz: dict[int, float | None] | None = None
     for number in sorted(int(name[3:]) for name in os.listdir(folder) if re.fullmatch(r"cpu\d{1,6}", name, re.ASCII)):
         cpu = f"{folder}/cpu{number}"
-        current = _mhz(f"{cpu}/cpufreq/scaling_cur_freq")
+        current = read_scaled(f"{cpu}/cpufreq/scaling_cur_freq", 1000)
         if current is None:
             mhz = _cpuinfo_mhz(proc) if mhz is None else mhz
             current = mhz.get(number)
@@ -56,16 +56,11 @@ def read_cpus(targets: Collection[str], skip: Collection[str], *, sys: Path = SY
             "cpu": number,
             "governor": read_text(f"{cpu}/cpufreq/scaling_governor", limit=64),
             "mhz": current,
-            "max_mhz": _mhz(f"{cpu}/cpufreq/cpuinfo_max_freq"),
-            "limit_mhz": _mhz(f"{cpu}/cpufreq/scaling_max_freq"),
+            "max_mhz": read_scaled(f"{cpu}/cpufreq/cpuinfo_max_freq", 1000),
+            "limit_mhz": read_scaled(f"{cpu}/cpufreq/scaling_max_freq", 1000),
             "throttled": read_int(f"{cpu}/thermal_throttle/core_throttle_count"),
             "package_throttled": read_int(f"{cpu}/thermal_throttle/package_throttle_count"),
         }
-
-
-def _mhz(path: str) -> float | None:
-    khz = read_int(path)
-    return None if khz is None else khz / 1000
 
 
 def _cpuinfo_mhz(proc: Path) -> dict[int, float | None]:
@@ -123,13 +118,12 @@ def read_sensors(targets: Collection[str], skip: Collection[str], *, sys: Path =
             label = (read_text(f"{path}/{sensor}_label", limit=64) if f"{sensor}_label" in names else "") or sensor
             label = sensor if label in labels else label
             labels.add(label)
-            value, critical = read_int(f"{path}/{inputs[sensor][0]}"), read_int(f"{path}/{sensor}_crit")
             alarms = [read_int(f"{path}/{name}") for end in _ALARMS if (name := f"{sensor}_{end}") in names]
             yield {
                 "sensor": f"{chip}-{number}/{label}",
-                "value": None if value is None else value / divisor,
+                "value": read_scaled(f"{path}/{inputs[sensor][0]}", divisor),
                 "kind": kind,
-                "critical": None if critical is None else critical / divisor,
+                "critical": read_scaled(f"{path}/{sensor}_crit", divisor),
                 "has_alarm": any(alarms) if any(alarm is not None for alarm in alarms) else None,
             }
 

@@ -38,6 +38,18 @@ def read_int(path: Path | str) -> int | None:
     return to_int(read_text(path, limit=64))
 
 
+def read_scaled(path: Path | str, divisor: float) -> float | None:
+    """Return a file's number in another unit; None if it cannot be read, or is none."""
+    number = read_int(path)
+    return None if number is None else number / divisor
+
+
+def read_flag(path: Path | str) -> bool | None:
+    """Return whether a file's number is not 0; None if it cannot be read, or is none."""
+    number = read_int(path)
+    return None if number is None else bool(number)
+
+
 def to_int(text: str | None) -> int | None:
     """Return a text's whole number, in 64 bits; None if it is none."""
     try:
