@@ -21,7 +21,25 @@ class Table(NamedTuple):
     target: str = ""
 
 
-_ERRORS = "counted since the device was reset"
+# Keys of rdma_ports by the kernel's file in the folder of a port; hw_counters are of mlx5 and efa.
+RDMA_COUNTERS = {
+    "link_downed": "counters/link_downed",
+    "link_error_recovery": "counters/link_error_recovery",
+    "symbol_errors": "counters/symbol_error",
+    "rx_errors": "counters/port_rcv_errors",
+    "rx_remote_physical_errors": "counters/port_rcv_remote_physical_errors",
+    "tx_discards": "counters/port_xmit_discards",
+    "buffer_overruns": "counters/excessive_buffer_overrun_errors",
+    "link_integrity_errors": "counters/local_link_integrity_errors",
+    "vl15_dropped": "counters/VL15_dropped",
+    "rnr_nak_retry_errors": "hw_counters/rnr_nak_retry_err",
+    "ack_timeouts": "hw_counters/local_ack_timeout_err",
+    "roce_slow_restarts": "hw_counters/roce_slow_restart",
+    "rx_dropped": "hw_counters/rx_drops",
+    "retransmit_timeouts": "hw_counters/retrans_timeout_events",
+    "unresponsive_remotes": "hw_counters/unresponsive_remote_events",
+    "impaired_connections": "hw_counters/impaired_remote_conn_events",
+}
 
 TABLES: dict[str, Table] = {
     "system": Table(
@@ -153,22 +171,7 @@ TABLES: dict[str, Table] = {
             "has_default_route": "a default route goes through its interface: it may be for management",
             "numa_node": "NUMA node of the device; -1 for none",
             "is_virtual": "an SR-IOV virtual function",
-            "link_downed": f"times that the link went down, {_ERRORS}",
-            "link_error_recovery": f"recoveries of the link, {_ERRORS}",
-            "symbol_errors": f"symbol errors, {_ERRORS}",
-            "rx_errors": f"port_rcv_errors, {_ERRORS}",
-            "rx_remote_physical_errors": f"port_rcv_remote_physical_errors, {_ERRORS}",
-            "tx_discards": f"port_xmit_discards, {_ERRORS}",
-            "buffer_overruns": f"excessive_buffer_overrun_errors, {_ERRORS}",
-            "link_integrity_errors": f"local_link_integrity_errors, {_ERRORS}",
-            "vl15_dropped": f"VL15_dropped, {_ERRORS}",
-            "rnr_nak_retry_errors": f"rnr_nak_retry_err, {_ERRORS}",
-            "ack_timeouts": f"local_ack_timeout_err, {_ERRORS}",
-            "roce_slow_restarts": f"roce_slow_restart, {_ERRORS}",
-            "rx_dropped": f"efa's rx_drops, {_ERRORS}",
-            "retransmit_timeouts": f"efa's retrans_timeout_events, {_ERRORS}",
-            "unresponsive_remotes": f"efa's unresponsive_remote_events, {_ERRORS}",
-            "impaired_connections": f"efa's impaired_remote_conn_events, {_ERRORS}",
+            **{key: f"{file}, counted since the device was reset" for key, file in RDMA_COUNTERS.items()},
         },
         subject="port",
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pitools.node.gather.platform import require_sysfs
 from pitools.node.gather.read import list_names, read_int, read_text, to_float
+from pitools.node.tables import RDMA_COUNTERS
 from pitools.node.types import Row, Value
 
 SYS, PROC = Path("/sys"), Path("/proc")
@@ -18,28 +19,6 @@ _RTM_NEWADDR, _RTM_GETADDR, _NLM_F_REQUEST_DUMP = 20, 22, 0x301
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _NETLINK_TIMEOUT_S = 2.0
 _KINDS = {1: "ethernet", 32: "infiniband", _LOOPBACK: "loopback"}
-
-# Keys of table rdma_ports by the kernel's file, in `counters`, and in `hw_counters` of mlx5 and efa.
-_COUNTERS = {
-    "link_downed": "link_downed",
-    "link_error_recovery": "link_error_recovery",
-    "symbol_errors": "symbol_error",
-    "rx_errors": "port_rcv_errors",
-    "rx_remote_physical_errors": "port_rcv_remote_physical_errors",
-    "tx_discards": "port_xmit_discards",
-    "buffer_overruns": "excessive_buffer_overrun_errors",
-    "link_integrity_errors": "local_link_integrity_errors",
-    "vl15_dropped": "VL15_dropped",
-}
-_HARDWARE_COUNTERS = {
-    "rnr_nak_retry_errors": "rnr_nak_retry_err",
-    "ack_timeouts": "local_ack_timeout_err",
-    "roce_slow_restarts": "roce_slow_restart",
-    "rx_dropped": "rx_drops",
-    "retransmit_timeouts": "retrans_timeout_events",
-    "unresponsive_remotes": "unresponsive_remote_events",
-    "impaired_connections": "impaired_remote_conn_events",
-}
 
 
 def ip_addresses() -> dict[str, list[str]]:
@@ -153,8 +132,7 @@ def read_rdma_ports(
                 "interface": interface,
                 "has_default_route": interface in default,
                 **of_device,
-                **{key: read_int(f"{path}/counters/{name}") for key, name in _COUNTERS.items()},
-                **{key: read_int(f"{path}/hw_counters/{name}") for key, name in _HARDWARE_COUNTERS.items()},
+                **{key: read_int(f"{path}/{file}") for key, file in RDMA_COUNTERS.items()},
             }
 
 
