@@ -90,9 +90,10 @@ def read_kmsg(path: Path, boot_s: float) -> Iterator[Message]:
 
 def _kmsg_time(header: bytes, boot_s: float) -> float | None:
     """Return the time of a record's header: priority, number, microseconds since boot, flags."""
-    with contextlib.suppress(ValueError, IndexError, OverflowError):
+    try:
         return boot_s + int(header.split(b",", 3)[2]) / 1e6
-    return None
+    except (ValueError, IndexError, OverflowError):
+        return None
 
 
 def parse_dated_lines(text: str) -> Iterator[Message]:
