@@ -6,8 +6,6 @@ intent, and in the node's reason, which holds the incident's id, whether it was 
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -16,9 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from pitools.core.errors import DataError
-from pitools.core.fs import from_os_error, fsync_dir
-from pitools.core.record import Record, decode_json
+from pitools.core import journal
+from pitools.core.record import Record
 from pitools.node.types import Action
 
 REASON_PREFIX = "pit node"
@@ -145,36 +142,10 @@ def next_id(node: str, incidents: Iterable[Incident]) -> str:
 
 
 def read_entries(path: Path) -> list[IncidentEntry]:
-    """Return the complete lines of a journal; a truncated last one was never acted on. Raises DataError."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        return [decode_json(line, IncidentEntry) for line in lines]
-    except msgspec.DecodeError as error:
-        raise DataError(
-            f"not a journal of incidents: {error}", where=str(path), hint=f"mv {path} {path}.damaged"
-        ) from error
+    """Return the complete entries of a journal. Raises PitError."""
+    return journal.read_journal(path, IncidentEntry, hint=f"mv {path} {path}.damaged")
 
 
 def append_entry(path: Path, entry: IncidentEntry) -> None:
-    """Append an entry, and fsync it. The journal's lock is the caller's. Raises PitError."""
-    line = msgspec.json.encode(entry) + b"\n"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
-            if os.write(descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if not size:
-            fsync_dir(path.parent)
-    except OSError as error:
-        raise from_os_error(error, path) from error
+    """Append an entry, fsynced. The journal's lock is the caller's. Raises PitError."""
+    journal.append_record(path, entry, mode=0o644)

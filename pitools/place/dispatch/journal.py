@@ -6,8 +6,6 @@ its run folder: after a crash, the outcome of an intent is found by this name.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,9 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from pitools.core.errors import DataError
-from pitools.core.fs import from_os_error, fsync_dir
-from pitools.core.record import Record, decode_json
+from pitools.core import journal
+from pitools.core.record import Record
 from pitools.launch.request import Request
 from pitools.place.types import site_of
 from pitools.run.attempt_records import Cause
@@ -180,39 +177,15 @@ class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
-    """Return the complete entries of a journal; a truncated last line was never acted on. Raises DataError."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    try:
-        return [decode_json(line, JournalEntry) for line in lines]
-    except msgspec.DecodeError as error:
-        raise DataError(f"not a journal of the queue: {error}", where=str(path)) from error
+    """Return the complete entries of a journal. Raises DataError."""
+    return journal.read_journal(path, JournalEntry)
 
 
 def append_entry(job: QueueJob, entry: JournalEntry) -> QueueJob:
     """Append an entry, fsynced where it cannot be recovered elsewhere, and return the job after it."""
-    path = job.path / "journal.jsonl"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
-            line = msgspec.json.encode(entry) + b"\n"
-            if os.write(descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            # Intents are known to the journal alone, and the grant of a stopped ticket is revoked, as if it had never
-            # run. The rest can be observed again, or follows from the grants.
-            if entry.kind in ("submit", "stopped"):
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if not size:
-            fsync_dir(path.parent)
-    except OSError as error:
-        raise from_os_error(error, path) from error
+    # Intents are known to the journal alone, and the grant of a stopped ticket is revoked, as if it had never run. The
+    # rest can be observed again, or follows from the grants.
+    journal.append_record(job.path / "journal.jsonl", entry, durable=entry.kind in ("submit", "stopped"))
     return fold_entries(job, [entry])
 
 

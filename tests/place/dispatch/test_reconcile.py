@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -128,9 +129,9 @@ def test_a_disk_that_fills_within_a_line(board: QueueState, monkeypatch: pytest.
     """Half an intent is none: it is not acted on, and the next one stands on a line of its own."""
     (job,) = board.jobs.values()
     board.append_entry(job, "void", 1)
-    write = journal.os.write
+    write = os.write
     with monkeypatch.context() as patched:
-        patched.setattr(journal.os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        patched.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
         with pytest.raises(NoSpace):
             board.record_intent(job.job_id, "beta/train", "/runs", "", {})
     assert len(board.jobs[job.job_id].tickets) == 1

@@ -1,0 +1,54 @@
+"""A journal: a file of JSON Lines that grows by one record at a time, and whose lock is its writer's.
+
+A line that a crash or a full disk truncated was never acted on: a reader leaves it out, and the next append removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pitools.core.errors import DataError
+from pitools.core.fs import from_os_error, fsync_dir
+from pitools.core.record import Record, decode_json
+
+T = TypeVar("T", bound=Record)
+
+
+def read_journal(path: Path, kind: type[T], *, hint: str = "") -> list[T]:
+    """Return the records of the complete lines; [] without a file. hint: of the error. Raises DataError, PitError."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        return [decode_json(line, kind) for line in lines]
+    except msgspec.DecodeError as error:
+        raise DataError(f"not a journal of {kind.__name__}: {error}", where=str(path), hint=hint) from error
+
+
+def append_record(path: Path, record: Record, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Append a record. durable: it survives power loss. Raises PitError, NoSpace too, with the journal as it was."""
+    line = msgspec.json.encode(record) + b"\n"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if not size:
+            fsync_dir(path.parent)
+    except OSError as error:
+        raise from_os_error(error, path) from error

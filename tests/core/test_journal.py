@@ -1,0 +1,49 @@
+"""A journal that crashes and full disks truncate."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ClusterError, DataError, NoSpace
+from pitools.core.journal import append_record, read_journal
+from pitools.core.record import Record
+
+
+class Line(Record, frozen=True, kw_only=True, tag="test.line/1"):
+    number: int
+
+
+def numbers(path: Path) -> list[int]:
+    return [line.number for line in read_journal(path, Line)]
+
+
+def test_a_truncated_line_is_left_out_and_then_removed(tmp_path: Path) -> None:
+    """Cut at each byte of the second line: the first is read, and the next append makes a whole journal."""
+    path = tmp_path / "journal.jsonl"
+    assert numbers(path) == []
+    for number in range(2):
+        append_record(path, Line(number=number), mode=0o640)
+    data = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o640
+    for end in range(data.index(b"\n") + 1, len(data)):
+        path.write_bytes(data[:end])
+        assert numbers(path) == [0]
+        append_record(path, Line(number=7), durable=False)
+        assert numbers(path) == [0, 7]
+
+
+def test_a_damaged_or_unreadable_journal_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never an empty one: its intents would be lost; and a short write is a full disk."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"schema":"test.line/1","number":"x"}\n')
+    with pytest.raises(DataError):
+        read_journal(path, Line)
+    with pytest.raises(ClusterError):
+        read_journal(tmp_path, Line)
+    path.unlink()
+    monkeypatch.setattr(os, "write", lambda _descriptor, data: len(data) - 1)
+    with pytest.raises(NoSpace):
+        append_record(path, Line(number=1))
