@@ -13,7 +13,8 @@ from pitools.commands.node_check import config_option
 from pitools.commands.options import format_option, rows_format_option, site_option
 
 if TYPE_CHECKING:
-    from pitools.node.control.tick import ActRow, Controller
+    from pitools.node.control.policy import ActRow
+    from pitools.node.control.tick import Controller
 
 NODE_COLUMNS = (
     "node",
@@ -126,8 +127,8 @@ def return_command(
             out(row)
     if left := [row for row in result.rows if not row.done]:
         _print_lines(f"{row.node} is not returned: {row.error or row.why}" for row in left)
-        nodes_left = hostlist.fold(row.node for row in left)
-        _print_lines([f"to resume them all the same: scontrol update nodename={nodes_left} state=resume"])
+        if ours := hostlist.fold(row.node for row in left if row.incident):
+            _print_lines([f"to resume ours all the same: scontrol update nodename={ours} state=resume"])
         ctx.exit(1)
 
 

@@ -1,5 +1,8 @@
 """The spool: a shared folder in which each node replaces its own report, and which the controller reads.
 
+SPOOL/NODE.json             a node's report
+SPOOL/bench-requests/NODE   while the controller wants a bench in this node's next report
+
 A report is written whole or not at all; one that a crash loses is written again soon. Nothing is used of a folder that
 others can write, nor a report that another account wrote, that is no regular file, too large, damaged, or of another
 node than its name says.
@@ -10,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from pathlib import Path
 
 import msgspec
 
 from pitools.core import trust
-from pitools.core.errors import DataError, PitError
+from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node.types import NodeReport
@@ -26,6 +29,14 @@ SUSPICIONS = "suspicions"
 
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
+_REQUESTS = "bench-requests"
+
+
+def require_usable(spool: Path) -> None:
+    """Refuse a spool that is missing, or that others can write to. Raises ConfigError."""
+    if not spool.exists():
+        raise ConfigError("spool: no such folder", where=str(spool), key="spool", hint=f"mkdir -p -m 755 {spool}")
+    trust.require_trusted(spool, "spool of reports")
 
 
 def write_report(spool: Path, report: NodeReport) -> None:
@@ -45,56 +56,72 @@ def make_suspicions(spool: Path) -> None:
 
 def reported_nodes(spool: Path) -> set[str]:
     """Return the names of the nodes with a report, of any age. Raises ConfigError as `read_reports` does."""
-    trust.require_trusted(spool, "spool of reports")
+    require_usable(spool)
     return {name.removesuffix(_SUFFIX) for name in os.listdir(spool) if name.endswith(_SUFFIX) and name[0] != "."}
 
 
 def read_reports(spool: Path, nodes: Iterable[str]) -> tuple[dict[str, NodeReport], list[str]]:
-    """Return the reports by node, and what is wrong with others. nodes: that may have one.
-
-    Raises ConfigError where others can write into the spool, or it is missing.
-    """
-    trust.require_trusted(spool, "spool of reports")
+    """Return the reports by node, and what is wrong with others. nodes: that may have one. Raises ConfigError."""
+    require_usable(spool)
     reports: dict[str, NodeReport] = {}
     problems: list[str] = []
+    foreign: list[str] = []
     known = set(nodes)
     for name in sorted(os.listdir(spool)):
         node = name.removesuffix(_SUFFIX)
         if not name.endswith(_SUFFIX) or name.startswith("."):
             continue
         if node not in known:
-            problems.append(f"{spool / name}: no node {node!r} in this cluster")
+            foreign.append(ascii(name))
             continue
         try:
-            reports[node] = _read_report(spool / name, node)
-        except (OSError, ValueError) as error:
-            problems.append(f"{spool / name}: {error.strerror if isinstance(error, OSError) else error}")
+            if report := _read_report(spool / name, node):
+                reports[node] = report
         except PitError as error:
             problems.append(str(error))
+    if foreign:
+        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+        problems.append(f"{spool}: {', '.join(foreign[:5])}{more}: of no node of this cluster (to forget one, rm it)")
     return reports, problems
 
 
 def read_report(spool: Path, node: str) -> NodeReport | None:
     """Return the report of one node; None if there is none. Raises PitError for one that cannot be used."""
-    trust.require_trusted(spool, "spool of reports")
-    path = spool / f"{node}{_SUFFIX}"
+    require_usable(spool)
+    return _read_report(spool / f"{node}{_SUFFIX}", node)
+
+
+def request_benches(spool: Path, nodes: Set[str]) -> None:
+    """Ask these nodes, and no others, for a bench. Raises PitError."""
+    folder = spool / _REQUESTS
     try:
-        return _read_report(path, node)
+        folder.mkdir(mode=0o755, exist_ok=True)
+        for node in nodes ^ set(os.listdir(folder)):
+            if node in nodes:
+                (folder / node).touch(mode=0o644)
+            else:
+                (folder / node).unlink()
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+
+
+def is_bench_requested(spool: Path, node: str) -> bool:
+    """Return whether the controller wants a bench of this node."""
+    return (spool / _REQUESTS / node).exists()
+
+
+def _read_report(path: Path, node: str) -> NodeReport | None:
+    """Read a report; None if there is none. Raises PitError for what is no report of this node."""
+    try:
+        report = decode_json(read_owned(path, (0, os.geteuid()), _MAX_BYTES), NodeReport)
+        if report.node != node:
+            raise ValueError(f"is of node {report.node!r} (expected {node!r})")
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    except ValueError as error:
-        raise DataError(
-            f"not a report: {error}", where=str(path), hint=f"on {node}: pit node check --report"
-        ) from error
-
-
-def _read_report(path: Path, node: str) -> NodeReport:
-    """Read a report. Raises OSError, or ValueError for what is no report of this node."""
-    report = decode_json(read_owned(path, (0, os.geteuid()), _MAX_BYTES), NodeReport)
-    if report.node != node:
-        raise ValueError(f"is of node {report.node!r} (expected {node!r})")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        hint = f"on {node}: pit node check --report"
+        raise DataError(f"not a report: {reason}", where=str(path), hint=hint) from error
     return report
 
 

@@ -19,6 +19,10 @@ ACTIONS: tuple[Action, ...] = ("none", "watch", "drain-after-job", "drain", "reb
 two also say what it needs before it may return. `drain-after-job`: drained once no job runs there."""
 
 
+BENCH_CHECK = "node_bench"
+"""The check of a finding that a bench before the return made; no check of a file can have this name."""
+
+
 class FactTable(Record, frozen=True, kw_only=True, tag="pit.fact-table/1"):
     """The facts of one kind about a node, read from one source: `mounts`, a row for each mount, and so on.
 

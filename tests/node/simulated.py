@@ -21,7 +21,7 @@ from pitools.node import spool
 from pitools.node.check.config import Check, Control, NodeConfig
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.this_node import NodeCheck, make_report
-from pitools.node.control import incidents, tick
+from pitools.node.control import incidents, policy, tick
 from pitools.node.gather.kernel_log import event_rows
 from pitools.node.types import FactTable, Finding, NodeFacts, Row
 from pitools.slurm.records import Node, Switch
@@ -339,7 +339,7 @@ class Cluster:
             if self.now >= node.booted_at:
                 self.report(node, node.facts(self.now, changes=change(node)))
 
-    def tick(self) -> list[tick.ActRow]:
+    def tick(self) -> list[policy.ActRow]:
         try:
             return tick.Controller(self.slurm, self.config).tick(act=True).rows  # type: ignore[arg-type]
         except Unreachable:

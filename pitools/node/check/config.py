@@ -93,8 +93,9 @@ class Control(Section, frozen=True, kw_only=True):
     max_share_leaf, max_share_partition: of a leaf switch's or a partition's nodes, at most this share is drained by the
     controller at a time, at least one node; max_share_hour: of all nodes, in one hour. They never hold back a return.
     max_evidence_age: older evidence drains nothing. max_report_age: an older report of a node is none. stable_for: how
-    long the checks of a drained node must pass before it returns. max_returns, returns_within: a node that returned so
-    often in this time is left to a person.
+    long the checks of a drained node must pass before it returns. bench_before_return: then the node also measures its
+    CPU, memory, disk (a file in `state`) and GPUs, with its next report, and is left to a person if one is wrong, or
+    slow for this node. max_returns, returns_within: a node that returned so often in this time is left to a person.
     """
 
     act: bool = False
@@ -104,6 +105,7 @@ class Control(Section, frozen=True, kw_only=True):
     max_evidence_age: str = "1h"
     max_report_age: str = "15m"
     stable_for: str = "10m"
+    bench_before_return: bool = False
     max_returns: int = 3
     returns_within: str = "7d"
 
@@ -175,6 +177,9 @@ def _load(path: Path) -> NodeConfig:
         if check.name in names:
             raise ConfigError(f'two checks "{check.name}"', where=str(path), key="check")
         names.add(check.name)
+    for key, folder in (("spool", config.spool), ("state", config.state)):
+        if folder and not Path(folder).is_absolute():
+            raise ConfigError(f'{key}: "{folder}" (expected an absolute path)', where=str(path), key=key)
     if problem := control_problem(config.control):
         raise ConfigError(problem, where=str(path), key="control")
     for name, node_type in config.types.items():

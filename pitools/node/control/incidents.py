@@ -22,6 +22,7 @@ REASON_PREFIX = "pit node"
 """With which each of our reasons begins: `pit node [n07-3] gpu-count: gpus: 7 (expected exactly 8)`."""
 
 _OWN_REASON = re.compile(rf"{REASON_PREFIX} \[([A-Za-z0-9._-]+-\d+)\] ([a-z0-9-]+)")
+_OF_OPENED = ("incident", "node", "check", "action", "evidence_at", "message", "boot_id", "hardware")
 _MAX_REASON = 200  # bytes: Slurm's tools cut longer ones in their tables
 
 
@@ -98,24 +99,11 @@ def fold(entries: Iterable[IncidentEntry]) -> dict[str, Incident]:
     incidents: dict[str, Incident] = {}
     for entry in entries:
         if entry.kind is EntryKind.OPENED:
-            incidents.setdefault(entry.incident, _opened(entry))
+            opened = {name: getattr(entry, name) for name in _OF_OPENED}
+            incidents.setdefault(entry.incident, Incident(opened_at=entry.at, **opened))
         elif incident := incidents.get(entry.incident):
             incidents[entry.incident] = msgspec.structs.replace(incident, **_changes(entry))
     return incidents
-
-
-def _opened(entry: IncidentEntry) -> Incident:
-    return Incident(
-        incident=entry.incident,
-        node=entry.node,
-        check=entry.check,
-        action=entry.action,
-        opened_at=entry.at,
-        evidence_at=entry.evidence_at,
-        message=entry.message,
-        boot_id=entry.boot_id,
-        hardware=entry.hardware,
-    )
 
 
 def _changes(entry: IncidentEntry) -> dict[str, object]:

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from pitools.core import units
 from pitools.core.record import Record
 from pitools.node.check.config import Control
-from pitools.node.control.incidents import Incident, incident_of_reason
-from pitools.node.types import ACTIONS, Finding, NodeReport
+from pitools.node.control.incidents import Incident, incident_of_reason, next_id
+from pitools.node.types import ACTIONS, BENCH_CHECK, Action, Finding, NodeReport
 
 _DRAINING = ACTIONS.index("drain-after-job")  # this action and those after it drain the node
 _HOUR_S = 3600.0
@@ -35,23 +35,28 @@ class NodeView(NamedTuple):
     groups: tuple[str, ...] = ()
 
 
-Act = Literal["drain", "adopt", "fail", "recover", "return", "escalate", "take-over", "hold"]
+Act = Literal["drain", "adopt", "fail", "recover", "bench", "return", "escalate", "take-over", "hold"]
 
 
-class Decision(Record, frozen=True, kw_only=True, tag="pit.node-decision/1"):
-    """One thing to do about a node. incident: "" for one that is to be opened. why: for people.
+class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
+    """One thing to do about a node, and whether it was done: false in a dry run, for a hold, or as why or error says.
 
-    act: `drain`; `return`; `hold` (a limit holds the drain back). The others are only noted: `fail`, `recover` (checks
-    of a drained node fail, or pass again), `escalate` (left to a person), `take-over` (somebody else drained or resumed
-    it), `adopt` (it is drained with a reason of ours that no open incident has).
+    act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for until a report
+    has its result). The others are only noted: `fail`, `recover` (checks of a drained node fail, or pass again),
+    `escalate` (left to a person), `take-over` (somebody else drained or resumed it), `adopt` (it is drained with a
+    reason of ours that no open incident has). incident: of a `drain` also one that is to be opened; "" of a `hold`.
+    action, evidence_at: of the finding that drains.
     """
 
-    act: Act
     node: str
+    act: Act
     incident: str = ""
     check: str = ""
-    finding: Finding | None = None
+    done: bool = False
     why: str = ""
+    error: str = ""
+    action: Action = "none"
+    evidence_at: str = ""
 
 
 def decide(
@@ -60,32 +65,42 @@ def decide(
     reports: Mapping[str, NodeReport],
     incidents: Sequence[Incident],
     control: Control,
-) -> list[Decision]:
+) -> list[ActRow]:
     """Return what is to be done, drains last. nodes: what one answer of Slurm listed. incidents: all, in order."""
-    fresh = {
-        name: report
-        for name, report in reports.items()
-        if name in nodes and age_s(report.checked_at, now) <= units.parse_duration(control.max_report_age)
-    }
+    fresh = {name: one for name, one in reports.items() if name in nodes and not report_problem(one, now, control)}
     by_node: dict[str, list[Incident]] = {}
     for one in incidents:
         by_node.setdefault(one.node, []).append(one)
     open_by_node = {one.node: one for one in incidents if one.phase != "over"}
-    decisions: list[Decision] = []
+    decisions: list[ActRow] = []
     for name, view in nodes.items():
         if incident := open_by_node.get(name):
             decisions += _follow_incident(now, view, fresh.get(name), incident, by_node[name], control)
         elif view.is_drained and incident_of_reason(view.reason)[0]:
             decisions += _adopt(view, by_node.get(name, ()))
-    closed = {one.node for one in decisions if one.act in ("return", "take-over")}
-    candidates = [
-        (finding, view)
-        for name, report in fresh.items()
-        if (view := nodes[name]) and may_drain(view) and name not in open_by_node
-        if (finding := _worst_finding(now, report, by_node.get(name, ()), control))
-    ]
-    still_open = open_by_node.keys() - closed
+    candidates: list[tuple[Finding, NodeView]] = []
+    for name, report in fresh.items():
+        if may_drain(nodes[name]) and name not in open_by_node:
+            recent, old = _worst_findings(now, report, by_node.get(name, ()), control)
+            if recent:
+                candidates.append((recent, nodes[name]))
+            elif old:
+                limit = f"max_evidence_age = {control.max_evidence_age}: it is of {old.evidence_at}"
+                decisions.append(_drain_or_hold(name, old, limits=limit))
+    # A node that is returned now counts until it is returned: Slurm may refuse.
+    still_open = open_by_node.keys() - {one.node for one in decisions if one.act == "take-over"}
     return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, still_open, control)]
+
+
+def report_problem(report: NodeReport | None, now: str, control: Control) -> str:
+    """Return why a node's report counts as none; "" if it counts."""
+    if report is None:
+        return "no report"
+    age = age_s(report.checked_at, now)
+    if age == float("inf"):
+        return "its report is of the future, or of no time: a clock is wrong"
+    is_old = age > units.parse_duration(control.max_report_age)
+    return f"no report of the last {control.max_report_age}" if is_old else ""
 
 
 def may_drain(view: NodeView) -> bool:
@@ -93,19 +108,37 @@ def may_drain(view: NodeView) -> bool:
     return not view.is_drained and not (view.is_down and view.reason)
 
 
-def _worst_finding(now: str, report: NodeReport, past: Sequence[Incident], control: Control) -> Finding | None:
-    """Return the severest finding that drains a node, the oldest of equals; None without one.
+def _worst_findings(
+    now: str, report: NodeReport, past: Sequence[Incident], control: Control
+) -> tuple[Finding | None, Finding | None]:
+    """Return the severest finding that drains a node, the oldest of equals; and that of evidence which is too old.
 
     Evidence of before the end of the node's last incident was dealt with.
     """
     dealt_with = max((one.over_at for one in past), default="")
-    findings = [
-        one
-        for one in _draining(report)
-        if one.evidence_at > dealt_with
-        and age_s(one.evidence_at, now) <= units.parse_duration(control.max_evidence_age)
-    ]
-    return min(findings, key=lambda one: (-ACTIONS.index(one.action), one.evidence_at, one.check), default=None)
+    by_age: tuple[list[Finding], list[Finding]] = [], []
+    for one in draining(report):
+        if one.evidence_at > dealt_with:
+            by_age[age_s(one.evidence_at, now) > units.parse_duration(control.max_evidence_age)].append(one)
+    recent, old = (min(each, key=severest_first, default=None) for each in by_age)
+    return recent, old
+
+
+def severest_first(finding: Finding) -> tuple[bool, int, str, str]:
+    """Return a key that sorts findings: the severest first, then the oldest; those that are never acted upon last."""
+    return finding.is_shadow, -ACTIONS.index(finding.action), finding.evidence_at, finding.check
+
+
+def _drain_or_hold(node: str, finding: Finding, *, incident: str = "", limits: str = "") -> ActRow:
+    return ActRow(
+        act="hold" if limits else "drain",
+        node=node,
+        incident=incident,
+        check=finding.check,
+        why=f"{finding.message}; held back by [control] {limits}" if limits else finding.message,
+        action=finding.action,
+        evidence_at=finding.evidence_at,
+    )
 
 
 def _drain_within_limits(
@@ -115,40 +148,40 @@ def _drain_within_limits(
     incidents: Sequence[Incident],
     open_nodes: set[str],
     control: Control,
-) -> Iterator[Decision]:
-    """Yield a drain for each candidate, the severest and oldest first, or a hold that names the limit."""
+) -> Iterator[ActRow]:
+    """Yield a drain for each candidate, the severest and oldest first, or a hold that names the limits."""
     sizes = Counter(group for view in nodes.values() for group in view.groups)
     used = Counter(group for name in open_nodes if name in nodes for group in nodes[name].groups)
-    shares = {"leaf": control.max_share_leaf, "partition": control.max_share_partition}
-    in_hour = sum(1 for one in incidents if age_s(one.opened_at, now) < _HOUR_S)
+    in_hour = {one.node for one in incidents if age_s(one.opened_at, now) < _HOUR_S}
     hourly = max(1, int(control.max_share_hour * len(nodes)))
-    ordered = sorted(candidates, key=lambda pair: (-ACTIONS.index(pair[0].action), pair[0].evidence_at, pair[1].node))
-    for finding, view in ordered:
-        limits = {group: max(1, int(shares[group.partition(":")[0]] * sizes[group])) for group in view.groups}
-        full = next((group for group in view.groups if used[group] >= limits[group]), "")
-        if full or in_hour >= hourly:
-            limit = (
-                f"{used[full]} of {sizes[full]} nodes of {full.replace(':', ' ')}" if full else f"{in_hour} in an hour"
-            )
-            why = f"{finding.message}; not drained: {limit} are drained already, the most that [control] allows"
-            yield Decision(act="hold", node=view.node, check=finding.check, finding=finding, why=why)
+    for finding, view in sorted(candidates, key=lambda pair: (severest_first(pair[0]), pair[1].node)):
+        full = []
+        for group in view.groups:
+            kind, _, name = group.partition(":")
+            share: float = getattr(control, f"max_share_{kind}")
+            if used[group] >= max(1, int(share * sizes[group])):
+                full.append(f"max_share_{kind} = {share:g}, with {used[group]} of {sizes[group]} nodes of {name}")
+        if len(in_hour) >= hourly and view.node not in in_hour:
+            full.append(f"max_share_hour = {control.max_share_hour:g}, with {len(in_hour)} of {len(nodes)} nodes")
+        if full:
+            yield _drain_or_hold(view.node, finding, limits=" and ".join(full))
             continue
         used.update(view.groups)
-        in_hour += 1
-        yield Decision(act="drain", node=view.node, check=finding.check, finding=finding, why=finding.message)
+        in_hour.add(view.node)
+        yield _drain_or_hold(view.node, finding, incident=next_id(view.node, incidents))
 
 
-def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[Decision]:
+def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[ActRow]:
     """Yield the adoption of a node that is drained with our reason, but without an open incident.
 
     One that the journal does not know is left to a person: what its check asked for is lost.
     """
     incident, check = incident_of_reason(view.reason)
     why = f"drained with our reason, but without an open incident: {view.reason}"
-    yield Decision(act="adopt", node=view.node, incident=incident, check=check, why=why)
+    yield ActRow(act="adopt", node=view.node, incident=incident, check=check, why=why)
     if incident not in {one.incident for one in of_node}:
         why = f"the journal has nothing of its drain: a person returns it, with `pit node return {view.node}`"
-        yield Decision(act="escalate", node=view.node, incident=incident, check=check, why=why)
+        yield ActRow(act="escalate", node=view.node, incident=incident, check=check, why=why)
 
 
 def _follow_incident(
@@ -158,18 +191,19 @@ def _follow_incident(
     incident: Incident,
     of_node: Sequence[Incident],
     control: Control,
-) -> Iterator[Decision]:
+) -> Iterator[ActRow]:
     """Yield what an open incident needs now: at most a note and an act."""
 
-    def decision(act: Act, why: str) -> Decision:
-        return Decision(act=act, node=view.node, incident=incident.incident, check=incident.check, why=why)
+    def decision(act: Act, why: str) -> ActRow:
+        return ActRow(act=act, node=view.node, incident=incident.incident, check=incident.check, why=why)
 
+    to_person = f"a person returns it, with `pit node return {view.node}`"
     is_ours = incident_of_reason(view.reason)[0] == incident.incident
     if incident.phase == "opening":
         # A drain that was begun, and perhaps not made: only while a fresh report still asks for it.
         if not is_ours and not may_drain(view):
             yield decision("take-over", f"drained or down by somebody else: {view.reason}")
-        elif is_ours or (report and any(one.check == incident.check for one in _draining(report))):
+        elif is_ours or (report and any(one.check == incident.check for one in draining(report))):
             yield decision("drain", incident.message)
         elif report:
             yield decision("take-over", "it was not drained, and its check fails no more")
@@ -180,35 +214,52 @@ def _follow_incident(
     if not is_ours:
         yield decision("take-over", f"its reason was changed: {view.reason}")
         return
-    if incident.phase == "returning":
-        yield decision("return", "its return was begun")
-        return
+    # A return that was begun, and not made, is decided anew: the node may have failed since.
     if report is None or report.checked_at <= incident.drained_at:
         return
-    failure = _failure(report) or ("" if incident.check in report.passed else f"{incident.check} is unknown")
+    failure, is_for_person = _why_not_well(incident, report)
     if failure:
-        if incident.phase == "recovered":
+        if incident.phase != "drained":
             yield decision("fail", failure)
+        if is_for_person and not incident.is_escalated:
+            yield decision("escalate", f"{failure}: {to_person}")
         return
+    is_at_once = _is_over_at_once(incident, report)
     if incident.phase == "drained":
         yield decision("recover", "all its checks pass")
-        if not _is_over_at_once(incident, report):
+        if not is_at_once:
             return
     if incident.is_escalated or view.is_down or view.has_jobs:
         return
-    needs = _missing_remedy(incident, report)
-    returns = [
-        one
-        for one in of_node
-        if one.outcome == "returned" and age_s(one.over_at, now) <= units.parse_duration(control.returns_within)
-    ]
-    if needs or len(returns) >= control.max_returns:
-        why = needs or f"it returned {len(returns)} times within {control.returns_within}"
-        yield decision("escalate", f"{why}: a person returns it, with `pit node return {view.node}`")
-    elif _is_over_at_once(incident, report) or age_s(incident.recovered_at, now) >= units.parse_duration(
-        control.stable_for
-    ):
-        yield decision("return", "all its checks pass")
+    within_s = units.parse_duration(control.returns_within)
+    returns = sum(one.outcome == "returned" and age_s(one.over_at, now) <= within_s for one in of_node)
+    often = f"it returned {returns} times within {control.returns_within}" if returns >= control.max_returns else ""
+    if why := _missing_remedy(incident, report) or often:
+        yield decision("escalate", f"{why}: {to_person}")
+    elif is_at_once or age_s(incident.recovered_at, now) >= units.parse_duration(control.stable_for):
+        if control.bench_before_return and BENCH_CHECK not in report.passed:
+            result = "".join(f", which was {one.state}: {one.message}" for one in report.findings if _is_bench(one))
+            yield decision("bench", f"all its checks pass; its next report is to have its bench{result}")
+        else:
+            yield decision("return", f"all its checks pass{', and its bench' if control.bench_before_return else ''}")
+
+
+def _why_not_well(incident: Incident, report: NodeReport) -> tuple[str, bool]:
+    """Return why a drained node does not recover, "" if it does; and whether only a person can change that."""
+    if failure := _failure(report):
+        return failure, False
+    for one in report.findings:
+        if _is_bench(one) and one.state == "failed":
+            return f"its bench: {one.message}", True
+    if incident.check in report.passed:
+        return "", False
+    if any(one.check == incident.check for one in report.findings):
+        return f"{incident.check} is unknown", False
+    return f"it has no check {incident.check} any more", True
+
+
+def _is_bench(finding: Finding) -> bool:
+    return finding.check == BENCH_CHECK
 
 
 def why_not_returned(
@@ -223,14 +274,14 @@ def why_not_returned(
         return f"it is not drained by pit node{f': {view.reason}' if view.is_drained else ''}"
     if incident_of_reason(view.reason)[0] != incident.incident:
         return f"its reason was changed: {view.reason}"
-    if report is None or age_s(report.checked_at, now) > units.parse_duration(control.max_report_age):
-        return f"it has no report of the last {control.max_report_age}"
+    if report is None or report_problem(report, now, control):
+        return report_problem(report, now, control)
     if report.checked_at <= incident.drained_at:
         return f"it was not checked since it was drained, at {incident.drained_at}"
     return _failure(report)
 
 
-def _draining(report: NodeReport) -> list[Finding]:
+def draining(report: NodeReport) -> list[Finding]:
     """Return the findings of a report that drain a node."""
     return [
         one
@@ -241,7 +292,7 @@ def _draining(report: NodeReport) -> list[Finding]:
 
 def _failure(report: NodeReport) -> str:
     """Return the first finding of a report that drains a node, as text; "" for none."""
-    return next((f"{one.check}: {one.message}" for one in _draining(report)), "")
+    return next((f"{one.check}: {one.message}" for one in draining(report)), "")
 
 
 def _missing_remedy(incident: Incident, report: NodeReport) -> str:

@@ -6,17 +6,21 @@ anywhere: intents are in the journal, and the next tick resolves them first. A f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from pitools.core import hostlist, timestamps
 from pitools.core.errors import ConfigError, PitError, UsageError, suggest
+from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.node import spool
-from pitools.node.check.config import NodeConfig
+from pitools.node.check.config import CONFIG_PATH, Control, NodeConfig
 from pitools.node.control.incidents import (
     EntryKind,
     Incident,
@@ -24,10 +28,19 @@ from pitools.node.control.incidents import (
     append_entry,
     fold,
     incident_of_reason,
-    next_id,
     read_entries,
 )
-from pitools.node.control.policy import Act, Decision, NodeView, age_s, decide, may_drain, why_not_returned
+from pitools.node.control.policy import (
+    Act,
+    ActRow,
+    NodeView,
+    age_s,
+    decide,
+    may_drain,
+    report_problem,
+    severest_first,
+    why_not_returned,
+)
 from pitools.node.types import NodeReport
 from pitools.slurm.client import Client
 from pitools.slurm.records import Node, Switch
@@ -39,26 +52,15 @@ _NOTES: dict[Act, EntryKind] = {
     "escalate": EntryKind.ESCALATED,
     "take-over": EntryKind.TAKEN_OVER,
 }
-
-
-class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
-    """What a tick did about a node, or would do. done: false in a dry run, for a hold, or after an error."""
-
-    node: str
-    act: str
-    incident: str
-    check: str
-    done: bool
-    why: str
-    error: str = ""
+_DOWN_FLAGS = {"not_responding", "powered_down", "powering_down"}
 
 
 class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
     """A line of `pit node list`. state: Slurm's, with flags, as `idle+drain`. incident, phase, check: of the open one.
 
     report_age_s, failed, unknown: of the last report and its findings; None without one. The age is None, too, where
-    the clock of the node is wrong. finding: its first failure. suspicion: how many users suspect it, and the
-    newest reason.
+    the clock of the node is wrong. finding: why its report is not used, else its severest failure. suspicion: how many
+    users suspect it, and the newest reason.
     """
 
     node: str
@@ -75,7 +77,7 @@ class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
 
 
 class TickResult(NamedTuple):
-    """The rows of a tick, and what is wrong with reports."""
+    """The rows of a tick, and what is wrong with reports: of one that acts, what is new since the last one."""
 
     rows: list[ActRow]
     problems: list[str]
@@ -89,7 +91,8 @@ class Controller:
 
     def __init__(self, client: Client, config: NodeConfig) -> None:
         if not config.spool:
-            raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
+            hint = f'add to {CONFIG_PATH}: spool = "/shared/pitools/node"'
+            raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool", hint=hint)
         self._client = client
         self.config = config
         self._spool = Path(config.spool)
@@ -97,24 +100,19 @@ class Controller:
 
     def tick(self, *, act: bool) -> TickResult:
         """Tick once; without `act` nothing is changed. Raises TryLater while another tick runs, PitError."""
-        if act:
-            self._folder.mkdir(mode=0o755, exist_ok=True)
-            spool.make_suspicions(self._spool)
-            with lock(self._folder / "lock", "the journal of incidents"):
-                return self._tick(act=True)
-        return self._tick(act=False)
+        with self._lock() if act else contextlib.nullcontext():
+            return self._tick(act=act)
 
     def return_nodes(self, names: Sequence[str]) -> TickResult:
         """Return drained nodes of ours at once, for a person; a row without `done` says why one is not returned.
 
         Raises UsageError for a node that Slurm does not have, TryLater while a tick runs, PitError.
         """
-        self._folder.mkdir(mode=0o755, exist_ok=True)
-        with lock(self._folder / "lock", "the journal of incidents"):
+        with self._lock():
             incidents = self.incidents()
             nodes = node_views(self._client.nodes(), ())
-            if unknown := [name for name in names if name not in nodes]:
-                raise UsageError(f'no node "{unknown[0]}" in this cluster', hint=suggest(unknown[0], nodes))
+            for name in names:
+                _require_node(name, nodes)
             reports, problems = spool.read_reports(self._spool, nodes)
             open_by_node = {one.node: one for one in incidents.values() if one.phase != "over"}
             now = timestamps.now_rfc3339()
@@ -122,15 +120,32 @@ class Controller:
             for name in names:
                 one, report = open_by_node.get(name), reports.get(name)
                 why_not = why_not_returned(now, nodes[name], report, one, self.config.control)
-                decision = Decision(
+                is_ours = one and one.incident == incident_of_reason(nodes[name].reason)[0]
+                decision = ActRow(
                     act="return",
                     node=name,
-                    incident=one.incident if one else "",
-                    check=one.check if one else "",
+                    incident=one.incident if one and is_ours else "",
+                    check=one.check if one and is_ours else "",
                     why=why_not or "returned by a person",
                 )
-                rows.append(_row(decision, done=False) if why_not else self._carry_out(decision, reports, incidents))
+                rows.append(decision if why_not else self._carry_out(decision, reports, incidents))
             return TickResult(rows, problems)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the journal's lock. Raises TryLater while another process does, ConfigError, PitError."""
+        spool.require_usable(self._spool)
+        try:
+            self._folder.mkdir(mode=0o755, exist_ok=True)
+            spool.make_suspicions(self._spool)
+        except OSError as error:
+            raise from_os_error(error, self._folder) from error
+        with lock(self._folder / "lock", "the journal of incidents"):
+            yield
+
+    def require_node(self, name: str) -> None:
+        """Refuse a node that Slurm does not have. Raises UsageError, PitError."""
+        _require_node(name, {node.node for node in self._client.nodes()})
 
     def incidents(self) -> dict[str, Incident]:
         """Return all incidents by id, in the order in which they began. Raises DataError."""
@@ -145,58 +160,79 @@ class Controller:
         open_by_node = {one.node: one for one in self.incidents().values() if one.phase != "over"}
         nodes = self._client.nodes()
         reports, problems = spool.read_reports(self._spool, {node.node for node in nodes})
-        now = timestamps.now_rfc3339()
-        return [node_row(node, open_by_node.get(node.node), reports.get(node.node), now) for node in nodes], problems
+        now, control = timestamps.now_rfc3339(), self.config.control
+        return [
+            node_row(node, open_by_node.get(node.node), reports.get(node.node), now, control) for node in nodes
+        ], problems
 
     def _tick(self, *, act: bool) -> TickResult:
         incidents = self.incidents()
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
-        decisions = decide(timestamps.now_rfc3339(), nodes, reports, list(incidents.values()), self.config.control)
-        rows = [
-            self._carry_out(one, reports, incidents) if act and one.act != "hold" else _row(one, done=False)
-            for one in decisions
-        ]
-        return TickResult(rows, problems)
+        now, control = timestamps.now_rfc3339(), self.config.control
+        decisions = decide(now, nodes, reports, list(incidents.values()), control)
+        problems += _unheard(nodes, reports, now, control)
+        if not act:
+            return TickResult(decisions, problems)
+        try:
+            spool.request_benches(self._spool, {one.node for one in decisions if one.act == "bench"})
+        except PitError as error:  # it holds back no drain
+            problems.append(str(error))
+        rows = [self._carry_out(one, reports, incidents) for one in decisions]
+        return TickResult(rows, self._new_problems(problems))
 
-    def _carry_out(
-        self, decision: Decision, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]
-    ) -> ActRow:
+    def _new_problems(self, problems: Sequence[str]) -> list[str]:
+        """Return the problems that the last tick did not have: cron mails what a tick prints."""
+        path = self._folder / "problems.json"
+        try:
+            before = decode_json(path.read_bytes(), list[str])
+        except (OSError, msgspec.DecodeError):
+            before = []
+        if before != problems:
+            with contextlib.suppress(OSError):  # then they are told again
+                write_atomic(path, msgspec.json.encode(problems), durable=False)
+        return [one for one in problems if one not in before]
+
+    def _carry_out(self, decision: ActRow, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> ActRow:
         """Carry a decision out; an error is this node's alone."""
+        why_not = ""
         try:
             if decision.act == "drain":
-                self._drain(decision, reports, incidents)
+                why_not = self._drain(decision, reports, incidents)
             elif decision.act == "return":
-                self._return(decision, incidents[decision.incident])
-            else:
+                why_not = self._return(decision, incidents[decision.incident])
+            elif decision.act in _NOTES:
                 if decision.act == "adopt" and decision.incident not in incidents:
                     self._append(decision, EntryKind.OPENED)
                 self._append(decision, _NOTES[decision.act])
         except PitError as error:
-            return _row(decision, done=False, error=str(error))
-        return _row(decision, done=True)
+            return msgspec.structs.replace(decision, error=str(error))
+        if why_not:
+            return msgspec.structs.replace(decision, why=f"{decision.why}; not done: {why_not}")
+        return msgspec.structs.replace(decision, done=decision.act != "hold")
 
-    def _drain(self, decision: Decision, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> None:
-        """Drain for a new incident, or one whose drain was begun, unless somebody else drained the node meanwhile."""
+    def _drain(self, decision: ActRow, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> str:
+        """Drain for a new incident, or one whose drain was begun; return why it was not done, "" if it was."""
         view = self._look_again(decision.node)
         if not may_drain(view) and not incident_of_reason(view.reason)[0]:
-            if decision.incident:
+            if decision.incident in incidents:
                 self._append(decision, EntryKind.TAKEN_OVER)
-            return
+            return f"somebody else drained it, or set it down, meanwhile: {view.reason}"
         incident = incidents.get(decision.incident) or self._open(decision, reports[decision.node], incidents)
         if not view.is_drained:
             self._client.drain_node(decision.node, incident.reason)
-        self._append(decision, EntryKind.DRAINED, incident.incident)
+        self._append(decision, EntryKind.DRAINED)
+        return ""
 
-    def _open(self, decision: Decision, report: NodeReport, incidents: dict[str, Incident]) -> Incident:
+    def _open(self, decision: ActRow, report: NodeReport, incidents: dict[str, Incident]) -> Incident:
         entry = IncidentEntry(
             at=timestamps.now_rfc3339(),
             kind=EntryKind.OPENED,
-            incident=next_id(decision.node, incidents.values()),
+            incident=decision.incident,
             node=decision.node,
             check=decision.check,
-            action=decision.finding.action if decision.finding else "drain",
-            evidence_at=decision.finding.evidence_at if decision.finding else "",
+            action=decision.action,
+            evidence_at=decision.evidence_at,
             message=decision.why,
             boot_id=report.boot_id,
             hardware=report.hardware,
@@ -205,32 +241,38 @@ class Controller:
         incidents |= fold([entry])
         return incidents[entry.incident]
 
-    def _return(self, decision: Decision, incident: Incident) -> None:
-        """Resume a node, unless its reason is no longer ours."""
+    def _return(self, decision: ActRow, incident: Incident) -> str:
+        """Resume a node, unless its reason is no longer ours; return why it was not done, "" if it was."""
         view = self._look_again(decision.node)
         if view.is_drained and incident_of_reason(view.reason)[0] != incident.incident:
             self._append(decision, EntryKind.TAKEN_OVER)
-            return
+            return f"its reason was changed meanwhile: {view.reason}"
         if view.is_drained:
             self._append(decision, EntryKind.RETURNING)
             self._client.resume_node(decision.node)
         self._append(decision, EntryKind.RETURNED)
+        return ""
 
     def _look_again(self, node: str) -> NodeView:
         return node_views(self._client.nodes(node), ())[node]
 
-    def _append(self, decision: Decision, kind: EntryKind, incident: str = "") -> None:
+    def _append(self, decision: ActRow, kind: EntryKind) -> None:
         append_entry(
             self._folder / "journal.jsonl",
             IncidentEntry(
                 at=timestamps.now_rfc3339(),
                 kind=kind,
-                incident=incident or decision.incident,
+                incident=decision.incident,
                 node=decision.node,
                 check=decision.check,
                 message=decision.why,
             ),
         )
+
+
+def _require_node(name: str, nodes: Collection[str]) -> None:
+    if name not in nodes:
+        raise UsageError(f'no node "{name}" in this cluster', hint=suggest(name, nodes))
 
 
 def node_views(nodes: Iterable[Node], topology: Iterable[object]) -> dict[str, NodeView]:
@@ -248,7 +290,7 @@ def node_views(nodes: Iterable[Node], topology: Iterable[object]) -> dict[str, N
         views[node.node] = NodeView(
             node=node.node,
             is_drained="drain" in flags or node.state.startswith(("drain", "fail")),
-            is_down=node.state == "down" or "not_responding" in flags,
+            is_down=node.state == "down" or not flags.isdisjoint(_DOWN_FLAGS),
             has_jobs=node.state in ("allocated", "mixed") or "completing" in flags,
             reason=node.reason,
             groups=(*leaves, *(f"partition:{name}" for name in node.partitions)),
@@ -256,9 +298,24 @@ def node_views(nodes: Iterable[Node], topology: Iterable[object]) -> dict[str, N
     return views
 
 
-def node_row(node: Node, incident: Incident | None, report: NodeReport | None, now: str) -> NodeRow:
+def _unheard(
+    nodes: Mapping[str, NodeView], reports: Mapping[str, NodeReport], now: str, control: Control
+) -> Iterator[str]:
+    """Yield a line for the nodes that are up and whose checks are not heard of, for each way in which they are not."""
+    by_problem: dict[str, list[str]] = {}
+    for name, view in nodes.items():
+        if not view.is_down and (problem := report_problem(reports.get(name), now, control)):
+            by_problem.setdefault(problem, []).append(name)
+    for problem, names in by_problem.items():
+        yield f"{hostlist.fold(names)}: {problem}: not watched; on such a node: pit node check --report"
+
+
+def node_row(node: Node, incident: Incident | None, report: NodeReport | None, now: str, control: Control) -> NodeRow:
     """Return a node's line of `pit node list`."""
-    failed = [one for one in report.findings if one.state == "failed"] if report else []
+    failed = sorted((one for one in report.findings if one.state == "failed"), key=severest_first) if report else []
+    finding = report_problem(report, now, control)
+    if failed and not finding:
+        finding = f"{failed[0].check}: {failed[0].message}"
     return NodeRow(
         node=node.node,
         state="+".join((node.state, *node.flags)),
@@ -268,18 +325,6 @@ def node_row(node: Node, incident: Incident | None, report: NodeReport | None, n
         report_age_s=round(age, 1) if report and isfinite(age := age_s(report.checked_at, now)) else None,
         failed=len(failed) if report else None,
         unknown=len(report.findings) - len(failed) if report else None,
-        finding=f"{failed[0].check}: {failed[0].message}" if failed else "",
+        finding=finding,
         reason=node.reason,
-    )
-
-
-def _row(decision: Decision, *, done: bool, error: str = "") -> ActRow:
-    return ActRow(
-        node=decision.node,
-        act=decision.act,
-        incident=decision.incident,
-        check=decision.check,
-        done=done,
-        why=decision.why,
-        error=error,
     )

@@ -2,145 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections import Counter
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from pitools.core import timestamps
-from pitools.core.errors import ConfigError, Unreachable, UsageError
+from pitools.core.errors import UsageError
 from pitools.node import spool
-from pitools.node.check.config import Control, NodeConfig, load_config
+from pitools.node.check.config import Control
 from pitools.node.control import incidents, policy, tick
 from pitools.node.control.incidents import EntryKind
-from pitools.node.types import Action, Finding, NodeReport
-from pitools.slurm.records import Node, Switch
-
-NODES = [f"n{number:02}" for number in range(16)]
-LEAVES = {"s1": NODES[:8], "s2": NODES[8:]}
-
-
-class Killed(BaseException):
-    """kill -9 of the controller."""
-
-
-class Slurm:
-    """A client of a Slurm in memory, which may refuse, fail to answer, or be the last that a controller does."""
-
-    def __init__(self, dice: random.Random, share: float) -> None:
-        self.dice, self.share = dice, share
-        self.reasons: dict[str, str] = {}
-        self.resumed: list[tuple[str, str]] = []  # node, its reason before
-
-    def strike(self, weight: float = 1.0) -> None:
-        if self.dice.random() < self.share * weight:
-            raise Killed
-        if self.dice.random() < self.share * weight:
-            raise Unreachable("connection refused")
-
-    def nodes(self, names: str = "") -> list[Node]:
-        self.strike(0.3)
-        return [
-            Node(
-                node=name,
-                state="idle",
-                flags=("drain",) if name in self.reasons else (),
-                partitions=("train", "dev") if name in LEAVES["s1"] else ("train",),
-                reason=self.reasons.get(name, ""),
-            )
-            for name in ([names] if names else NODES)
-        ]
-
-    def topology(self) -> list[Switch]:
-        return [Switch(switch=name, level=0, node_list=",".join(nodes)) for name, nodes in LEAVES.items()]
-
-    def drain_node(self, node: str, reason: str) -> None:
-        self.strike()
-        assert node not in self.reasons or incidents.incident_of_reason(self.reasons[node])[0], "a drain of others"
-        self.reasons[node] = reason
-        self.strike()
-
-    def resume_node(self, node: str) -> None:
-        self.strike()
-        self.resumed.append((node, self.reasons.pop(node)))
-        self.strike()
-
-
-class Clock:
-    """The time of the controller and the reports."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = datetime(2026, 11, 1, tzinfo=UTC)
-        monkeypatch.setattr(timestamps, "now_rfc3339", lambda: timestamps.to_rfc3339(self.now))
-
-    def pass_minutes(self, count: float) -> None:
-        self.now += timedelta(minutes=count)
-
-
-class World:
-    """A cluster, its spool and a controller that is started anew for each tick."""
-
-    def __init__(self, folder: Path, clock: Clock, seed: int = 0, share: float = 0.0, **limits: Any) -> None:
-        self.dice, self.clock = random.Random(seed), clock
-        self.slurm = Slurm(self.dice, share)
-        self.faulty: dict[str, Action] = {}
-        self.boots, self.serials = Counter[str](), Counter[str]()
-        defaults: dict[str, Any] = {"max_returns": 1000, "max_share_hour": 1.0}
-        self.config = NodeConfig(spool=str(folder), control=Control(**(defaults | limits)))
-
-    def report(self, *, only: str = "") -> None:
-        for name in [only] if only else NODES:
-            now = timestamps.now_rfc3339()
-            finding = Finding(
-                node=name,
-                check="gpu-count",
-                state="failed",
-                level="critical",
-                action=self.faulty.get(name, "none"),
-                message="gpus: 7 (expected exactly 8)",
-                evidence_at=now,
-            )
-            spool.write_report(
-                Path(self.config.spool),
-                NodeReport(
-                    node=name,
-                    boot_id=f"boot{self.boots[name]}",
-                    checked_at=now,
-                    hardware={"gpu0": f"serial{self.serials[name]}"},
-                    findings=(finding,) if name in self.faulty else (),
-                    passed=() if name in self.faulty else ("gpu-count",),
-                ),
-            )
-
-    def tick(self, *, act: bool = True) -> list[tick.ActRow]:
-        """Tick once; [] if it is killed or has no answer."""
-        try:
-            return tick.Controller(self.slurm, self.config).tick(act=act).rows  # type: ignore[arg-type]
-        except (Killed, Unreachable):
-            return []
-
-    def ours(self) -> set[str]:
-        return {node for node, reason in self.slurm.reasons.items() if incidents.incident_of_reason(reason)[0]}
-
-    def entries(self) -> list[incidents.IncidentEntry]:
-        return incidents.read_entries(Path(self.config.spool) / "control" / "journal.jsonl")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of journal lines; no test here loses power
-    return Clock(monkeypatch)
+from pitools.node.types import Action, NodeReport
+from pitools.slurm.records import Node
+from tests.node.control.world import LEAVES, NODES, Clock, World
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, seed: int) -> None:
     """Half of the nodes fail, people drain and resume, Slurm fails, the controller is killed; then all is healed."""
-    world = World(tmp_path, clock, seed, 0.15, max_share_leaf=0.25, max_share_partition=0.2, max_share_hour=0.2)
+    limits: dict[str, Any] = {"max_share_leaf": 0.25, "max_share_partition": 0.2, "max_share_hour": 0.2}
+    world = World(tmp_path, clock, seed, 0.15, bench_before_return=seed % 2 == 1, **limits)
     people: dict[str, str] = {}
     for _ in range(150):
         clock.pass_minutes(world.dice.uniform(0, 8))
@@ -151,6 +33,7 @@ def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, 
             case 1:
                 world.faulty.pop(node, None)
                 world.boots[node] += 1
+                world.slow[node] = world.dice.choice(["passed", "passed", "unknown"])
             case 2:
                 world.slurm.reasons[node] = people[node] = f"{world.dice.choice(['NHC:', 'bob:', 'pit'])} broken"
             case 3 if node in people:
@@ -170,6 +53,7 @@ def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, 
     assert len({entry.incident for entry in opened}) == len(opened)
     assert all(incidents.incident_of_reason(reason)[0] for _, reason in world.slurm.resumed)
     world.faulty.clear()
+    world.slow.clear()
     world.slurm.share = 0.0
     for name in NODES:
         world.boots[name] += 1
@@ -178,6 +62,7 @@ def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, 
         world.report()
         world.tick()
     assert not world.ours()
+    assert not any(spool.is_bench_requested(tmp_path, name) for name in NODES)
     assert {one.phase for one in incidents.fold(world.entries()).values()} <= {"over"}
 
 
@@ -187,6 +72,7 @@ def test_each_drain_is_made_once(tmp_path: Path, clock: Clock) -> None:
     world.faulty["n03"] = "drain"
     world.report()
     assert [(row.act, row.node, row.done) for row in world.tick()] == [("drain", "n03", True)]
+    assert world.slurm.calls == 2 + 1 + 2  # the poll and its topology; a look at the node; the act, counted twice
     assert world.slurm.reasons == {"n03": "pit node [n03-1] gpu-count: gpus: 7 (expected exactly 8)"}
     assert world.tick() == []
     journal = tmp_path / "control" / "journal.jsonl"
@@ -262,6 +148,31 @@ def test_a_node_returns_when_its_checks_have_passed_for_a_while(tmp_path: Path, 
     world.faulty.clear()
     world.boots["n03"] += 1
     assert ticks(1) == ["recover", "return"]
+
+
+def test_a_bench_precedes_a_return_where_the_site_wants_it(tmp_path: Path, clock: Clock) -> None:
+    """Asked for once the checks pass, awaited while it has no result; one that fails is for a person."""
+    world = World(tmp_path, clock, bench_before_return=True, max_share_partition=1.0)
+    world.faulty["n03"] = world.faulty["n04"] = "drain"
+
+    def ticks() -> list[tuple[str, str, bool]]:
+        clock.pass_minutes(11)
+        world.report()
+        return [(row.act, row.node, row.done) for row in world.tick()]
+
+    assert ticks() == [("drain", "n03", True), ("drain", "n04", True)]
+    world.faulty.clear()
+    world.slow = {"n03": "unknown", "n04": "failed"}
+    assert ticks() == [("recover", "n03", True), ("recover", "n04", True)]
+    assert ticks() == [("bench", "n03", True), ("bench", "n04", True)]
+    assert ticks() == [("bench", "n03", True), ("fail", "n04", True), ("escalate", "n04", True)]
+    world.slow.pop("n03")
+    assert ticks() == [("return", "n03", True), ("recover", "n04", True)]
+    assert ticks() == []
+    assert world.ours() == {"n04"}
+    assert not spool.is_bench_requested(tmp_path, "n04")
+    world.slurm.benched = None  # a person needs none
+    assert [row.done for row in tick.Controller(world.slurm, world.config).return_nodes(["n04"]).rows] == [True]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("action", "remedy"), [("reboot", "boots"), ("repair", "serials")])
@@ -350,48 +261,6 @@ def test_a_begun_drain_is_made_only_while_a_report_asks_for_it(
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_share_leaf": 25.0}, {"max_share_hour": float("nan")}, {"max_report_age": "0s"}]
-)
-def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, object]) -> None:
-    """A share is of 1, and a duration more than 0: else one slip drains a cluster."""
-    (name, value), path = limits.popitem(), tmp_path / "node.toml"
-    path.write_text(f"[control]\n{name} = {msgspec.json.encode(value).decode() if isinstance(value, str) else value}\n")
-    with pytest.raises(ConfigError, match=name):
-        load_config(path)
-
-
-def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock) -> None:
-    """Half-written, of another node, a link, a pipe, huge, no node: each is a problem, and the good one counts."""
-    world = World(tmp_path, clock)
-    world.faulty = {"n03": "drain"}
-    world.report()
-    (tmp_path / "n04.json").write_bytes((tmp_path / "n03.json").read_bytes())
-    (tmp_path / "n05.json").write_bytes((tmp_path / "n05.json").read_bytes()[:40])
-    for name in ("n06.json", "n07.json"):
-        (tmp_path / name).unlink()
-    (tmp_path / "n06.json").symlink_to(tmp_path / "n03.json")
-    os.mkfifo(tmp_path / "n07.json")
-    (tmp_path / "n08.json").write_bytes(b" " * (2 << 20))
-    (tmp_path / "nowhere.json").write_bytes(b"{}")
-    os.chown(tmp_path / "n09.json", 65534, 65534)
-    (tmp_path / "n10.json").chmod(0o666)
-    result = tick.Controller(world.slurm, world.config).tick(act=True)  # type: ignore[arg-type]
-    assert world.ours() == {"n03"}
-    assert sorted(
-        {name for name in [*NODES, "nowhere"] if any(f"{name}.json" in text for text in result.problems)}
-    ) == [
-        "n04",
-        "n05",
-        "n06",
-        "n07",
-        "n08",
-        "n09",
-        "n10",
-        "nowhere",
-    ]
-
-
-@pytest.mark.parametrize(
     ("before", "after", "act"),
     [
         ({"gpu0": "a", "gpu1": "b"}, {"gpu0": "c", "gpu1": "b"}, "return"),
@@ -451,32 +320,3 @@ def test_a_person_returns_what_is_ours_and_was_checked(tmp_path: Path, clock: Cl
     assert [one.outcome for one in controller.incidents().values()] == ["returned"]
     with pytest.raises(UsageError):
         controller.return_nodes(["n3"])
-
-
-def test_a_controller_needs_a_spool(clock: Clock) -> None:
-    """The key is named; nothing is looked for in the current folder."""
-    with pytest.raises(ConfigError, match="spool"):
-        tick.Controller(None, NodeConfig())  # type: ignore[arg-type]
-
-
-def test_a_list_has_every_node(tmp_path: Path, clock: Clock) -> None:
-    """With or without a report, of a clock that is right or not, and its incident."""
-    world = World(tmp_path, clock)
-    world.faulty["n03"] = "drain"
-    world.report()
-    world.tick()
-    clock.pass_minutes(2)
-    for name, checked_at in (("n05", "yesterday"), ("n06", "2027-01-01T00:00:00.000Z"), ("n07", "2026-11-01T00:00:00")):
-        path = tmp_path / f"{name}.json"
-        report = msgspec.json.decode(path.read_bytes(), type=NodeReport)
-        spool.write_report(tmp_path, msgspec.structs.replace(report, checked_at=checked_at))
-    (tmp_path / "n08.json").unlink()
-    rows, problems = tick.Controller(world.slurm, world.config).node_rows()  # type: ignore[arg-type]
-    ages = {row.node: row.report_age_s for row in rows}
-    assert (len(rows), problems) == (len(NODES), [])
-    assert [ages[f"n0{number}"] for number in range(3, 9)] == [120.0, 120.0, None, None, None, None]
-    assert [(row.state, row.incident, row.failed) for row in rows[2:5]] == [
-        ("idle", "", 0),
-        ("idle+drain", "n03-1", 1),
-        ("idle", "", 0),
-    ]

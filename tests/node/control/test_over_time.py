@@ -10,7 +10,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.node.check.config import Check, Control, load_shipped
-from pitools.node.control.tick import ActRow
+from pitools.node.control.policy import ActRow
 from pitools.node.types import Row
 from tests.node.simulated import LEAF, POLL_S, Cluster, SimulatedNode, replaced
 
@@ -122,7 +122,8 @@ def test_a_controller_that_was_off_for_days_replays_nothing(
     for _ in range(24):
         cluster.step()
         acts += [(one.act, one.node) for one in cluster.tick()]
-    assert acts == [
+    assert {node for act, node in acts if act == "hold"} == {"n003", "n004"}  # n002: older than its check counts
+    assert [one for one in acts if one[0] != "hold"] == [
         ("take-over", "n000"),
         ("recover", "n001"),
         ("return", "n001"),

@@ -1,0 +1,207 @@
+"""What the controller tells of acts, limits, nodes that are not heard of, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.core import timestamps
+from pitools.core.errors import ConfigError
+from pitools.node import spool
+from pitools.node.check.config import NodeConfig, load_config
+from pitools.node.control import tick
+from pitools.node.types import NodeReport
+from pitools.slurm.records import Node
+from tests.node.control.world import NODES, Clock, World
+
+
+def test_what_others_did_meanwhile_is_not_said_to_be_done(tmp_path: Path, clock: Clock) -> None:
+    """A person drains a node between the poll and the act, or changes the reason before its return."""
+    world = World(tmp_path, clock, stable_for="0s")
+    look = world.slurm.nodes
+
+    def change_first(names: str = "") -> list[Node]:
+        if names:
+            world.slurm.reasons[names] = "bob: fans"
+        return look(names)
+
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.slurm.nodes = change_first  # type: ignore[method-assign]
+    (row,) = world.tick()
+    assert (row.act, row.done, row.error, "bob: fans" in row.why) == ("drain", False, "", True)
+    del world.slurm.reasons["n03"]
+    world.slurm.nodes = look  # type: ignore[method-assign]
+    assert [row.act for row in world.tick()] == ["drain"]
+    world.faulty.clear()
+    clock.pass_minutes(1)
+    world.report()
+    world.tick()
+    world.slurm.nodes = change_first  # type: ignore[method-assign]
+    (row,) = world.tick()
+    assert (row.act, row.done, row.error, "bob: fans" in row.why) == ("return", False, "", True)
+    assert world.slurm.resumed == []
+
+
+def test_a_check_that_is_no_more_leaves_its_node_to_a_person(tmp_path: Path, clock: Clock) -> None:
+    """Deleted from the file, it can neither pass nor fail: said once."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    acts = []
+    for _ in range(3):
+        clock.pass_minutes(5)
+        report = NodeReport(node="n03", boot_id="boot0", checked_at=timestamps.now_rfc3339(), passed=("other",))
+        spool.write_report(tmp_path, report)
+        acts += [(row.act, "gpu-count" in row.why) for row in world.tick()]
+    assert acts == [("escalate", True)]
+    assert world.ours() == {"n03"}
+
+
+def test_a_hold_names_all_limits_and_a_drain_its_incident(tmp_path: Path, clock: Clock) -> None:
+    """Also in a dry run; the hour counts nodes, so that one that flaps does not use it up."""
+    world = World(
+        tmp_path, clock, max_share_leaf=0.25, max_share_partition=0.125, max_share_hour=0.125, stable_for="0s"
+    )
+    for name in NODES[8:12]:
+        world.faulty[name] = "drain"
+    world.report()
+    rows = world.tick(act=False)
+    assert [(row.act, row.incident, row.done) for row in rows[:2]] == [
+        ("drain", f"{name}-1", False) for name in NODES[8:10]
+    ]
+    for row in rows[2:]:
+        assert (row.act, row.incident) == ("hold", "")
+        for limit in ("max_share_leaf = 0.25", "max_share_partition = 0.125", "max_share_hour = 0.125"):
+            assert limit in row.why
+    world.faulty = {}
+    acts = []
+    for minute in range(15):
+        clock.pass_minutes(1)
+        failing = ["n11", "n12", "n13"] if minute == 9 else ["n11"]
+        world.faulty = dict.fromkeys(failing, "drain") if minute % 3 == 0 else {}
+        world.report()
+        acts += [(row.act, row.node) for row in world.tick() if row.act != "recover"]
+    flap = [("drain", "n11"), ("return", "n11")]
+    of_two = [(act, node) for act in ("drain", "return") for node in ("n11", "n12")]
+    assert acts == [*flap * 3, *of_two[:2], ("hold", "n13"), *of_two[2:], *flap]
+
+
+def test_nodes_that_are_not_heard_of_are_told_once(tmp_path: Path, clock: Clock) -> None:
+    """Without a report, with an old one, or of a wrong clock; a node that is down need not report."""
+    world = World(tmp_path, clock)
+    world.report()
+    clock.pass_minutes(20)
+    for name in NODES[3:]:
+        world.report(only=name)
+    (tmp_path / "n04.json").unlink()
+    report = msgspec.json.decode((tmp_path / "n05.json").read_bytes(), type=NodeReport)
+    spool.write_report(tmp_path, msgspec.structs.replace(report, checked_at="2027-01-01T00:00:00.000Z"))
+    listed = world.slurm.nodes
+    world.slurm.nodes = lambda names="": [  # type: ignore[method-assign]
+        msgspec.structs.replace(one, state="down") if one.node == "n02" else one for one in listed(names)
+    ]
+    controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    told = controller.tick(act=True).problems
+    assert sorted(line.partition(":")[0] for line in told) == ["n04", "n05", "n[00-01]"]
+    assert controller.tick(act=True).problems == []
+    assert controller.tick(act=False).problems == told
+    world.report(only="n05")
+    (tmp_path / "n03.json").unlink()
+    assert [line.partition(":")[0] for line in controller.tick(act=True).problems] == ["n[03-04]"]
+    findings = {row.node: row.finding for row in controller.node_rows()[0]}
+    assert [bool(findings[name]) for name in NODES[:6]] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("key", ["spool", "state"])
+def test_a_relative_folder_is_refused(tmp_path: Path, key: str) -> None:
+    """It would be another one in each current folder."""
+    (tmp_path / "node.toml").write_text(f'{key} = "node/{key}"\n')
+    with pytest.raises(ConfigError, match=key):
+        load_config(tmp_path / "node.toml")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_share_leaf": 25.0}, {"max_share_hour": float("nan")}, {"max_report_age": "0s"}]
+)
+def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, object]) -> None:
+    """A share is of 1, and a duration more than 0: else one slip drains a cluster."""
+    (name, value), path = limits.popitem(), tmp_path / "node.toml"
+    path.write_text(f"[control]\n{name} = {msgspec.json.encode(value).decode() if isinstance(value, str) else value}\n")
+    with pytest.raises(ConfigError, match=name):
+        load_config(path)
+
+
+def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock) -> None:
+    """Half-written, of another node, a link, a pipe, huge, no node: each is a problem, and the good one counts."""
+    world = World(tmp_path, clock)
+    world.faulty = {"n03": "drain"}
+    world.report()
+    (tmp_path / "n04.json").write_bytes((tmp_path / "n03.json").read_bytes())
+    (tmp_path / "n05.json").write_bytes((tmp_path / "n05.json").read_bytes()[:40])
+    for name in ("n06.json", "n07.json"):
+        (tmp_path / name).unlink()
+    (tmp_path / "n06.json").symlink_to(tmp_path / "n03.json")
+    os.mkfifo(tmp_path / "n07.json")
+    (tmp_path / "n08.json").write_bytes(b" " * (2 << 20))
+    (tmp_path / "nowhere.json").write_bytes(b"{}")
+    os.chown(tmp_path / "n09.json", 65534, 65534)
+    (tmp_path / "n10.json").chmod(0o666)
+    result = tick.Controller(world.slurm, world.config).tick(act=True)  # type: ignore[arg-type]
+    assert world.ours() == {"n03"}
+    assert sorted(
+        {name for name in [*NODES, "nowhere"] if any(f"{name}.json" in text for text in result.problems)}
+    ) == [
+        "n04",
+        "n05",
+        "n06",
+        "n07",
+        "n08",
+        "n09",
+        "n10",
+        "nowhere",
+    ]
+
+
+def test_a_controller_needs_a_spool(clock: Clock) -> None:
+    """The key is named; nothing is looked for in the current folder; one that is missing is named with its mkdir."""
+    with pytest.raises(ConfigError, match="spool"):
+        tick.Controller(None, NodeConfig())  # type: ignore[arg-type]
+    controller = tick.Controller(None, NodeConfig(spool="/nowhere/spool"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        controller.tick(act=True)
+    assert caught.value.hint == "mkdir -p -m 755 /nowhere/spool"
+
+
+def test_a_list_has_every_node(tmp_path: Path, clock: Clock) -> None:
+    """With or without a report, of a clock that is right or not, and its incident."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    report = msgspec.json.decode((tmp_path / "n03.json").read_bytes(), type=NodeReport)
+    mild = [
+        world.finding("n03", "a", "watch"),
+        msgspec.structs.replace(world.finding("n03", "b", "repair"), is_shadow=True),
+    ]
+    spool.write_report(tmp_path, msgspec.structs.replace(report, findings=(*mild, *report.findings)))
+    clock.pass_minutes(2)
+    for name, checked_at in (("n05", "yesterday"), ("n06", "2027-01-01T00:00:00.000Z"), ("n07", "2026-11-01T00:00:00")):
+        path = tmp_path / f"{name}.json"
+        report = msgspec.json.decode(path.read_bytes(), type=NodeReport)
+        spool.write_report(tmp_path, msgspec.structs.replace(report, checked_at=checked_at))
+    (tmp_path / "n08.json").unlink()
+    rows, problems = tick.Controller(world.slurm, world.config).node_rows()  # type: ignore[arg-type]
+    ages = {row.node: row.report_age_s for row in rows}
+    assert (len(rows), problems) == (len(NODES), [])
+    assert [ages[f"n0{number}"] for number in range(3, 9)] == [120.0, 120.0, None, None, None, None]
+    assert [(row.state, row.incident, row.failed) for row in rows[2:5]] == [
+        ("idle", "", 0),
+        ("idle+drain", "n03-1", 3),
+        ("idle", "", 0),
+    ]
+    assert rows[3].finding == "gpu-count: gpus: 7 (expected exactly 8)"  # the severest that counts
