@@ -66,6 +66,7 @@ def check(
     """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
+    from pitools.node.bench.before_return import bench_if_asked
     from pitools.node.check import this_node
     from pitools.node.check.config import load_config
 
@@ -78,6 +79,7 @@ def check(
             out(finding)
     if report:
         this_node.write_report(config, checked)
+        bench_if_asked(config, this_node.make_report(checked))
     if checked.has_failed:
         ctx.exit(1)
 
@@ -184,6 +186,8 @@ def _print_history(node: str, config_path: Path | None, site_name: str, form: st
     controller = load_controller(config_path, site_name)
     incidents = [one for one in controller.incidents().values() if one.node == node]
     report = controller.report(node)
+    if not incidents and report is None:
+        controller.require_node(node)
     with Output(form, HISTORY_COLUMNS) as out:
         out(node_history(node, incidents, report, timestamps.now_rfc3339()))
     with Output(form, INCIDENT_COLUMNS) as out:

@@ -120,8 +120,9 @@ def test_a_report_drains_the_node(machine: Machine) -> None:
     assert (second["incident"], second["report_age_s"], second["failed"]) == ("", None, None)
     history, incident, finding = machine.pit("show", "n01")
     assert (history["incidents"], incident["phase"], finding["check"]) == (1, "drained", "scratch")
-    (row,) = machine.pit("return", "n01", code=1)
-    assert row["done"] is False
+    done = machine.run("return", "n[01-02]")
+    assert [json.loads(line)["done"] for line in done.stdout.splitlines()] == [False, False]
+    assert "scontrol update nodename=n01 state=resume" in done.stderr  # n02 is not ours
     (machine.folder / "scratch").touch()
     machine.pit("check", "--report", "--config", str(machine.config))
     (row,) = machine.pit("return", "n[01]")
@@ -150,6 +151,7 @@ def test_facts_and_their_tables(machine: Machine) -> None:
         (("show", "--facts", "gpu"), 2, "gpus"),
         (("show", "n01", "--tables"), 2, "exclude"),
         (("return", "n77"), 2, "n77"),
+        (("show", "n77"), 2, "n77"),
         (("drain", "--site", "local"), 2, "no Slurm"),
         (("watch", "--every", "soon"), 2, "soon"),
         (("dra",), 2, "drain"),

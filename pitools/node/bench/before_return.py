@@ -1,0 +1,69 @@
+"""Bench this node before it returns, when the controller asks for it: drained and idle, it runs no job.
+
+By the node's own report, as Slurm starts no job on a drained node: to bench in a job, the node would have to be resumed
+first, in a reservation, by a user with an account.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import subprocesses, timestamps
+from pitools.core.errors import PitError, Unreachable
+from pitools.core.record import decode_json
+from pitools.node import spool
+from pitools.node.bench import history
+from pitools.node.bench.compare import BenchResult, compare
+from pitools.node.check.config import NodeConfig
+from pitools.node.types import BENCH_CHECK, Finding, NodeReport, State
+
+_PROGRAM = (sys.executable, "-P", "-m", "pitools.node.bench.single")
+_TIMEOUT_S = 30.0  # within the 55 s of `pit-healthcheck`, after the checks
+_GRACE_S = 5.0  # until a process that does not end itself then is killed
+
+
+def bench_if_asked(config: NodeConfig, report: NodeReport) -> None:
+    """Replace a node's report by one that also has its bench, if the controller asks for it. Raises PitError."""
+    if not spool.is_bench_requested(Path(config.spool), report.node):
+        return
+    results, problem = _measure(Path(config.state), report.node)
+    with contextlib.suppress(PitError):  # without its past, what is wrong or failed is still found
+        past = history.read_past(Path(config.spool), {report.node})
+        results = compare(results, past)
+        history.append_results(Path(config.spool), results)
+    bad = [one for one in results if one.verdict != "ok"]
+    state: State = "failed" if bad else "unknown" if problem or not results else "passed"
+    if state == "passed":
+        report = msgspec.structs.replace(report, passed=(*report.passed, BENCH_CHECK))
+    else:
+        texts = [f"{one.measure} is {one.verdict}: {one.problem or f'{one.of_past} of its past'}" for one in bad]
+        finding = Finding(
+            node=report.node,
+            check=BENCH_CHECK,
+            state=state,
+            level="warning",
+            action="watch",  # of a drained node; the controller leaves it to a person
+            message="; ".join(texts) or problem or "no result",
+            evidence_at=timestamps.now_rfc3339(),
+        )
+        report = msgspec.structs.replace(report, findings=(*report.findings, finding))
+    spool.write_report(Path(config.spool), report)
+
+
+def _measure(folder: Path, node: str) -> tuple[list[BenchResult], str]:
+    """Return this node's results, and why there are not all, "" if there are. folder: on the disk to measure."""
+    command = [*_PROGRAM, f"--timeout={_TIMEOUT_S:g}", str(folder)]
+    results: list[BenchResult] = []
+    try:
+        done = subprocesses.run(command, timeout_s=_TIMEOUT_S + _GRACE_S, env={"SLURMD_NODENAME": node})
+    except Unreachable:
+        return [], f"no result within {_TIMEOUT_S:g} s"
+    for line in done.stdout.splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            results.append(decode_json(line, BenchResult))
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+    return results, last if done.code else ""
