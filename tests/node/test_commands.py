@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from pitools.core.locks import lock
+from pitools.node import spool
 from pitools.node.check.config import load_config
+from pitools.node.types import BENCH_CHECK
 
 SCONTROL = """\
 #!/bin/sh
@@ -124,7 +126,12 @@ def test_a_report_drains_the_node(machine: Machine) -> None:
     assert [json.loads(line)["done"] for line in done.stdout.splitlines()] == [False, False]
     assert "scontrol update nodename=n01 state=resume" in done.stderr  # n02 is not ours
     (machine.folder / "scratch").touch()
-    machine.pit("check", "--report", "--config", str(machine.config))
+    reports = []
+    for asked in (set(), {"n01"}):
+        spool.request_benches(machine.folder / "spool", asked)
+        machine.pit("check", "--report", "--config", str(machine.config))
+        reports.append((machine.folder / "spool" / "n01.json").read_text())
+    assert [BENCH_CHECK in report for report in reports] == [False, True]
     (row,) = machine.pit("return", "n[01]")
     assert row["done"] is True
 

@@ -26,10 +26,8 @@ _TIMEOUT_S = 30.0  # within the 55 s of `pit-healthcheck`, after the checks
 _GRACE_S = 5.0  # until a process that does not end itself then is killed
 
 
-def bench_if_asked(config: NodeConfig, report: NodeReport) -> None:
-    """Replace a node's report by one that also has its bench, if the controller asks for it. Raises PitError."""
-    if not spool.is_bench_requested(Path(config.spool), report.node):
-        return
+def bench(config: NodeConfig, report: NodeReport) -> None:
+    """Replace a node's report by one that also has its bench. Raises PitError."""
     results, problem = _measure(Path(config.state), report.node)
     with contextlib.suppress(PitError):  # without its past, what is wrong or failed is still found
         past = history.read_past(Path(config.spool), {report.node})

@@ -21,10 +21,10 @@ def result(value: float | None, **more: str) -> bytes:
     return msgspec.json.encode(BenchResult(node="n1", measure="m", value=value, hardware="h", **more)) + b"\n"  # type: ignore[arg-type]
 
 
-def bench(folder: Path) -> tuple[str, str]:
+def bench_node(folder: Path) -> tuple[str, str]:
     """Bench, and return the state and message of the finding that the report then has."""
     spool.write_report(folder, REPORT)
-    before_return.bench_if_asked(NodeConfig(spool=str(folder), state=str(folder)), REPORT)
+    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT)
     report = spool.read_report(folder, "n1")
     assert report
     if not report.findings:
@@ -35,14 +35,10 @@ def bench(folder: Path) -> tuple[str, str]:
 
 
 def test_a_bench_that_is_asked_for(tmp_path: Path) -> None:
-    """By the real program; its results are kept. Without a request, the report stays as it is."""
-    assert bench(tmp_path) == ("", "")
-    spool.request_benches(tmp_path, {"n1"})
-    assert bench(tmp_path) == ("passed", "")
+    """By the real program; its results are kept."""
+    assert bench_node(tmp_path) == ("passed", "")
     measures = {one.measure for one in history.read_past(tmp_path, {"n1"})}
     assert {"cpu_bytes_per_s", "memory_bytes_per_s"} <= measures
-    spool.request_benches(tmp_path, set())
-    assert bench(tmp_path) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -68,5 +64,4 @@ def test_only_a_whole_and_good_bench_passes(
         monkeypatch.setattr(before_return, "_TIMEOUT_S", 0.1)
         monkeypatch.setattr(before_return, "_GRACE_S", 0.1)
     history.append_results(tmp_path, [msgspec.json.decode(result(100.0), type=BenchResult)] * 5)
-    spool.request_benches(tmp_path, {"n1"})
-    assert bench(tmp_path) == (state, message)
+    assert bench_node(tmp_path) == (state, message)
