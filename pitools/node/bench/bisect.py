@@ -58,7 +58,7 @@ def bisect(
         partner_of = _choose_partners(singles, [node for node in nodes if node in good], _failed_with(ever_failed))
         tested = [half for half in parts if len(half) > 1]
         tested += list(partner_of.items())
-        tested += _pair_anew([node for node in singles if node not in partner_of], rounds)
+        tested += _pair_anew([node for node in singles if node not in partner_of], _failed_with(ever_failed))
         if not tested:
             break
         passed = dict(zip(tested, test_round(tested), strict=True))
@@ -104,10 +104,14 @@ def _choose_partners(
     return chosen
 
 
-def _pair_anew(suspects: Sequence[str], rounds: int) -> list[Group]:
-    """Pair suspects with each other, in each round anew: the circle of a tournament, in which all meet."""
+def _pair_anew(suspects: Sequence[str], failed_with: Mapping[str, set[str]]) -> list[Group]:
+    """Pair suspects with each other as in a round of a tournament, the one with most pairs that have not failed yet."""
     circle = [*suspects, *[""] * (len(suspects) % 2)]
-    for _ in range(rounds % max(1, len(circle) - 1)):
-        circle.insert(1, circle.pop())
     half = len(circle) // 2
-    return [(one, other) for one, other in zip(circle[:half], reversed(circle[half:]), strict=True) if one and other]
+    best: list[Group] = []
+    for _ in circle[1:]:
+        met = zip(circle[:half], reversed(circle[half:]), strict=True)
+        new: list[Group] = [pair for pair in met if all(pair) and pair[1] not in failed_with.get(pair[0], ())]
+        best = max(best, new, key=len)
+        circle.insert(1, circle.pop())
+    return best

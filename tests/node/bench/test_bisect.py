@@ -87,6 +87,26 @@ def test_suspects_without_a_good_node_meet_in_new_pairs() -> None:
             assert (result.bad, result.undecided) == ((bad,), ())
 
 
+def test_every_size_within_its_rounds() -> None:
+    """One bad node, wherever it is, of 2 to 64 nodes; with any of them a second one in another place."""
+    for count in range(2, 65):
+        nodes = [f"n{number}" for number in range(count)]
+        for number in range(count):
+            for bad in ({nodes[number]}, {nodes[number], nodes[number * 7 % count]}):
+                for first in ([], pairs(nodes)):
+                    result = run(nodes, bad, first)
+                    assert set(result.bad) <= bad <= {*result.bad, *result.undecided}
+                    assert result.rounds <= min(max_rounds(count), 3 if first and count > 8 else 99)
+                    assert not result.undecided or count <= 2 * len(bad)
+
+
+def test_no_pair_is_tested_twice_in_vain() -> None:
+    """Two nodes that fail together, and no third: nothing is new in a second test."""
+    tests: list[Group] = []
+    result = bisect(["a", "b"], lambda groups: [tests.append(group) is not None for group in groups])  # type: ignore[func-returns-value]
+    assert (result.undecided, result.rounds, tests) == (("a", "b"), 1, [("a", "b")])
+
+
 def test_a_limit_of_rounds_leaves_suspects_undecided() -> None:
     """Nothing is called bad, or good, that was not tested alone."""
     result = bisect(["a", "b", "c", "d"], lambda groups: ["a" not in group for group in groups], limit=2)
