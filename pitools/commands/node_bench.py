@@ -11,7 +11,6 @@ from pitools.commands.options import LocalPath, format_option
 
 if TYPE_CHECKING:
     from pitools.node.bench.compare import BenchResult
-    from pitools.node.bench.run import GroupTest
 
 COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "problem")
 
@@ -35,57 +34,52 @@ def bench(ctx: click.Context, mode: str, folder: Path, timeout: str, config: Pat
     """Measure the nodes of this job, or with --alone, outside of a job, this node.
 
     Prints a line for each node and measure, rates in bytes or operations per second. Results are kept in the spool,
-    and compared with the node's own past and with nodes of the same hardware. Exit 1: a node is slow, wrong or failed.
+    and compared with the node's own past and with nodes of the same hardware; a node that is slow is measured again.
+    Exit 1: a node is slow, wrong or failed.
 
     \b
     salloc -N 16 --exclusive pit node bench --bisect
     """
-    from pitools.core.errors import UsageError
+    from pitools.core import hostlist
+    from pitools.core.errors import ClusterError, UsageError
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
-    from pitools.node.bench import run, single
+    from pitools.node.bench import history, run
     from pitools.node.bench.bisect import max_rounds
+    from pitools.node.bench.compare import compare, compare_twice
     from pitools.node.check.config import load_config
+    from pitools.node.check.this_node import node_name
 
     spool = load_config(config).spool
     timeout_s = parse_duration(timeout)
+    if not timeout_s:
+        raise UsageError(f'"{timeout}": no time to measure in (expected 1s or more)', where="--timeout", hint="2m")
     nodes = run.nodes_of_job()
+    past = history.read_past(Path(spool), nodes or [node_name()]) if spool else []
+
+    def report(text: str) -> None:
+        click.echo(f"pit: {text}", err=True)
+
+    def measure(some: list[str]) -> list[BenchResult]:
+        report(f"measures {hostlist.fold(some)}, within {run.limit_s(timeout_s):g} s")
+        return run.measure_nodes(some, folder, timeout_s, in_job=bool(nodes))
+
     if mode == "alone":
-        measured = run.measure_nodes(nodes, folder, timeout_s) if nodes else list(single.measure_node(folder))
-        results = _compare(measured, spool)
+        results = compare_twice(measure(nodes or [node_name()]), past, measure)
     else:
         if len(nodes) < 2:
             hint = f"salloc -N 8 --exclusive pit node bench --{mode}"
             raise UsageError(f"{len(nodes)} nodes in this job (expected 2 or more)", where=f"--{mode}", hint=hint)
-        click.echo(f"pit: {len(nodes)} nodes, at most {max_rounds(len(nodes))} rounds", err=True)
-        tester = run.GroupTester(timeout_s=timeout_s, ranks_per_node=run.gpus_per_node() or 1, on_test=_show_test)
+        report(f"{len(nodes)} nodes, at most {max_rounds(len(nodes))} rounds")
+        tester = run.GroupTester(timeout_s=timeout_s, ranks_per_node=run.gpus_per_node() or 1, report=report)
         found = run.find_bad(nodes, tester.test_round, together=mode == "bisect")
-        judged = run.to_results(found, nodes, tester.tests, tester.devices)
-        results = _compare(judged, spool, is_judged=True)
+        results = compare(run.to_results(found, nodes, tester.tests, tester.devices), past, is_judged=True)
+    if spool:
+        try:
+            history.append_results(Path(spool), results)
+        except ClusterError as error:
+            report(f"note: results are not kept: {error}")
     with Output(form, COLUMNS) as out:
         for result in results:
             out(result)
     ctx.exit(any(result.verdict != "ok" for result in results))
-
-
-def _show_test(test: GroupTest) -> None:
-    speed = "-" if test.bytes_per_s is None else f"{test.bytes_per_s / 1e9:.3g} GB/s"
-    verdict = f"{test.verdict}: {test.problem}" if test.problem else test.verdict
-    click.echo(f"pit: round {test.round}: {test.nodes}: {speed}: {verdict}", err=True)
-
-
-def _compare(results: list[BenchResult], spool: str, *, is_judged: bool = False) -> list[BenchResult]:
-    """Compare results with those in the spool, and add them there if this user may."""
-    from pitools.core.errors import ClusterError
-    from pitools.node.bench import history
-    from pitools.node.bench.compare import compare
-
-    if not spool:
-        return compare(results, [], is_judged=is_judged)
-    past = history.read_past(Path(spool), {result.node for result in results})
-    compared = compare(results, past, is_judged=is_judged)
-    try:
-        history.append_results(Path(spool), compared)
-    except ClusterError as error:
-        click.echo(f"pit: note: results are not kept: {error}", err=True)
-    return compared

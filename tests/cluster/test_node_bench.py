@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -181,6 +182,34 @@ def test_a_program_that_runs_nowhere_is_no_fault_of_nodes(job: None) -> None:
     with pytest.raises(ClusterError) as raised:
         run.find_bad(NODES[:4], tester.test_round, together=True)
     assert "nosuch" in raised.value.message
+
+
+@pytest.mark.parametrize("mode", ["--alone", "--bisect"])
+def test_a_kill_leaves_no_step(job: None, mode: str, tmp_path: Path) -> None:
+    """Nor does an interrupt, then: the ranks' stdin ends with the command."""
+    argv = [sys.executable, "-m", "pitools", "node", "bench", mode]
+    bench = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path)
+    try:
+        wait_for_steps(some=True)
+        bench.kill()
+        wait_for_steps(some=False)
+    finally:
+        bench.kill()
+        bench.communicate()
+
+
+def wait_for_steps(*, some: bool) -> None:
+    """Wait until the job has steps, or none; the test's time-out is the limit."""
+    argv = ["squeue", "-h", "-s", "-j", os.environ["SLURM_JOB_ID"], "-o", "%i"]
+    while bool(subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()) != some:
+        time.sleep(0.2)
+
+
+def test_one_pair_without_a_program_is_no_fault_of_nodes(job: None) -> None:
+    """As without pitools on the nodes: two nodes are not blamed for it; a rank that dies at work is of a node."""
+    tester = run.GroupTester(timeout_s=60, worker=[sys.executable, "-c", "import nosuch"])
+    with pytest.raises(ClusterError):
+        tester.test_round([("delta01", "delta02")])
 
 
 @pytest.mark.slow

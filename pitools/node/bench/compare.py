@@ -2,13 +2,15 @@
 
 Every measure is a rate: more is better. A value is low if it is below the median by more than the values vary, and by
 more than a floor. Peers are the nodes of the same run with the same hardware. Of the past, only results of the same
-hardware count, and none that were slow; where all nodes are slower than they were, that share is forgiven.
+hardware count, and none that were slow. Where there are peers, the node's share of their median is compared with its
+shares of the past, as a day on which all are slow changes no share. What slows a node for seconds is no fault either:
+nodes that are slow are measured again.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -27,8 +29,9 @@ _ALWAYS_LOW = 0.25  # of the median, however much the values vary
 class BenchResult(Record, frozen=True, kw_only=True, tag="pit.node-bench/1"):
     """One measure of a node, or of a group of nodes that fails only together: then node is a host list.
 
-    value: bytes, operations or such per second, as the measure's name says; None if there is none. of_peers, of_past:
-    value as a share of their median; None with too few. wrong: data read or reduced were not those written.
+    value: bytes, operations or such per second, as the measure's name says; None if there is none. of_peers: value as a
+    share of their median. of_past: value, or of_peers where known, as a share of its past median. Either is None with
+    too few. wrong: data read or reduced were not those written.
     """
 
     node: str
@@ -62,58 +65,66 @@ def compare(
 
     is_judged: verdicts stay as they are; those of group tests come of two tests of a node.
     """
-    values: dict[tuple[str, str], list[float]] = {}
-    for each in results:
-        if each.value is not None and each.verdict == "ok":
-            values.setdefault((each.measure, each.hardware), []).append(each.value)
-    past_values: dict[tuple[str, str, str], list[float]] = {}
-    for each in past:
-        if each.value is not None and each.verdict == "ok":
-            past_values.setdefault((each.node, each.measure, each.hardware), []).append(each.value)
-    own_past = {key: each[-_MAX_PAST:] for key, each in past_values.items() if len(each) >= _MIN_PAST}
-    day = _day_factors(results, own_past)
-    compared = [_judge(each, values, own_past, day) for each in results]
-    if is_judged:
-        pairs = zip(compared, results, strict=True)
-        return [msgspec.structs.replace(after, verdict=before.verdict) for after, before in pairs]
-    return compared
+    peers: dict[tuple[str, str], list[float]] = {}
+    own_past: dict[tuple[str, str, str], list[BenchResult]] = {}
+    for each in filter(_is_good, results):
+        peers.setdefault((each.measure, each.hardware), []).append(each.value or 0.0)
+    for each in filter(_is_good, past):
+        own_past.setdefault((each.node, each.measure, each.hardware), []).append(each)
+    return [
+        _judge(
+            each,
+            peers[each.measure, each.hardware],
+            own_past.get((each.node, each.measure, each.hardware), [])[-_MAX_PAST:],
+            is_judged=is_judged,
+        )
+        if _is_good(each)
+        else each
+        for each in results
+    ]
 
 
-def _day_factors(
-    results: Sequence[BenchResult], own_past: Mapping[tuple[str, str, str], Sequence[float]]
-) -> dict[tuple[str, str], float]:
-    """Return by measure and hardware how fast nodes are today, as a share of their past: at most 1."""
-    shares: dict[tuple[str, str], list[float]] = {}
-    for each in results:
-        before = own_past.get((each.node, each.measure, each.hardware))
-        if before and each.value is not None:
-            middle = statistics.median(before)
-            shares.setdefault((each.measure, each.hardware), []).append(each.value / middle if middle else 1.0)
-    return {key: min(1.0, statistics.median(each)) for key, each in shares.items() if len(each) >= _MIN_PEERS}
+def compare_twice(
+    results: Sequence[BenchResult],
+    past: Sequence[BenchResult],
+    measure_again: Callable[[list[str]], Iterable[BenchResult]],
+) -> list[BenchResult]:
+    """Return the results of a run as `compare` does, with the better ones of nodes that are slow and measured again."""
+    compared = compare(results, past)
+    slow = sorted({each.node for each in compared if each.verdict == "slow"})
+    if not slow:
+        return compared
+    again = {(each.node, each.measure): each for each in measure_again(slow)}
+    best = [_better(each, again.pop((each.node, each.measure), each)) for each in results]
+    return compare([*best, *again.values()], past)
 
 
-def _judge(
-    result: BenchResult,
-    values: Mapping[tuple[str, str], Sequence[float]],
-    own_past: Mapping[tuple[str, str, str], Sequence[float]],
-    day: Mapping[tuple[str, str], float],
-) -> BenchResult:
-    if result.value is None or result.verdict != "ok":
-        return result
-    key = (result.measure, result.hardware)
-    peers = values[key] if len(values[key]) >= _MIN_PEERS else []
-    before = own_past.get((result.node, *key), [])
-    factor = max(day.get(key, 1.0), 1e-9)
-    is_slow = is_low(result.value, peers, min_values=_MIN_PEERS)
-    is_slow |= is_low(result.value / factor, before, min_values=_MIN_PAST)
+def _better(first: BenchResult, second: BenchResult) -> BenchResult:
+    if not (_is_good(first) and _is_good(second)):
+        return first if not _is_good(first) else second
+    return max(first, second, key=lambda each: each.value or 0.0)
+
+
+def _is_good(result: BenchResult) -> bool:
+    return result.value is not None and result.verdict == "ok"
+
+
+def _judge(result: BenchResult, peers: Sequence[float], past: Sequence[BenchResult], *, is_judged: bool) -> BenchResult:
+    value = result.value or 0.0
+    of_peers = _share(value, peers, _MIN_PEERS)
+    if of_peers is None:
+        now, before = value, [each.value or 0.0 for each in past]
+    else:  # what the day does to all is in both, and cancels
+        now, before = of_peers, [each.of_peers for each in past if each.of_peers is not None]
+    is_slow = is_low(value, peers, min_values=_MIN_PEERS) or is_low(now, before, min_values=_MIN_PAST)
     return msgspec.structs.replace(
         result,
-        of_peers=_share(result.value, peers),
-        of_past=_share(result.value, before),
-        verdict="slow" if is_slow else "ok",
+        of_peers=of_peers,
+        of_past=_share(now, before, _MIN_PAST),
+        verdict="slow" if is_slow and not is_judged else "ok",
     )
 
 
-def _share(value: float, values: Sequence[float]) -> float | None:
-    middle = statistics.median_high(values) if values else 0.0
+def _share(value: float, values: Sequence[float], min_values: int) -> float | None:
+    middle = statistics.median_high(values) if len(values) >= min_values else 0.0
     return round(value / middle, 3) if middle else None

@@ -13,7 +13,8 @@ import os
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -23,6 +24,7 @@ from pitools.core import hostlist, subprocesses, timestamps
 from pitools.core.daemon_pool import DaemonPool
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.core.record import Record, decode_json
+from pitools.node.bench import single
 from pitools.node.bench.bisect import Bisection, Group, TestRound, bisect, max_rounds, pairs
 from pitools.node.bench.compare import BenchResult, Verdict, is_low
 from pitools.node.bench.worker import RankResult, bus_bandwidth
@@ -35,7 +37,7 @@ _MAX_STEPS = 64  # at a time: each has an srun and a connection to slurmctld
 _GROUP_FLOOR = 0.3  # below the median: pairs of one leaf switch and of two differ by less
 _MIN_GROUPS = 2
 _SEVERITY: tuple[Verdict, ...] = ("ok", "undecided", "slow", "failed", "wrong")
-_NO_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION")  # which would place ranks on other nodes than ours
+NO_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION")  # which would place ranks on other nodes than ours
 
 
 class GroupTest(Record, frozen=True, kw_only=True, tag="pit.node-bench-group/1"):
@@ -54,11 +56,12 @@ class GroupTest(Record, frozen=True, kw_only=True, tag="pit.node-bench-group/1")
 
 
 class GroupRun(NamedTuple):
-    """What the ranks of a group printed, and how its step failed; "" if it did not."""
+    """What the ranks of a group printed, and how its step failed; "" if it did not. is_started: rank 0 printed."""
 
     group: Group
     ranks: tuple[RankResult, ...]
     problem: str
+    is_started: bool = True
 
 
 def nodes_of_job(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -95,7 +98,8 @@ def find_bad(nodes: Sequence[str], test_round: TestRound, *, together: bool) -> 
 class GroupTester:
     """Tests rounds of groups of this job's nodes; its `test_round` is what `find_bad` wants.
 
-    worker: the program of a rank. on_test: gets each test once it is judged. tests: all of them. devices: by node.
+    worker: the program of a rank. report: gets a text before each round, and one for each of its tests. tests: all of
+    them. devices: by node.
     """
 
     def __init__(
@@ -104,11 +108,11 @@ class GroupTester:
         timeout_s: float,
         worker: Sequence[str] = WORKER,
         ranks_per_node: int = 1,
-        on_test: Callable[[GroupTest], None] = lambda _test: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._timeout_s, self._ranks_per_node = timeout_s, ranks_per_node
         self._worker = [*worker, f"--timeout={timeout_s:g}"]
-        self._on_test = on_test
+        self._report = report
         self.tests: list[GroupTest] = []
         self.devices: dict[str, str] = {}
         self._rounds = 0
@@ -116,50 +120,74 @@ class GroupTester:
         self._pool = DaemonPool(_MAX_STEPS, "pit-bench")
 
     def test_round(self, groups: Sequence[Group]) -> list[bool]:
-        """Return whether each group passed. Raises ClusterError if no rank of a first round of groups has a result."""
+        """Return whether each group passed. Raises ClusterError if the ranks run nowhere: that is no fault of nodes."""
         self._rounds += 1
+        sizes = ", ".join(f"{count} of {size} nodes" for size, count in Counter(map(len, groups)).items())
+        self._report(f"round {self._rounds}: groups: {sizes}, each within {limit_s(self._timeout_s):g} s")
         runs = [future.result() for future in [self._pool.submit(self._run_group, group) for group in groups]]
-        if not self.tests and len(runs) > 1 and not any(run.ranks for run in runs):
+        # One group may be of a node whose ranks die, but not before any of them has begun.
+        is_one = len(runs) == 1 and runs[0].is_started
+        if not self.tests and not is_one and not any(run.ranks for run in runs):
             hint = "check on a node that this Python has pitools, and torch or jax, there"
             raise ClusterError(f"no rank has a result: {runs[0].problem}", where=" ".join(self._worker[:3]), hint=hint)
         judged = judge(runs, self.tests, self._rounds, self._ranks_per_node)
         self.devices |= {rank.node: rank.device for run in runs for rank in run.ranks}
         self.tests += judged
         for test in judged:
-            self._on_test(test)
+            speed = "-" if test.bytes_per_s is None else f"{test.bytes_per_s / 1e9:.3g} GB/s"
+            verdict = f"{test.verdict}: {test.problem}" if test.problem else test.verdict
+            self._report(f"round {test.round}: {test.nodes}: {speed}: {verdict}")
         return [test.verdict == "ok" for test in judged]
 
     def _run_group(self, group: Group) -> GroupRun:
         """Run a step on a group, and repeat rank 0's address on the stdin of all its ranks."""
-        output_end, output = os.pipe()
-        step_input, input_end = os.pipe()
         ranks: list[RankResult] = []
-        with open(output_end, "rb") as lines, open(input_end, "wb", buffering=0) as to_ranks:
-            reader = threading.Thread(target=_read_ranks, args=(lines, to_ranks, ranks), daemon=True)
-            reader.start()
-            with open(step_input, "rb") as stdin, open(output, "wb") as stdout:
-                try:
-                    done = subprocesses.run(
-                        [*srun_argv(group, self._ranks_per_node, self._timeout_s), *self._worker],
-                        timeout_s=self._timeout_s + 2 * _GRACE_S,
-                        unset=_NO_VARIABLES,
-                        stdin=stdin,
-                        stdout=stdout,
-                    )
-                    problem = f"exit code {done.code}: {failure_reason(done.stderr)}" if done.code else ""
-                except Unreachable:
-                    problem = f"did not end within {self._timeout_s + 2 * _GRACE_S:g} s"
-            reader.join()
-        return GroupRun(group, tuple(ranks), problem)
+        addresses: list[bytes] = []
+
+        def read(line: bytes, to_ranks: BinaryIO) -> None:
+            if line.startswith(b'{"address":'):
+                addresses.append(line)
+                with contextlib.suppress(OSError):  # the step has ended
+                    to_ranks.write(line)
+            with contextlib.suppress(msgspec.DecodeError):
+                ranks.append(decode_json(line, RankResult))
+
+        argv = [*srun_argv(group, self._ranks_per_node, self._timeout_s), *self._worker]
+        problem = _run_step(argv, self._timeout_s, read)
+        return GroupRun(group, tuple(ranks), problem, bool(addresses))
 
 
-def _read_ranks(lines: Iterable[bytes], to_ranks: BinaryIO, ranks: list[RankResult]) -> None:
-    for line in lines:
-        if line.startswith(b'{"address":'):
-            with contextlib.suppress(OSError):  # the step has ended
-                to_ranks.write(line)
-        with contextlib.suppress(msgspec.DecodeError):
-            ranks.append(decode_json(line, RankResult))
+def limit_s(timeout_s: float) -> float:
+    """Return how long a step with this time-out can take, until it is left behind."""
+    return timeout_s + 2 * _GRACE_S
+
+
+def _run_step(argv: Sequence[str], timeout_s: float, on_line: Callable[[bytes, BinaryIO], None]) -> str:
+    """Run a step, and return how it failed; "" if it did not.
+
+    on_line: gets each line of its stdout, and its stdin. That ends with this process, and the ranks with their stdin.
+    """
+    output_end, output = os.pipe()
+    step_input, input_end = os.pipe()
+    with open(input_end, "wb", buffering=0) as to_step:
+
+        def read() -> None:
+            with open(output_end, "rb") as lines:
+                for line in lines:
+                    on_line(line, to_step)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        with open(step_input, "rb") as stdin, open(output, "wb") as stdout:
+            try:
+                done = subprocesses.run(
+                    argv, timeout_s=limit_s(timeout_s), unset=NO_VARIABLES, stdin=stdin, stdout=stdout
+                )
+                problem = f"exit code {done.code}: {failure_reason(done.stderr)}" if done.code else ""
+            except Unreachable:
+                problem = f"did not end within {limit_s(timeout_s):g} s"
+        reader.join(_GRACE_S)  # a process that waits for a dead mount cannot be killed, and holds stdout open
+    return problem
 
 
 def srun_argv(
@@ -283,30 +311,25 @@ def _node_result(
     )
 
 
-def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float) -> list[BenchResult]:
-    """Measure each of this job's nodes alone, all at the same time. folder: on their disks, for a file."""
-    srun = srun_argv(nodes, 1, timeout_s, kill_on_bad_exit=False)
-    single = [*SINGLE, f"--timeout={timeout_s:g}", str(folder)]
+def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float, *, in_job: bool) -> list[BenchResult]:
+    """Measure nodes of this job alone, all at the same time, or without a job, this node.
+
+    folder: on their disks, for a file.
+    """
+    srun = srun_argv(nodes, 1, timeout_s, kill_on_bad_exit=False) if in_job else []
     results: list[BenchResult] = []
-    try:
-        done = subprocesses.run([*srun, *single], timeout_s=timeout_s + 2 * _GRACE_S, unset=_NO_VARIABLES)
-        for line in done.stdout.splitlines():
-            with contextlib.suppress(msgspec.DecodeError):
-                results.append(decode_json(line, BenchResult))
-        problem = failure_reason(done.stderr)
-    except Unreachable:
-        problem = ""
-    silent = set(nodes) - {result.node for result in results}
-    return results + [
-        BenchResult(
-            node=node,
-            measure="all",
-            value=None,
-            verdict="failed",
-            problem=f"no result within {timeout_s:g} s: {problem}".rstrip(": "),
-        )
+
+    def read(line: bytes, _: BinaryIO) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            results.append(decode_json(line, BenchResult))
+
+    argv = [*srun, *SINGLE, f"--timeout={timeout_s:g}", str(folder)]
+    problem = DaemonPool(1, "pit-bench").submit(_run_step, argv, timeout_s, read).result()
+    ended = {result.node for result in results if result.measure == single.END}
+    return [result for result in results if result.measure != single.END] + [
+        BenchResult(node=node, measure=single.END, value=None, verdict="failed", problem=problem or "no result")
         for node in nodes
-        if node in silent
+        if node not in ended
     ]
 
 

@@ -6,13 +6,10 @@ that are read back are compared with what was written.
 
 from __future__ import annotations
 
-import argparse
 import errno
-import faulthandler
 import hashlib
 import mmap
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -27,9 +24,13 @@ import msgspec
 from pitools.core.timestamps import now_rfc3339
 from pitools.node.bench import gpu
 from pitools.node.bench.compare import BenchResult, Verdict
+from pitools.node.bench.worker import end_with_stdin, start_rank
+from pitools.node.check import this_node
 
 Value = TypeVar("Value")
 
+END = "all"
+"""The measure of a node's last result, of all that it measured."""
 DISK_BYTES = 1 << 30
 _BLOCK = 4 << 20
 _NUMBER_BYTES = 8  # of a block, at its beginning: a block in another's place is wrong
@@ -69,7 +70,7 @@ def measure_node(folder: Path, node: str = "", *, disk_bytes: int = DISK_BYTES) 
 
     node: its name, by default Slurm's or the host's.
     """
-    node = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    node = this_node.node_name(node)
     hardware, at = _cpu_name(), now_rfc3339()
 
     def result(measure: str, value: float | None, verdict: Verdict = "ok", problem: str = "") -> BenchResult:
@@ -94,6 +95,7 @@ def measure_node(folder: Path, node: str = "", *, disk_bytes: int = DISK_BYTES) 
         hardware = measured.device
         verdict: Verdict = "wrong" if measured.wrong else "failed" if measured.value is None else "ok"
         yield result(measured.name, measured.value, verdict, measured.problem)
+    yield result(END, None)
 
 
 def measure_cpu() -> float:
@@ -216,22 +218,20 @@ def _on_each_cpu(work: Callable[[], float]) -> list[float]:
 
 
 def _cpu_name() -> str:
-    """Return the CPU's model and number, as `32 x AMD EPYC 7543`."""
+    """Return the CPU's model and number, as `32 x AMD EPYC 7543`; `8 of 32 x` where the node is shared."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return f"{len(os.sched_getaffinity(0))} x {name}"
+    count, of_all = len(os.sched_getaffinity(0)), os.cpu_count() or 0
+    return f"{count} of {of_all} x {name}" if count < of_all else f"{count} x {name}"
 
 
 def main() -> None:
     """Measure this node, and print a result a line."""
-    parser = argparse.ArgumentParser(prog="pitools.node.bench.single")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds")
-    options = parser.parse_args()
-    faulthandler.dump_traceback_later(options.timeout, exit=True)
+    options = start_rank("single", folder={"type": Path})
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     for result in measure_node(options.folder):
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()

@@ -7,6 +7,7 @@ rank and repetition, so that a stale or misplaced buffer is wrong, too.
     rank 0       listens on a free port of the network that srun came by, and prints {"address": "host:port"}
     every rank   reads that line from stdin, where the test's starter repeats it; prints its RankResult as its last line
     a hang       ends with a traceback after --timeout, by a thread that needs no lock of Python's
+    no starter   ends the ranks, too: their stdin ends with it
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import argparse
 import faulthandler
 import importlib.util
 import os
+import queue
 import socket
+import stat
 import statistics
-import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -253,13 +256,35 @@ def _set_interface(ip: str) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
 
 
-def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
-    """Run this rank to its end."""
-    parser = argparse.ArgumentParser(prog="pitools.node.bench.worker")
-    parser.add_argument("--sizes", default="", help="bytes, with commas between")
+def start_rank(name: str, **arguments: dict[str, Any]) -> argparse.Namespace:
+    """Return the options of a program that srun starts, with --timeout, from which on it ends itself.
+
+    name: of its module. arguments: of argparse's add_argument, by name.
+    """
+    parser = argparse.ArgumentParser(prog=f"pitools.node.bench.{name}")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds")
+    for argument, keywords in arguments.items():
+        parser.add_argument(argument, **keywords)
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.timeout, exit=True)
+    return options
+
+
+def end_with_stdin(on_line: Callable[[bytes], object] = lambda _: None) -> None:
+    """Call a function with each line of stdin, if that is a pipe, and end this process with it: the starter is gone."""
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return
+    with open(0, "rb", buffering=0, closefd=False) as lines:  # sys.stdin has a lock, held while the interpreter exits
+        for line in lines:
+            on_line(line)
+    os._exit(1)
+
+
+def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
+    """Run this rank to its end."""
+    options = start_rank("worker", **{"--sizes": {"default": "", "help": "bytes, with commas between"}})
+    stdin = queue.SimpleQueue[bytes]()
+    threading.Thread(target=end_with_stdin, args=(stdin.put,), daemon=True).start()
     # Libraries print to stdout, as NCCL does: it is for our lines alone.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -272,7 +297,7 @@ def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
     def exchange_address(port: int) -> tuple[str, int]:
         if position.rank == 0:
             results.write(msgspec.json.encode({"address": f"{ip}:{port}"}) + b"\n")
-        address = str(msgspec.json.decode(sys.stdin.readline())["address"])
+        address = str(msgspec.json.decode(stdin.get())["address"])
         host, _, text = address.rpartition(":")
         return host, int(text)
 

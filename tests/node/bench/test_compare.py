@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import random
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.node.bench.compare import BenchResult, compare, is_low
+from pitools.node.bench.compare import BenchResult, compare, compare_twice, is_low
 
 NODES = [f"n{number:02}" for number in range(16)]
 
@@ -20,7 +23,7 @@ def results(values: dict[str, float], hardware: str = "h") -> list[BenchResult]:
 
 def past_of(noise: random.Random, *, days: int = 10) -> list[BenchResult]:
     """Days on which every node had 100, give or take 2 %."""
-    return [row for _ in range(days) for row in results({node: noise.gauss(100, 2) for node in NODES})]
+    return [row for _ in range(days) for row in compare(results({node: noise.gauss(100, 2) for node in NODES}), [])]
 
 
 def slow(rows: list[BenchResult]) -> list[str]:
@@ -39,6 +42,54 @@ def test_a_slow_node_is_found_and_a_slow_day_is_not(today: float) -> None:
         assert slow(rows) == ["n03"]
         assert rows[3].of_peers == pytest.approx(0.7, abs=0.06)
     assert rows[3].of_past is None
+
+
+TAILS: dict[str, Callable[[random.Random], float]] = {  # what a healthy node measures, as a share of its own mean
+    "student t3": lambda d: 1 + 0.025 * d.gauss(0, 1) / math.sqrt(sum(d.gauss(0, 1) ** 2 for _ in range(3)) / 3),
+    "log-normal, slow side": lambda d: 1.025 - 0.025 * d.lognormvariate(0, 1),
+    "disturbed, 1 of 50": lambda d: d.gauss(1, 0.02) * (d.uniform(0.3, 0.9) if d.random() < 0.02 else 1),
+}
+
+
+def simulate(tail: str, seed: int, *, share: float = 1.0, days: int = 12) -> set[str]:
+    """Return the slow nodes of a day after others, all of them of other speeds; n03 has `share` of its speed then."""
+    dice = random.Random(f"{tail} {seed}")
+    speeds = {node: 100 * dice.gauss(1, 0.02) for node in NODES}
+
+    def measure(nodes: Sequence[str], day: float) -> list[BenchResult]:
+        return results({node: speeds[node] * day * max(0.02, TAILS[tail](dice)) for node in nodes})
+
+    past: list[BenchResult] = []
+    for number in range(days + 1):
+        day = dice.lognormvariate(0, 0.1) * (0.6 if dice.random() < 0.15 else 1)
+        speeds["n03"] *= share if number == days else 1
+        rows = compare_twice(measure(NODES, day), past, functools.partial(measure, day=day))
+        past += rows
+    return set(slow(rows))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_of_heavy_tails_a_slow_node_is_found_and_a_healthy_one_is_not(tail: str) -> None:
+    """Of 640 healthy ones at most 3, on slow days, too; of 20 that have 70 % of their speed at least 19."""
+    assert sum(len(simulate(tail, seed)) for seed in range(40)) <= 3
+    assert sum("n03" in simulate(tail, seed, share=0.7) for seed in range(20)) >= 19
+
+
+def test_a_node_that_is_slow_once_is_measured_again() -> None:
+    """The better result counts, unless one of them is wrong; what fails only then is told, too."""
+    rows = results({**dict.fromkeys(NODES, 100.0), "n03": 50.0, "n05": 40.0})
+    asked: list[list[str]] = []
+
+    def again(nodes: list[str]) -> list[BenchResult]:
+        asked.append(nodes)
+        wrong = msgspec.structs.replace(results({"n05": 99.0})[0], verdict="wrong")
+        failed = BenchResult(node="n05", measure="all", value=None, verdict="failed")
+        return [*results({"n03": 98.0}), wrong, failed]
+
+    compared = compare_twice(rows, [], again)
+    assert asked == [["n03", "n05"]]
+    assert [(row.node, row.verdict) for row in compared if row.verdict != "ok"] == [("n05", "wrong"), ("n05", "failed")]
+    assert compared[3].value == 98.0
 
 
 def test_a_node_alone_is_compared_with_its_past() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pitools.node.bench import run
 from pitools.node.bench.bisect import Bisection, Group, max_rounds
+from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.run import (
     GroupRun,
     failure_reason,
@@ -19,6 +24,7 @@ from pitools.node.bench.run import (
     srun_argv,
     to_results,
 )
+from pitools.node.bench.single import END
 from pitools.node.bench.worker import RankResult, SizeResult, bus_bandwidth
 
 NODES = [f"n{number:02}" for number in range(16)]
@@ -110,6 +116,19 @@ def test_a_slow_pair_by_chance_is_no_fault_between_its_nodes() -> None:
     assert [row.node for row in to_results(found, list("abcd"), tests, {})] == list("abcd")
     tests = chance + judge([ran("a", "c"), ran("b", "d")], chance, 2)
     assert to_results(found, list("abcd"), tests, {})[-1].verdict == "slow"
+
+
+def test_a_node_that_stops_in_the_middle_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a disk that hangs: what it measured before is kept, and it did not end."""
+    row = msgspec.json.encode(BenchResult(node="a", measure="cpu_bytes_per_s", value=1.0)).decode()
+    monkeypatch.setattr(run, "SINGLE", (sys.executable, "-c", f"print({row!r}); 1 / 0"))
+    rows = run.measure_nodes(["a"], tmp_path, 60, in_job=False)
+    assert [(each.measure, each.verdict) for each in rows] == [("cpu_bytes_per_s", "ok"), (END, "failed")]
+    assert "ZeroDivisionError" in rows[1].problem
+    monkeypatch.setattr(run, "SINGLE", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(run, "_GRACE_S", 0.2)
+    (row,) = run.measure_nodes(["a"], tmp_path, 0.1, in_job=False)
+    assert (row.verdict, row.problem) == ("failed", "did not end within 0.5 s")
 
 
 def test_undecided_nodes_say_by_what() -> None:

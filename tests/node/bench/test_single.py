@@ -66,12 +66,13 @@ def test_a_block_that_differs_or_is_another_s_is_wrong(tmp_path: Path, monkeypat
 def test_a_node_has_a_row_for_each_measure(tmp_path: Path) -> None:
     """With its name and hardware; a folder that cannot be written fails its rows alone."""
     rows = list(single.measure_node(tmp_path, "n1", disk_bytes=SIZE))
-    measures = [row.measure.replace("cached_", "") for row in rows]
+    assert (rows[-1].measure, rows[-1].value) == (single.END, None)
+    measures = [row.measure.replace("cached_", "") for row in rows[:-1]]
     assert measures == ["cpu_bytes_per_s", "memory_bytes_per_s", "disk_write_bytes_per_s", "disk_read_bytes_per_s"]
     assert all(row.node == "n1" and row.hardware and row.measured_at for row in rows)
-    assert all(row.value and row.verdict == "ok" for row in rows)
+    assert all(row.value and row.verdict == "ok" for row in rows[:-1])
     rows = list(single.measure_node(tmp_path / "missing", "n1"))
-    assert [row.verdict for row in rows] == ["ok", "ok", "failed"]
+    assert [row.verdict for row in rows] == ["ok", "ok", "failed", "ok"]
 
 
 def test_a_full_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,12 @@ def test_two_ranks_measure_and_find_a_wrong_element(tmp_path: Path, kind: str, f
         for rank in ranks:
             pipes(rank)[0].write(address)
             pipes(rank)[0].flush()
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [pipes(rank)[1].read() for rank in ranks]  # with stdin open
+        assert [rank.wait(120) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0]
+            rank.communicate()
     results = [msgspec.json.decode(output, type=RankResult) for output in outputs]
     assert [(result.rank, result.node, result.device) for result in results] == [(0, "n0", "cpu"), (1, "n1", "cpu")]
     assert [[size.bytes for size in result.sizes] for result in results] == [[4096, 65536]] * 2
@@ -107,6 +107,27 @@ def test_a_rank_that_waits_for_ever_ends_by_its_time_out(tmp_path: Path) -> None
     finally:
         rank.kill()
         rank.communicate()
+
+
+def test_a_rank_ends_with_its_starter(tmp_path: Path) -> None:
+    """Its stdin ends, as when `pit` is killed while the ranks work."""
+    path = tmp_path / "rank.py"
+    path.write_text(
+        "import time\n"
+        "from pitools.node.bench import worker\n"
+        "class Busy:\n"
+        "    def connect(self, position, exchange_address):\n"
+        "        print(*exchange_address(0))\n"
+        "        time.sleep(90)\n"
+        "worker.main(Busy)\n"
+    )
+    rank = start([str(path), "--timeout=100"], 1)
+    try:
+        rank.communicate(b'{"address":"h:1"}\n', timeout=60)
+        assert rank.returncode == 1
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 def test_the_own_address_is_of_the_network_that_srun_came_by() -> None:
