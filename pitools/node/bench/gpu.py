@@ -10,7 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -30,26 +30,11 @@ class GpuMeasure(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class GpuWork(Protocol):
-    """Work on one GPU; each call returns when the GPU has finished."""
-
-    device: str
-
-    def to_device(self) -> None:
-        """Copy _COPY_BYTES to the GPU."""
-
-    def to_host(self) -> None:
-        """Copy them back."""
-
-    def multiply(self) -> Any:
-        """Return the product of two matrices."""
-
-    def count_different(self, one: Any, other: Any) -> int:
-        """Return how many elements of two products differ."""
-
-
 class TorchWork:
-    """By torch. device: such as `cuda:0`; n_bytes and side: the sizes."""
+    """Work on one GPU by torch; each call returns when the GPU has finished.
+
+    device: such as `cuda:0`. n_bytes: of the copies. side: of the matrices.
+    """
 
     def __init__(self, device: str, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> None:
         import torch
@@ -66,23 +51,23 @@ class TorchWork:
         )
 
     def to_device(self) -> None:
-        """As GpuWork says."""
+        """Copy the buffer to the GPU."""
         self._on_device.copy_(self._host)
         self._synchronize()
 
     def to_host(self) -> None:
-        """As GpuWork says."""
+        """Copy it back."""
         self._host.copy_(self._on_device)
         self._synchronize()
 
     def multiply(self) -> Any:
-        """As GpuWork says."""
+        """Return the product of two matrices."""
         product = self._left @ self._right
         self._synchronize()
         return product
 
     def count_different(self, one: Any, other: Any) -> int:
-        """As GpuWork says."""
+        """Return how many elements of two products differ."""
         return int((one != other).sum())
 
     def _synchronize(self) -> None:
@@ -91,7 +76,7 @@ class TorchWork:
 
 
 class JaxWork:
-    """By jax. device: one of `jax.devices()`; n_bytes and side: the sizes."""
+    """The same by jax. device: one of `jax.devices()`."""
 
     def __init__(self, device: Any, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> None:
         import jax
@@ -108,22 +93,25 @@ class JaxWork:
         self._multiply = jax.jit(lambda left, right: left @ right)
 
     def to_device(self) -> None:
-        """As GpuWork says."""
+        """As TorchWork does."""
         self._on_device = self._jax.device_put(self._host, self._place).block_until_ready()
 
     def to_host(self) -> None:
-        """As GpuWork says. An array keeps its copy on the host: it is made of a new one."""
+        """As TorchWork does. An array keeps its copy on the host: it is made of a new one."""
         import numpy
 
         numpy.asarray(self._on_device.copy())
 
     def multiply(self) -> Any:
-        """As GpuWork says."""
+        """As TorchWork does."""
         return self._multiply(self._left, self._right).block_until_ready()
 
     def count_different(self, one: Any, other: Any) -> int:
-        """As GpuWork says."""
+        """As TorchWork does."""
         return int((one != other).sum())
+
+
+GpuWork = TorchWork | JaxWork
 
 
 def measure_gpus() -> Iterator[GpuMeasure]:

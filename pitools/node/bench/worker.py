@@ -23,7 +23,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -65,27 +65,8 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
     launch_ip: str
 
 
-class Collective(Protocol):
-    """The all-reduces of a group of ranks."""
-
-    name: str
-    device: str
-
-    def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
-        """Join the group. exchange_address: takes rank 0's port, 0 of others, and returns where rank 0 listens."""
-
-    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
-        """Return the seconds, and the sums over all ranks of (element's index % _PERIOD) + offset, on the device."""
-
-    def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
-        """Return how many sums are not exactly (index % _PERIOD) * scale + offset."""
-
-    def close(self) -> None:
-        """Leave the group."""
-
-
 class TorchCollective:
-    """By torch.distributed: NCCL on GPUs, else gloo."""
+    """The all-reduces of a group of ranks by torch.distributed: NCCL on GPUs, else gloo."""
 
     name = "torch"
 
@@ -97,7 +78,10 @@ class TorchCollective:
         self.device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
 
     def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
-        """As Collective says. The store listens on a port that the kernel chose."""
+        """Join the group, whose store listens on a port that the kernel chose.
+
+        exchange_address: takes rank 0's port, 0 of others, and returns where rank 0 listens.
+        """
         from torch import distributed
 
         if self._on_gpu:
@@ -114,7 +98,7 @@ class TorchCollective:
         self._distributed: Any = distributed
 
     def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
-        """As Collective says."""
+        """Return the seconds, and the sums over all ranks of (element's index % _PERIOD) + offset, on the device."""
         buffer = self._pattern(n_elements) + offset
         self._distributed.barrier()
         self._synchronize()
@@ -124,11 +108,11 @@ class TorchCollective:
         return time.perf_counter() - begin, buffer
 
     def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
-        """As Collective says."""
+        """Return how many sums are not exactly (index % _PERIOD) * scale + offset."""
         return int((sums != self._pattern(len(sums)) * scale + offset).sum())
 
     def close(self) -> None:
-        """As Collective says."""
+        """Leave the group."""
         self._distributed.destroy_process_group()
 
     def _reduce(self, buffer: Any) -> None:
@@ -144,7 +128,7 @@ class TorchCollective:
 
 
 class JaxCollective:
-    """By jax: NCCL on GPUs, else gloo."""
+    """The same by jax."""
 
     name = "jax"
 
@@ -155,7 +139,7 @@ class JaxCollective:
         self.device = "cpu"
 
     def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
-        """As Collective says. A port that is free now: jax has no way to listen on one that the kernel chooses."""
+        """As TorchCollective does. A port that is free now: jax has no way to listen on one that the kernel chooses."""
         jax, port = self._jax, 0
         if position.rank == 0:
             with socket.socket() as probe:
@@ -179,7 +163,7 @@ class JaxCollective:
         self.device = "cpu" if device.platform == "cpu" else device.device_kind
 
     def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
-        """As Collective says. An all-reduce of one element is the barrier."""
+        """As TorchCollective does. An all-reduce of one element is the barrier."""
         part = self._distribute(_numpy_pattern(n_elements) + offset)
         self._sum(self._distribute(_numpy_pattern(1))).block_until_ready()
         begin = time.perf_counter()
@@ -187,17 +171,20 @@ class JaxCollective:
         return time.perf_counter() - begin, sums.addressable_data(0)
 
     def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
-        """As Collective says."""
+        """As TorchCollective does."""
         import numpy
 
         return int((numpy.asarray(sums) != _numpy_pattern(len(sums)) * scale + offset).sum())
 
     def close(self) -> None:
-        """As Collective says."""
+        """As TorchCollective does."""
         self._jax.distributed.shutdown()
 
     def _distribute(self, part: Any) -> Any:
         return self._jax.make_array_from_process_local_data(self._sharding, part)
+
+
+Collective = TorchCollective | JaxCollective
 
 
 def _numpy_pattern(n_elements: int) -> Any:
