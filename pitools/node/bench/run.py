@@ -326,16 +326,19 @@ def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float, *, in_jo
     argv = [*srun, *SINGLE, f"--timeout={timeout_s:g}", str(folder)]
     problem = DaemonPool(1, "pit-bench").submit(_run_step, argv, timeout_s, read).result()
     ended = {result.node for result in results if result.measure == single.END}
-    return [result for result in results if result.measure != single.END] + [
+    results = [result for result in results if result.measure != single.END]
+    results += [
         BenchResult(node=node, measure=single.END, value=None, verdict="failed", problem=problem or "no result")
         for node in nodes
         if node not in ended
     ]
+    return sorted(results, key=lambda result: result.node)
 
 
 def failure_reason(stderr: str) -> str:
-    """Return srun's first error, which names the first node that failed, and the last line of a rank."""
+    """Return srun's first error, which names the first node that failed, and a rank's last line, or its time-out."""
     lines = [line for line in map(str.strip, stderr.splitlines()) if line]
     errors = [line for line in lines if line.startswith("srun: error:")]
     others = [line for line in lines if not line.startswith(("srun:", "slurmstepd"))]
-    return "; ".join(errors[:1] + others[-1:])
+    timed_out = [line for line in others if line.startswith("Timeout (")]  # faulthandler's, before its traceback
+    return "; ".join(errors[:1] + (timed_out or others)[-1:])

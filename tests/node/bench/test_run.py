@@ -173,3 +173,5 @@ slurmstepd-delta01: error: *** STEP 6.0 ON delta01 CANCELLED AT 2026-11-26T16:06
     reason = "srun: error: delta02: task 1: Exited with exit code 1; ModuleNotFoundError: No module named 'nosuch'"
     assert failure_reason(stderr) == failure_reason(stderr.replace("slurmstepd-delta01", "slurmstepd")) == reason
     assert failure_reason("") == ""
+    stderr = 'Timeout (0:00:05)!\nThread 0x7 (most recent call first):\n  File "single.py", line 1 in main\n'
+    assert failure_reason(stderr) == "Timeout (0:00:05)!"

@@ -130,6 +130,13 @@ def test_a_rank_ends_with_its_starter(tmp_path: Path) -> None:
         rank.wait()
 
 
+def test_without_a_pipe_no_starter_is_waited_for() -> None:
+    """A node's own report measures with an empty stdin."""
+    code = "from pitools.node.bench.worker import end_with_stdin; end_with_stdin(); print('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    assert done.stdout == b"goes on\n"
+
+
 def test_the_own_address_is_of_the_network_that_srun_came_by() -> None:
     """No packet is sent, and none must be answered."""
     assert worker.own_ip("127.0.0.1") == "127.0.0.1"
