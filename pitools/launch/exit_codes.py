@@ -10,6 +10,7 @@ HUNG = 93
 ATTEMPT_NOT_STARTED = 94
 STOPPED_FOR_RESUME = 95
 NO_PORTS = 96
+PREFLIGHT_FAILED = 97
 
 # Exit codes of a program that saved and stopped because of a signal.
 STOPPED_CODES = (STOPPED_FOR_RESUME, 128 + signal.SIGTERM, 128 + signal.SIGUSR2)

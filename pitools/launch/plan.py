@@ -14,7 +14,7 @@ from pitools.launch import time_limit_signal
 from pitools.launch.request import Request, check_env
 from pitools.run import run_folder
 from pitools.site import dialect
-from pitools.site.schema import Container, Hook, Site, SitePartition
+from pitools.site.schema import Container, Hook, PreflightMode, Site, SitePartition
 from pitools.site.template import TemplateDataset, expand_placeholders, rank_command, render_template
 from pitools.stage.sources.find import find_version_dir
 from pitools.store import manifest
@@ -42,8 +42,9 @@ class UserHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     """A request resolved for a site. `pit launch run -` reads it from stdin.
 
-    runs_dir: the folder of runs. first_job_flags: sbatch flags of the run's first job alone; a job that continues the
-    run is submitted without them. hooks: of the site, the user and the request.
+    runs_dir: the folder of runs. node_config: the site's file of node checks, for the preflight. first_job_flags:
+    sbatch flags of the run's first job alone; a job that continues the run is submitted without them. hooks: of the
+    site, the user and the request.
     """
 
     name: str
@@ -56,6 +57,8 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     python: str
     modules: tuple[str, ...] = ()
     container: Container = Container()
+    preflight: PreflightMode = "none"
+    node_config: str = ""
     first_job_flags: tuple[str, ...] = ()
     hooks: tuple[Hook, ...] = ()
     request_text: str = ""
@@ -133,6 +136,8 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         python=request.python or site.paths.python or sys.executable,
         modules=(*site.modules, *request.modules),
         container=_container(request, site, where),
+        preflight=request.preflight or site.defaults.preflight,
+        node_config=site.node.config,
         first_job_flags=tuple(flag for name, flag in flags.items() if name in _FIRST_JOB_FLAGS),
         hooks=(*site.hooks, *_user_hooks(), *request.hooks),
         request_text=request_text,
@@ -184,9 +189,12 @@ def site_of_plan(plan: Plan, site: Site) -> Site:
 
 
 def plan_of_ticket(plan: Plan) -> Plan:
-    """Return the plan of a job that never submits another: its script has the flags of the first job, too."""
+    """Return the plan of a job that never submits another: its script has the flags of the first job, too.
+
+    It has no preflight: a queue would send the next ticket to the same node.
+    """
     extra = (*plan.job.extra, *plan.first_job_flags)
-    return msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, extra=extra))
+    return msgspec.structs.replace(plan, preflight="none", job=msgspec.structs.replace(plan.job, extra=extra))
 
 
 def load_plan(run_dir: Path) -> Plan:
@@ -288,4 +296,5 @@ def render_script(plan: Plan, site: Site, *, run_dir: str, payload: str = "", ar
         environment=plan.request.env,
         run_dir=run_dir,
         python=plan.python,
+        preflight=plan.preflight != "none" and not array,
     )

@@ -15,7 +15,7 @@ import msgspec
 from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, PitError, most_similar, suggest
 from pitools.site import dialect
-from pitools.site.schema import Hook
+from pitools.site.schema import Hook, PreflightMode
 from pitools.store.resolve import exists
 
 Framework = Literal["jax", "torch", "none"]
@@ -125,17 +125,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entry: `package.module:function`, called on every rank with `args` as keywords. command: shell command of every
     rank. data: name → dataset (a folder, ROOT/NAME, ROOT/NAME@TAG or six digits of a version, see
     `pitools.store.resolve`), here or below the site's `paths.data`; ranks read it at `PIT_DATA_<NAME>`. time: at least
-    a minute, as `sbatch --time`, or `2h`. tier: a key of the site's tiers. partition, account, tier: "" is the site's
-    default. gpu: accepted types, as in site files, separated by commas. gpu_memory_gib: least memory of each GPU.
-    segment: nodes that must share a block, where the site's topology has blocks; 0 leaves it to Slurm. topology: how
-    Slurm is restricted to the best free nodes; "none" for no restriction. signal: sent to every rank before the time
-    limit, as `USR2@90` (seconds); "" is the framework's default, "none" for no signal. workdir: the ranks' working
-    directory, relative to the request file. snapshot: run in a copy of the workdir, made at submission and kept with
-    the run. memory: of each node, as `sbatch --mem`. params: name → value, which a command gets as `{name}` and every
-    rank as `PIT_PARAM_<NAME>`; an entry gets them as keywords, or as one mapping if it has an argument `params`.
-    sbatch: long flag of sbatch without its dashes → value; true for a flag without a value. modules: loaded after the
-    site's. python: interpreter with pitools on the nodes, in place of the site's. retry, watch: see RetryBudget,
-    HangWatch. hooks: started for this run's events, after the site's and the user's.
+    a minute, as `sbatch --time`, or `2h`. tier: a key of the site's tiers. partition, account, tier, preflight: "" is
+    the site's default. preflight: `quick` tests the nodes of each attempt before its ranks start, see
+    `launch/job/preflight.py`. gpu: accepted types, as in site files, separated by commas. gpu_memory_gib: least memory
+    of each GPU. segment: nodes that must share a block, where the site's topology has blocks; 0 leaves it to Slurm.
+    topology: how Slurm is restricted to the best free nodes; "none" for no restriction. signal: sent to every rank
+    before the time limit, as `USR2@90` (seconds); "" is the framework's default, "none" for no signal. workdir: the
+    ranks' working directory, relative to the request file. snapshot: run in a copy of the workdir, made at submission
+    and kept with the run. memory: of each node, as `sbatch --mem`. params: name → value, which a command gets as
+    `{name}` and every rank as `PIT_PARAM_<NAME>`; an entry gets them as keywords, or as one mapping if it has an
+    argument `params`. sbatch: long flag of sbatch without its dashes → value; true for a flag without a value. modules:
+    loaded after the site's. python: interpreter with pitools on the nodes, in place of the site's. retry, watch: see
+    RetryBudget, HangWatch. hooks: started for this run's events, after the site's and the user's.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     constraint: str = ""
     nodelist: str = ""
     exclude: str = ""
+    preflight: PreflightMode | Literal[""] = ""
     signal: str = ""
     workdir: str = "."
     snapshot: bool = True

@@ -5,6 +5,8 @@ attempts/<n>/           n counts the starts of the run, over all its jobs; `<tas
     signals.jsonl       pit.signal/1: the signals that the job script received, with their times
     failures/<rank>.json  pit.rank-failure/1: the exception or exit code of a rank's program
     first_failure       `<exit code> <rank> <node>` of the rank that failed first: only the first rank can make the file
+    preflight.jsonl     pit.node-preflight/1: a line for each node that has made its checks before the ranks start
+    preflight.json      pit.preflight/1: the result, and how long it took
     hang.json           pit.hang/1: the hang watch ended an attempt whose ranks made no more steps
     stacks/<rank>.txt   each rank's stack at that time
     bin/python          a link to the interpreter, where that has another name
@@ -23,6 +25,8 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from pitools.core.fs import open_regular
 from pitools.core.record import Record
 from pitools.run import run_folder
@@ -33,6 +37,7 @@ CauseKind = Literal[
     "time-limit",
     "node",
     "gpu",
+    "preflight",
     "network",
     "memory",
     "storage",
@@ -113,6 +118,37 @@ class HangReport(Record, frozen=True, kw_only=True, tag="pit.hang/1"):
     stalled_s: float
     median_step_s: float
     slow_ranks: tuple[int, ...] = ()
+
+
+class PreflightFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that must not run the ranks. check: the name of the check that failed, or "all-reduce"."""
+
+    node: str
+    check: str
+    message: str
+
+
+class NodePreflight(Record, frozen=True, kw_only=True, tag="pit.node-preflight/1"):
+    """The checks of one node before the ranks start. unknown: the number of checks whose facts it could not read."""
+
+    node: str
+    failures: tuple[PreflightFailure, ...] = ()
+    unknown: int = 0
+
+
+class Preflight(Record, frozen=True, kw_only=True, tag="pit.preflight/1"):
+    """The test of an attempt's nodes before its ranks start.
+
+    t: when it ended. wall_s: how long it took. nodes: their number; answered: of those that made their checks.
+    failures: they ended the attempt. problem: what was not tested, and why; "" for nothing.
+    """
+
+    t: str
+    wall_s: float
+    nodes: int
+    answered: int
+    failures: tuple[PreflightFailure, ...] = ()
+    problem: str = ""
 
 
 class Evidence(Record, frozen=True, kw_only=True, tag="pit.evidence/1"):

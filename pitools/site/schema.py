@@ -76,13 +76,17 @@ class SitePartition(Section, frozen=True, kw_only=True):
     throughput: dict[str, float] = {}
 
 
+PreflightMode = Literal["none", "quick"]
+
+
 class Defaults(Section, frozen=True, kw_only=True):
-    """Defaults for requests."""
+    """Defaults for requests. preflight: `quick` tests the nodes of each attempt before its ranks start."""
 
     partition: str = ""
     account: str = ""
     time: str = "1h"
     tier: str = "normal"
+    preflight: PreflightMode = "none"
 
 
 class Paths(Section, frozen=True, kw_only=True):

@@ -72,6 +72,7 @@ def render_template(
     environment: Mapping[str, str] | None = None,
     run_dir: str = "",
     python: str = "",
+    preflight: bool = False,
 ) -> str:
     """Render the sbatch script of a job for a site.
 
@@ -81,6 +82,7 @@ def render_template(
         environment: variables of the job, which override the site's.
         run_dir: the run's folder; "" means SUBMIT_RUN_DIR.
         python: interpreter on the nodes; "" means the site's, or PIT_PYTHON when the script runs.
+        preflight: whether the nodes are tested before the ranks start.
 
     Raises:
         UsageError: unknown script, or a value with a newline or NUL in it.
@@ -109,6 +111,7 @@ def render_template(
         "topology_site": f" --site {site.name}" if site.topology.file or site.topology.dims else "",
         "ntasks": job.nodes * job.tasks_per_node,
         "cpus_per_task": job.cpus_per_task,
+        "preflight": preflight,
         "datasets": datasets,
         "nvme": site.paths.nvme,
         "fanout": site.stage.fanout,

@@ -2,7 +2,7 @@
 
 The first of these rules that applies decides:
  1. the program's exit with code 0, and Slurm's state of the job;
- 2. a user's cancel, the hang watch, Slurm's statements in its messages;
+ 2. a user's cancel, a failed preflight, the hang watch, Slurm's statements in its messages;
  3. a save after the notice before the time limit, and an end of the program's own;
  4. the earliest fault of all ranks; complaints about lost peers and the termination of ranks are no faults;
  5. the signals that the job received;
@@ -40,6 +40,7 @@ def classify(evidence: AttemptEvidence) -> Cause:
         _classify_succeeded,
         _classify_slurm_state,
         _classify_cancelled,
+        _classify_preflight,
         _classify_hang,
         _classify_slurm_statement,
         classify_unstartable,
@@ -109,6 +110,19 @@ def _classify_stalled(evidence: AttemptEvidence) -> Cause | None:
 
 def _classify_cancelled(evidence: AttemptEvidence, _faults: FaultTimeline) -> Cause | None:
     return make_cause("cancelled", "certain", "cancelled by `pit launch cancel`") if evidence.cancelled else None
+
+
+def _classify_preflight(evidence: AttemptEvidence, _faults: FaultTimeline) -> Cause | None:
+    """The nodes that failed the preflight, for which no rank was started."""
+    if evidence.preflight is None or not evidence.preflight.failures:
+        return None
+    first, *others = evidence.preflight.failures
+    nodes = tuple(dict.fromkeys(failure.node for failure in evidence.preflight.failures))
+    more = f" (and {len(others)} more)" if others else ""
+    is_measured = any(failure.check == "all-reduce" for failure in evidence.preflight.failures)
+    confidence: Confidence = "likely" if is_measured else "certain"
+    reason = f"{first.node}: {first.check}: {first.message}{more}"
+    return make_cause("preflight", confidence, reason, nodes=nodes)
 
 
 def _classify_hang(evidence: AttemptEvidence, faults: FaultTimeline) -> Cause | None:
@@ -419,6 +433,15 @@ def _job_evidence(evidence: AttemptEvidence) -> Iterable[Evidence]:
             kind="unknown",
             role="warning",
             rule="signal",
+        )
+    for failure in evidence.preflight.failures if evidence.preflight else ():
+        yield Evidence(
+            t=evidence.preflight.t if evidence.preflight else "",
+            source=f"{attempt_path}/preflight.json",
+            text=f"{failure.check}: {failure.message}",
+            kind="preflight",
+            node=failure.node,
+            rule=f"preflight-{failure.node}-{failure.check}",
         )
     if evidence.hang:
         yield Evidence(

@@ -26,6 +26,7 @@ from pitools.run.attempt_records import (
     Evidence,
     FirstFailure,
     HangReport,
+    Preflight,
     RankFailure,
     SignalRecord,
     first_failure,
@@ -77,6 +78,7 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     first_failure: FirstFailure | None = None
     failures: tuple[RankFailure, ...] = ()
     signals: tuple[SignalRecord, ...] = ()
+    preflight: Preflight | None = None
     hang: HangReport | None = None
     last_step: dict[int, tuple[int, str]] = {}
     saved_steps: int = 0
@@ -125,6 +127,7 @@ def gather_evidence(
         first_failure=first,
         failures=failures,
         signals=read_signals(attempt),
+        preflight=_read_record(attempt / "preflight.json", Preflight),
         hang=hang,
         last_step=_read_last_steps(attempt / "steps"),
         saved_steps=next_start.saved_steps if next_start else last_saved_steps,

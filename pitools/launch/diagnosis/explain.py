@@ -22,6 +22,7 @@ _ROLE_TEXT = {
 _MORE_EVIDENCE = {
     "node": "the node's log around that time (dmesg, slurmd), and whether the node fails again",
     "gpu": "`dmesg` and `nvidia-smi -q` of the node",
+    "preflight": "`pit node bench --pairs` in a job of these nodes",
     "network": "NCCL_DEBUG=WARN in the request's env, and whether the same pair of nodes fails again",
     "memory": "the job's MaxRSS (sacct -j) and its limit",
     "storage": "whether the node and other nodes can write the path now",

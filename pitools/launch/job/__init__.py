@@ -15,4 +15,5 @@ below is 253 (Slurm: out of memory) or in 128 to 192 (signals):
     94  the attempt did not start: no folder for it
     95  stopped cleanly at the time limit or at preemption, to resume from a checkpoint
     96  rank 0 found no free pair of ports in the site's network.ports
+    97  a node failed the preflight
 """

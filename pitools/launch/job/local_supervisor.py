@@ -23,10 +23,11 @@ from pitools.core.errors import PitError
 from pitools.core.fs import write_atomic
 from pitools.launch import exit_codes
 from pitools.launch.diagnosis import evidence
-from pitools.launch.job import begin_attempt, end_attempt, hang_watch, job_context, signals, step_runner
+from pitools.launch.job import begin_attempt, end_attempt, hang_watch, job_context, preflight, signals, step_runner
 from pitools.launch.plan import Plan, load_plan
 from pitools.launch.probes import stacks
 from pitools.launch.submission import local_process
+from pitools.node.check import this_node
 from pitools.run import cancel_request, run_folder
 from pitools.site.template import expand_placeholders
 
@@ -108,11 +109,29 @@ class _StopRequest:
 
 
 def _run_attempt(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) -> int:
-    """Stage, then run the ranks; return the exit code. Kill all their sessions at the end, also after an error."""
+    """Check this machine, stage, run the ranks; return the exit code. Kill all sessions, also after an error."""
     try:
-        return _stage_datasets(plan, attempt, stopper) or _run_ranks(plan, run_dir, attempt, stopper)
+        return (
+            _check_machine(plan, attempt, stopper)
+            or _stage_datasets(plan, attempt, stopper)
+            or _run_ranks(plan, run_dir, attempt, stopper)
+        )
     finally:
         subprocesses.kill_sessions(*(child.pid for child in stopper.children))
+
+
+def _check_machine(plan: Plan, attempt: Path, stopper: _StopRequest) -> int:
+    if plan.preflight == "none" or stopper.number:
+        return 0
+    began, log = time.monotonic(), attempt / "preflight.jsonl"
+    argv = preflight.check_command(plan.python, plan.node_config)
+    try:
+        stopper.children = [subprocesses.start_detached(argv, env=os.environ, log=log, session=True)]
+        _wait_for_ranks(stopper, attempt)
+        return preflight.conclude(attempt, [this_node.node_name()], began)
+    except (PitError, OSError) as error:  # a broken preflight never stops a run
+        print(f"pit: preflight: not completed, the ranks start: {error}", file=sys.stderr)
+        return 0
 
 
 def _stage_datasets(plan: Plan, attempt: Path, stopper: _StopRequest) -> int:

@@ -43,6 +43,11 @@ class WaitReason:
         started = len(list((attempt / "ranks").glob("*.json")))
         if started == self._plan.ranks:
             return ("ranks", attempt.name), f"attempt {attempt.name}: all ranks have started ({started})"
+        if not any((attempt / name).exists() for name in ("preflight.json", "hostfile")):
+            with contextlib.suppress(OSError):  # no preflight
+                answered = min((attempt / "preflight.jsonl").read_bytes().count(b"\n"), self._plan.nodes)
+                line = f"attempt {attempt.name}: preflight: {answered} of {self._plan.nodes} nodes"
+                return ("preflight", attempt.name, str(answered)), line
         copies = len(self._plan.data) * self._plan.nodes
         if not started and len(list((attempt / "nodes").glob("*/*.json"))) < copies:
             names = ", ".join(data.name for data in self._plan.data)

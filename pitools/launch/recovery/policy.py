@@ -2,6 +2,7 @@
 
 progress            resets every budget; without progress each kind of cause has a budget, and all together `retry.max`
 repeated failure    of kind unknown, the same fingerprint without progress: the program's own fault, which stops the run
+preflight           spends no budget, and hides no earlier failure; a few in a row stop the run
 nodes               excluded if the evidence blames them; a node that was only the place of the failure, at the second
 allocation          used again if possible: that avoids the queue and Slurm's delay after a requeue
 """
@@ -9,6 +10,7 @@ allocation          used again if possible: that avoids the queue and Slurm's de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -21,6 +23,7 @@ Action = Literal["done", "retry", "resubmit", "defer", "stop"]
 
 _NEVER_COUNT = 1 << 30
 _STORAGE_WAITS_S = (10.0, 30.0, 60.0, 120.0)
+_MAX_PREFLIGHTS = 5  # in a row, each with another job
 _SIGNAL_BASE = 128  # exit codes from here on are signals
 _START_UP_S = 60.0  # to start programs and run a few steps, after staging
 
@@ -41,6 +44,7 @@ class CauseRule(NamedTuple):
 RULES: dict[CauseKind, CauseRule] = {
     "node": CauseRule(exclude_from=1, suspect_from=2),
     "gpu": CauseRule(exclude_from=1, suspect_from=2),
+    "preflight": CauseRule(exclude_from=1),
     "network": CauseRule(exclude_from=2, resubmit_from=2),
     "hang": CauseRule(exclude_from=2, suspect_from=2),
     "storage": CauseRule(exclude_from=1),  # such a cause names only nodes whose own disk is full
@@ -71,7 +75,7 @@ def decide(
     if in_job and needs_slurm_state(cause):
         # Preemption and scancel send the same signal; but a job that Slurm has restarted was not cancelled.
         return _make_decision(cause, "retry" if allocation_nodes is not None else "defer", cause.reason)
-    decision = _decide(plan, cause, history)
+    decision = _decide(plan, site, cause, history)
     if decision.action in ("done", "stop"):
         return decision
     if not in_job or (decision.action == "resubmit" and allocation_nodes is None):
@@ -85,13 +89,16 @@ def decide(
     return retry
 
 
-def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
+def _decide(plan: Plan, site: Site, cause: Cause, history: Sequence[Cause]) -> Decision:
     """Decide as if the allocation had no time limit."""
     kind = cause.kind
     if kind == "succeeded":
         return _make_decision(cause, "done", cause.reason or "succeeded")
     if kind == "cancelled":
         return _make_decision(cause, "stop", cause.reason or "cancelled")
+    if kind == "preflight":
+        return _decide_preflight(site, cause, history)
+    history = [past for past in history if past.kind != "preflight"]
     streak = _attempts_without_progress(cause, history)
     if len(streak) >= plan.request.retry.max:
         return _make_decision(
@@ -102,6 +109,17 @@ def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
     if kind == "time-limit":
         return _decide_time_limit(cause, streak)
     return _decide_fault(plan, cause, history, streak)
+
+
+def _decide_preflight(site: Site, cause: Cause, history: Sequence[Cause]) -> Decision:
+    """Replace the nodes at fault. A site without Slurm has no others."""
+    in_a_row = 1 + sum(1 for _ in takewhile(lambda past: past.kind == "preflight", reversed(history)))
+    hint = 'see: pit node check; to run all the same: preflight = "none"'
+    if site.scheduler == "none":
+        return _make_decision(cause, "stop", f"{cause.reason}; {hint}")
+    if in_a_row >= _MAX_PREFLIGHTS:
+        return _make_decision(cause, "stop", f"{in_a_row} preflights in a row failed; the last: {cause.reason}; {hint}")
+    return _make_decision(cause, "retry", cause.reason, exclude=cause.nodes)
 
 
 def _decide_time_limit(cause: Cause, streak: Sequence[Cause]) -> Decision:

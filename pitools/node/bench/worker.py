@@ -6,7 +6,8 @@ rank and repetition, so that a stale or misplaced buffer is wrong, too.
 
     rank 0       listens on a free port of the network that srun came by, and prints {"address": "host:port"}
     every rank   reads that line from stdin, where the test's starter repeats it; prints its RankResult as its last line
-    a hang       ends with a traceback after --timeout, by a thread that needs no lock of Python's
+    a hang       ends with a traceback after --timeout, by a thread that needs no lock of Python's; the framework's
+                 import has a time-out of its own
     no starter   ends the ranks, too: their stdin ends with it
 """
 
@@ -33,6 +34,7 @@ CPU_SIZES = (1 << 18, 1 << 24)
 GPU_SIZES = (1 << 20, 1 << 26, 1 << 30)
 """Bytes of the buffers."""
 _REPEATS = 5
+_IMPORT_S = 45.0  # at most, for the framework's files from shared storage
 _PERIOD, _RANK_PERIOD = 251, 61  # of the pattern; both prime
 _MAX_SUM = 1 << 24
 
@@ -270,6 +272,7 @@ def end_with_stdin(on_line: Callable[[bytes], object] = lambda _: None) -> None:
 def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
     """Run this rank to its end."""
     options = start_rank("worker", **{"--sizes": {"default": "", "help": "bytes, with commas between"}})
+    faulthandler.dump_traceback_later(_IMPORT_S + options.timeout, exit=True)
     stdin = queue.SimpleQueue[bytes]()
     threading.Thread(target=end_with_stdin, args=(stdin.put,), daemon=True).start()
     # Libraries print to stdout, as NCCL does: it is for our lines alone.
@@ -289,6 +292,7 @@ def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
         return host, int(text)
 
     collective = make_collective()
+    faulthandler.dump_traceback_later(options.timeout, exit=True)
     collective.connect(position, exchange_address)
     on_gpu = collective.device != "cpu"
     sizes = [int(size) for size in options.sizes.split(",") if size] or (GPU_SIZES if on_gpu else CPU_SIZES)

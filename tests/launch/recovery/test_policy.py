@@ -55,6 +55,11 @@ def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
         ([cause("node", node="n2")], "retry", ()),
         ([cause("node", node="n2"), cause("node", node="n3")], "retry", ()),
         ([cause("node", node="n2"), cause("node", node="n2")], "resubmit", ("n2",)),
+        ([cause("preflight", nodes=("n1",))], "resubmit", ("n1",)),
+        ([cause("preflight", nodes=("n1",))] * 5, "stop", ()),
+        ([cause("preflight")] * 4 + [cause("preempted"), cause("preflight", nodes=("n1",))], "resubmit", ("n1",)),
+        ([cause("unknown", fingerprint="f"), cause("preflight"), cause("unknown", fingerprint="f")], "stop", ()),
+        ([cause("preflight")] * 4 + [cause("unknown")], "retry", ()),
         ([cause("network", node="n2", nodes=("n2",))], "retry", ()),
         ([cause("network"), cause("network")], "resubmit", ()),
         ([cause("network", progressed=True)] * 9, "retry", ()),
@@ -202,10 +207,10 @@ def run_of(world: Callable[[int], Cause], most: int, **retry: int) -> tuple[list
 @given(st.lists(causes, min_size=1, max_size=30), st.integers(1, 12))
 @settings(max_examples=80)
 def test_without_progress_a_run_ends(faults: list[Cause], most: int) -> None:
-    """However faults mix, there are never more than `max` attempts in a row that bring nothing."""
+    """However faults mix, there are never more than `max` attempts with ranks in a row that bring nothing."""
     created, output = run_of(lambda at: replace(faults[at % len(faults)], progressed=False), 200, max=most)
     assert output.action == "stop"
-    assert len(created) <= most
+    assert sum(past.kind != "preflight" for past in created) <= most
 
 
 @given(st.lists(st.sampled_from(["preempted", "time-limit", "node", "gpu", "network", "storage"]), min_size=1))
@@ -233,3 +238,17 @@ def test_only_named_nodes_are_left_out(faults: list[Cause], in_job: bool) -> Non
     named = set(faults[-1].nodes) | {item.node for item in faults[-1].evidence}
     assert set(output.exclude) <= named
     assert not (output.action in ("stop", "done") and output.exclude)
+
+
+def test_a_preflight_spends_no_budget() -> None:
+    """With no retry left at all, its nodes are replaced; and what came before it still counts."""
+    nothing = dict.fromkeys(RetryBudget.__struct_fields__, 0) | {"max": 1}
+    bad = cause("preflight", nodes=("n1",))
+    assert policy.decide(plan(**nothing), SITE, bad, []).action == "resubmit"
+    assert policy.decide(plan(max=2), SITE, cause("network"), [bad] * 4).action == "resubmit"
+    assert policy.decide(plan(max=2), SITE, cause("network"), [cause("network"), bad]).action == "stop"
+
+
+def test_without_slurm_no_other_node_is_there() -> None:
+    """A machine that fails its own preflight stops the run at once."""
+    assert decide(cause("preflight", nodes=("here",)), site=Site(name="s", scheduler="none")).action == "stop"

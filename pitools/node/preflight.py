@@ -1,0 +1,61 @@
+"""Make this node's checks for a job before its ranks start: `python -m pitools.node.preflight [CONFIG]`.
+
+Prints a line, pit.node-preflight/1. The job's user is an ordinary one, so only checks count whose facts that user reads
+as root would. No program is started, and no Slurm command.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.errors import PitError
+from pitools.node.bench.run import gpus_per_node
+from pitools.node.check import this_node
+from pitools.node.check.config import Check, load_config
+from pitools.run.attempt_records import NodePreflight, PreflightFailure
+
+_TIMEOUT_S = 25.0
+_MAX_FAILURES, _MAX_MESSAGE = 3, 200  # a line longer than srun's buffer may be broken by another node's
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the result of this node's checks. argv: the file of checks; without it, the node's own."""
+    faulthandler.dump_traceback_later(_TIMEOUT_S, exit=True)  # by a thread: also while this one hangs
+    config = Path(argv[0]) if argv and Path(argv[0]).exists() else None
+    try:
+        result = check_for_job(this_node.check_node(load_config(config), this_node.node_name(), "prolog"))
+    except PitError as error:
+        sys.exit(f"{error.where}: {error.message}")  # one line, for the result of the job's first node
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+
+
+def check_for_job(checked: this_node.NodeCheck) -> NodePreflight:
+    """Return the critical failures for which no further job may start on a node."""
+    valid = {check.name for check in checked.checks if is_valid_in_job(check, gpus_per_node())}
+    failed = [one for one in this_node.draining(checked.findings) if one.level == "critical" and one.check in valid]
+    return NodePreflight(
+        node=checked.facts.node,
+        failures=tuple(
+            PreflightFailure(node=one.node, check=one.check, message=one.message[:_MAX_MESSAGE])
+            for one in failed[:_MAX_FAILURES]
+        ),
+        unknown=sum(one.state == "unknown" for one in checked.findings),
+    )
+
+
+def is_valid_in_job(check: Check, gpus: int) -> bool:
+    """Whether a job reads the same facts as root does. gpus: of the job on this node, which may see no others.
+
+    A folder that this user may not write to is not at fault either.
+    """
+    needed = max(check.count or 0, check.min_count or 0)
+    return check.key != "is_writable" and (check.table != "gpus" or needed <= gpus)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""This node's checks for a job: only those that its user can judge, and only what drains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.node import preflight
+from pitools.node.check.config import Check
+
+CONFIG = """\
+[[check]]
+name = "{name}"
+table = "files"
+where.path = "/nosuch"
+key = "exists"
+equals = true
+{more}
+"""
+
+
+def run(folder: Path, text: str) -> dict[str, Any]:
+    (folder / "node.toml").write_text(text)
+    argv = [sys.executable, "-m", "pitools.node.preflight", str(folder / "node.toml")]
+    env = {**os.environ, "SLURMD_NODENAME": "n07"}
+    line = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert len(line) < 1024  # srun's buffer
+    result: dict[str, Any] = json.loads(line)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("more", "fails"),
+    [
+        ("", True),
+        ('action = "reboot"', True),
+        ('action = "drain-after-job"', False),
+        ('level = "warning"\naction = "watch"', False),
+        ("is_shadow = true", False),
+    ],
+)
+def test_what_drains_a_node_fails_it(tmp_path: Path, more: str, fails: bool) -> None:
+    """A critical check whose action lets no further job start there; under the name that Slurm has for the node."""
+    result = run(tmp_path, CONFIG.format(name="scratch", more=more))
+    failed = [(row["node"], row["check"]) for row in result["failures"] if row["check"] == "scratch"]
+    assert failed == ([("n07", "scratch")] if fails else [])
+
+
+def test_many_long_failures_are_one_short_line(tmp_path: Path) -> None:
+    """However many checks fail, with however long paths."""
+    text = "".join(CONFIG.format(name=f"c{at}", more="").replace("/nosuch", "/nosuch" * 100) for at in range(20))
+    assert run(tmp_path, text)["failures"]
+
+
+@pytest.mark.parametrize(
+    ("check", "gpus", "is_valid"),
+    [
+        (Check(name="n", table="files", key="exists"), 0, True),
+        (Check(name="n", table="files", key="is_writable"), 0, False),
+        (Check(name="n", table="gpus", key="responds", equals=True), 0, True),
+        (Check(name="n", table="gpus", count=8), 8, True),
+        (Check(name="n", table="gpus", count=8), 4, False),
+        (Check(name="n", table="gpus", min_count=8), 0, False),
+    ],
+)
+def test_a_job_may_see_less_than_root(check: Check, gpus: int, is_valid: bool) -> None:
+    """A job with a part of the GPUs does not count them; a folder that is another user's is not at fault."""
+    assert preflight.is_valid_in_job(check, gpus) is is_valid
