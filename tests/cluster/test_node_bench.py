@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ClusterError
+from pitools.launch.job import preflight
 from pitools.node.bench import run
 from pitools.node.bench.bisect import max_rounds
 
@@ -167,6 +168,16 @@ def test_bad_ranks_of_sixteen_are_found(job: None, tmp_path: Path, faults: dict[
     assert not set(bad).intersection(set(NODES) - set(faults)), tests
     assert rounds <= max_rounds(16)
     assert (tests[-1].n_nodes, tests[-1].verdict) == (16 - len(faults), "ok")
+
+
+@pytest.mark.parametrize("fault", ["", "slow", "corrupt"])
+def test_the_preflight_of_a_job_by_the_same_tests(job: None, tmp_path: Path, fault: str) -> None:
+    """It names the node, and nothing of nodes that are well; a job that is signalled starts no test."""
+    nodes, argv = NODES[:6], worker(tmp_path, {"delta03": fault})
+    found = preflight.find_bad_nodes(nodes, worker=argv, timeout_s=60)
+    expected = [("delta03", preflight.ALL_REDUCE)] if fault else []
+    assert [(failure.node, failure.check) for failure in found.failures] == expected
+    assert not preflight.find_bad_nodes(nodes, worker=argv, is_stopped=lambda: True).failures
 
 
 def test_a_rank_that_hangs_fails_its_group_and_no_other(job: None, tmp_path: Path) -> None:

@@ -48,7 +48,11 @@ key = "exists"
 equals = true
 types = ["bad"]
 """
-# Python runs this in each process of the job that has its folder on the path.
+# Python runs such a text in each process of the job. Without a framework there is no all-reduce.
+NO_FRAMEWORK = """\
+import sys
+sys.modules["torch"] = sys.modules["jax"] = None
+"""
 CORRUPT = """\
 import os, sys
 if "pitools.node.bench.worker" in sys.orig_argv and os.environ["SLURMD_NODENAME"] == "alpha01":
@@ -59,8 +63,9 @@ if "pitools.node.bench.worker" in sys.orig_argv and os.environ["SLURMD_NODENAME"
         right(buffer)
     distributed.all_reduce = all_reduce
 """
-HANG = """\
-import sys, time
+HANG = f"""\
+{NO_FRAMEWORK}
+import time
 if "pitools.node.preflight" in sys.orig_argv:
     time.sleep(300)
 """
@@ -68,19 +73,19 @@ if "pitools.node.preflight" in sys.orig_argv:
 
 @pytest.fixture
 def start(clusters: Path, pit: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts a run. checks: the site's node.toml. fault: of Python in the job."""
+    """Starts a run. checks: the site's node.toml. python: what Python runs first in the job."""
     runs = clusters / "runs" / f"preflight-{os.getpid()}-{tmp_path.name}"
     env = {"PIT_RUNS": str(runs), "PIT_SITE_PATH": str(tmp_path / "sites")}
     started: list[str] = []
 
-    def begin(*words: str, nodes: int = 4, checks: str = "", fault: str = "") -> Run:
+    def begin(*words: str, nodes: int = 4, checks: str = "", python: str = NO_FRAMEWORK) -> Run:
         (tmp_path / "sites").mkdir()
         (tmp_path / "sites" / "node.toml").write_text(checks)
         (tmp_path / "sites" / "alpha.toml").write_text('[node]\nconfig = "node.toml"\n')
-        (tmp_path / "fault").mkdir()
-        (tmp_path / "fault" / "sitecustomize.py").write_text(fault)
+        (tmp_path / "python").mkdir()
+        (tmp_path / "python" / "sitecustomize.py").write_text(python)
         repo = Path(__file__).parents[2]
-        (tmp_path / "t.toml").write_text(REQUEST.format(nodes=nodes, folder=tmp_path / "fault", repo=repo))
+        (tmp_path / "t.toml").write_text(REQUEST.format(nodes=nodes, folder=tmp_path / "python", repo=repo))
         done = pit("launch", "run", "t.toml", "--site", "alpha", *words, **env)
         assert done.stdout, done.stderr
         run: Run = {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
@@ -125,12 +130,12 @@ def preflight_process(run: Run) -> int:
     return 0
 
 
-@pytest.mark.parametrize("fault", ["check", "all-reduce"])
+@pytest.mark.parametrize("fault", ["check", pytest.param("all-reduce", marks=pytest.mark.slow)])
 def test_a_bad_node_is_replaced(start: Callable[..., Run], pit: Callable[..., Any], fault: str) -> None:
     """The run finishes on other nodes though no retry is allowed; every view of it names the node and the fault."""
     if fault == "all-reduce":
         pytest.importorskip("torch")
-        run = start("--wait", fault=CORRUPT)
+        run = start("--wait", python=CORRUPT)
     else:
         run = start("--wait", checks=CHECK)
     assert (run["state"], run["attempts"]) == ("COMPLETED", 2), run["said"]
@@ -140,6 +145,7 @@ def test_a_bad_node_is_replaced(start: Callable[..., Run], pit: Callable[..., An
     assert [(failure.node, failure.check) for failure in first.failures] == [("alpha01", name)]
     assert (first.answered, second.answered, second.failures) == (4, 4, ())
     assert min(first.wall_s, second.wall_s) > 0
+    assert ("neither torch nor jax" in second.problem) == (fault == "check")
     attempts = Path(run["run_dir"]) / "attempts"
     start_record = run_folder.read_record(attempts / "1" / "start.json", AttemptStart)
     assert start_record is not None
@@ -166,7 +172,7 @@ def test_a_broken_file_of_checks_stops_nothing(start: Callable[..., Run], nodes:
 
 def test_a_preflight_that_is_killed_stops_nothing(start: Callable[..., Run], pit: Callable[..., Any]) -> None:
     """The ranks start at once, though the nodes still hang in their checks."""
-    run = start(nodes=2, fault=HANG)
+    run = start(nodes=2, python=HANG)
     os.kill(until(lambda: preflight_process(run)), signal.SIGKILL)
     done = pit("launch", "watch", run["run_dir"], "--site", "alpha", PIT_RUNS=str(Path(run["run_dir"]).parent))
     assert done.returncode == 0, done.stderr
@@ -175,7 +181,7 @@ def test_a_preflight_that_is_killed_stops_nothing(start: Callable[..., Run], pit
 
 def test_a_cancel_in_the_middle_blames_no_node(start: Callable[..., Run], pit: Callable[..., Any]) -> None:
     """It ends the job without waiting for nodes that hang, and nothing is excluded."""
-    run = start(nodes=2, fault=HANG)
+    run = start(nodes=2, python=HANG)
     until(lambda: preflight_process(run))
     pit("launch", "cancel", run["run_dir"], PIT_RUNS=str(Path(run["run_dir"]).parent))
     until(lambda: (Path(run["run_dir"]) / "verdict.json").exists())
@@ -186,7 +192,7 @@ def test_a_cancel_in_the_middle_blames_no_node(start: Callable[..., Run], pit: C
 
 def test_nodes_that_hang_are_waited_for_so_long_and_no_longer(start: Callable[..., Run]) -> None:
     """Then the ranks start, and the record names the nodes."""
-    run = start("--wait", nodes=2, fault=HANG)
+    run = start("--wait", nodes=2, python=HANG)
     assert (run["state"], run["attempts"]) == ("COMPLETED", 1), run["said"]
     assert preflight_of(run).answered == 0
     assert "alpha[" in preflight_of(run).problem
