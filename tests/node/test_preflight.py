@@ -13,6 +13,8 @@ import pytest
 
 from pitools.node import preflight
 from pitools.node.check.config import Check
+from pitools.node.check.this_node import NodeCheck
+from pitools.node.types import Finding, NodeFacts
 
 CONFIG = """\
 [[check]]
@@ -46,7 +48,7 @@ def run(folder: Path, text: str) -> dict[str, Any]:
     ],
 )
 def test_what_drains_a_node_fails_it(tmp_path: Path, more: str, fails: bool) -> None:
-    """A critical check whose action lets no further job start there; under the name that Slurm has for the node."""
+    """A check whose action lets no further job start there; under the name that Slurm has for the node."""
     result = run(tmp_path, CONFIG.format(name="scratch", more=more))
     failed = [(row["node"], row["check"]) for row in result["failures"] if row["check"] == "scratch"]
     assert failed == ([("n07", "scratch")] if fails else [])
@@ -72,3 +74,8 @@ def test_many_long_failures_are_one_short_line(tmp_path: Path) -> None:
 def test_a_job_may_see_less_than_root(check: Check, gpus: int, is_valid: bool) -> None:
     """A job with a part of the GPUs does not count them; a folder that is another user's is not at fault."""
     assert preflight.is_valid_in_job(check, gpus) is is_valid
+    row = Finding(node="n", check="n", state="failed", level="critical", action="drain", evidence_at="")
+    checked = NodeCheck(NodeFacts(node="n", boot_id="", gathered_at="", tables={}), [row], [check])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_GPUS_ON_NODE", str(gpus))
+        assert bool(preflight.check_for_job(checked).failures) is is_valid
