@@ -439,7 +439,8 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callab
     def run(due: Callable[[], HangReport]) -> tuple[int, int]:
         monkeypatch.setattr(local_process, "SUPERVISOR_SIGNALS", ())  # whose signals are this process's
         stopper, looker = local_supervisor._StopRequest(60.0), SimpleNamespace(poll_if_due=due)
-        monkeypatch.setattr(local_supervisor, "_stage_datasets", lambda *_: 0)
+        for name in ("_check_machine", "_stage_datasets"):
+            monkeypatch.setattr(local_supervisor, name, lambda *_: 0)
         wait = local_supervisor._wait_for_ranks
         monkeypatch.setattr(local_supervisor, "_run_ranks", lambda *_: wait(stopper, tmp_path, hang_detector=looker))  # type: ignore[arg-type]
         stopper.children = [subprocess.Popen(["sleep", "931"], start_new_session=True)]
