@@ -368,8 +368,7 @@ TABLES: dict[str, Table] = {
     "slurm": Table(
         {
             "is_node": "false where the controller has no node of this name, as a login node",
-            "slurmd_is_running": "a slurmd of this node runs, and is not stopped",
-            "slurmd_version": "version of the running slurmd, or else of the installed one",
+            "slurmd_is_running": "a slurmd of this node runs, as root or this user, and is not stopped",
             "controllers_up": "controllers that answer `scontrol ping`",
             "controllers": "configured controllers",
             "node_state": "base state of this node for the controller: idle, mixed, allocated, down, ...",
@@ -387,7 +386,7 @@ _KEYS_BY_TYPE: dict[KeyType, str] = {
     "text": "account action addresses at began board clocksource command device dimm dmi.value driver endpoint error"
     " fabric_domain fabric_problems fabric_state firmware governor group guid home interface job_id kernel key kind"
     " label level mode model module name node_flags node_reason node_state options os output package parent part path"
-    " pci physical_state port recovery_action sensor serial service slowdowns slurmd_version state substate target text"
+    " pci physical_state port recovery_action sensor serial service slowdowns state substate target text"
     " type user uuid vbios vendor version",
 }
 _TYPES = {key: name for name, keys in _KEYS_BY_TYPE.items() for key in keys.split()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pitools.core import subprocesses
 from pitools.core.errors import PitError
 from pitools.node.gather.read import list_names, read_bytes
 from pitools.node.types import Row
@@ -15,9 +15,8 @@ from pitools.node.types import Row
 if TYPE_CHECKING:
     from pitools.slurm.client import Client
 
-_VERSION_TIMEOUT_S = 5.0
 _SCONTROL_TIMEOUT_S = 10.0
-SLURM_TIMEOUT_S = 2 * _VERSION_TIMEOUT_S + 2 * _SCONTROL_TIMEOUT_S + 2
+SLURM_TIMEOUT_S = 2 * _SCONTROL_TIMEOUT_S + 2
 
 
 def read_slurm(
@@ -34,8 +33,7 @@ def read_slurm(
     node: its name in Slurm; default: the host's. asks_controller: also runs `scontrol ping` and `show node`, which a
     prolog or epilog must not: on thousands of nodes at once they block the controller.
     """
-    pid = find_slurmd(proc, node)
-    row: Row = {"is_node": True, "slurmd_is_running": pid is not None, "slurmd_version": _version(proc, pid)}
+    row: Row = {"is_node": True, "slurmd_is_running": find_slurmd(proc, node) is not None}
     if asks_controller:
         row |= _ask_controller(client, node or socket.gethostname().partition(".")[0])
     yield row
@@ -44,13 +42,18 @@ def read_slurm(
 def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
     """Return the process id of this node's slurmd that runs: one that is stopped (SIGSTOP) or dead does not.
 
-    One that was started as another node (`-N`) is not it.
+    One that was started as another node (`-N`) is not it, nor one of an ordinary user, as its name proves nothing.
     """
+    owners = (b"0", str(os.geteuid()).encode())  # slurmd's user is root, or the one that this runs as
     for pid in list_names(proc):
         if not pid.isdigit():
             continue
         head, _, tail = (read_bytes(f"{proc}/{pid}/stat", limit=512) or b"").rpartition(b")")
         if head.partition(b"(")[2] == b"slurmd" and tail[1:2] not in (b"Z", b"X", b"T", b"t"):
+            status = read_bytes(f"{proc}/{pid}/status", limit=4096) or b""
+            uid = status.partition(b"\nUid:")[2].split()[:1]  # the real one: of a set-uid program it is the user's
+            if not uid or uid[0] not in owners:
+                continue
             name = _started_as(read_bytes(f"{proc}/{pid}/cmdline", limit=4096) or b"")
             if not node or name in ("", node):
                 return int(pid)
@@ -64,18 +67,6 @@ def _started_as(cmdline: bytes) -> str:
         if argument.startswith("-N"):
             return argument[2:] or following
     return ""
-
-
-def _version(proc: Path, pid: int | None) -> str | None:
-    # The process's own program: it may be older than what has been installed since.
-    for program in ([f"{proc}/{pid}/exe"] if pid is not None else []) + ["slurmd"]:
-        try:
-            done = subprocesses.run([program, "-V"], timeout_s=_VERSION_TIMEOUT_S)
-        except (PitError, OSError):
-            continue
-        if not done.code and done.stdout.strip():
-            return done.stdout.split()[-1]
-    return None
 
 
 def _ask_controller(client: Client | None, node: str) -> Row:
