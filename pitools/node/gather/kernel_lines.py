@@ -1,6 +1,10 @@
 """Parse lines of the kernel's log that tell of faults: NVIDIA's Xids and SXids by their parts, others by a table.
 
 A line of another kind, or one that is too damaged to be read, is none. What a line leaves out is unknown.
+
+Users choose words of the kernel's lines: a program's name, at most 15 bytes, begins some (`NAME[PID]: segfault at`),
+and names of files stand behind the kernel's own words. So a pattern begins where the message does, with more than 15
+bytes that one driver writes, and where the rest has words that a user may choose, these are not searched.
 """
 
 from __future__ import annotations
@@ -41,96 +45,112 @@ class _Rule(NamedTuple):
 
 # Patterns are compiled when a line first has their word: to compile all takes longer than the other imports of a check.
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_FS = r"(?:ext[234]-fs|xfs|btrfs\b[^(]*)[^(]{0,40}\((?:device )?(?P<device>[^):\s]+)[^)]*\)"
-_EFA = r"\b(?:efa|infiniband) (?P<device>{PCI}|rdmap\w+|efa_\w+):.*"
-_LUSTRE = r"(?P<device>[\w-]+-(?:OST|MDT)[0-9a-f]{4}|MGC[\w.@]+)"
-_DIMM = r"(?:[^(]* on (?P<device>[^(]+?)\s*(?:\(|$))?"
+_PARTS = {
+    "FS": r"(?:ext[234]-fs|xfs|btrfs)(?: (?:info|warning|error|critical|alert))? "
+    r"\((?:device )?(?P<device>[\w./-]+)(?::? state \w+)?\): [\w :,-]*?",
+    "AMD": r"amdgpu (?P<device>{PCI}): (?:amdgpu: |\[drm\] |\*ERROR\* )*",
+    "MLX": r"mlx5_core (?P<device>{PCI})[: ]",
+    "EFA": r"(?:efa|infiniband) (?P<device>{PCI}|rdmap\w+|efa_\w+): (?:the )?",
+    "LUSTRE": r"lustre(?:error)?: (?:\d+-\d+: |\d+:\d+:\([^()]*\([^()]*\)\) )?"
+    r"(?P<device>[\w-]+-(?:OST|MDT)[0-9a-f]{4}|MGC[\w.@]+)",
+    "DIMM": r"E (?:page 0x|(?:[^()\[\]]* )?on (?P<device>[^(]+?)\s*(?:\(|$))",
+    "PCI": _PCI,
+}
 
 # Kind, state, severity | word | pattern; a line that is indented goes on with the pattern. The first that fits counts.
 # Lines that come along with another one for the same event are left out: `oom-kill:`, the register dump of a machine
 # check, the sections of a GHES record.
 _TABLE = r"""
 # Before mce, whose prefix some have.
-thermal throttled - | above threshold | (?P<device>CPU\d+): \w+ temperature (?:is )?above threshold
-thermal critical fatal | critical temperature | (?:(?P<device>[\w-]+): )?critical temperature reached
-thermal throttled - | high temperature | (?:(?P<device>{PCI}).*)?port module event.*high temperature
+thermal throttled - | above threshold | (?:mce: )?(?P<device>CPU\d+): \w+ temperature (?:is )?above threshold
+thermal critical fatal | critical temperature | (?:thermal )?(?:(?P<device>[\w-]+): )?critical temperature reached
+thermal throttled - | high temperature | {MLX}.*port module event.*high temperature
 mce - fatal | hardware memory error | mce: uncorrected hardware memory error
 mce - fatal | memory failure: | memory failure: \w+: recovery action
-mce - - | machine check events logged | machine check events logged
-edac - corrected | edac | EDAC (?P<other>MC\d+): (?:\d+ )?CE\b{DIMM}
-edac - fatal | edac | EDAC (?P<other>MC\d+): (?:\d+ )?UE\b{DIMM}
-nvme controller-down - | controller is down | (?P<device>nvme\d+): controller is down
-nvme removed fatal | nvme | (?P<device>nvme\d+): (?:disabling device after|
+mce - - | machine check events logged | (?:mce: )?(?:\[hardware error\]: )?machine check events logged
+edac - corrected | edac | EDAC (?P<other>MC\d+): (?:\d+ )?C{DIMM}
+edac - fatal | edac | EDAC (?P<other>MC\d+): (?:\d+ )?U{DIMM}
+nvme controller-down - | controller is down | nvme (?P<device>nvme\d+): controller is down
+nvme removed fatal | nvme | nvme (?P<device>nvme\d+): (?:disabling device after|
     removing after probe|device not ready; aborting)
-nvme no-path fatal | no available path | block (?P<device>nvme\w+): no available path
-nvme timeout - | timeout, | (?P<device>nvme\d+): I/O .*timeout,
-nvme io-error - | (sct | (?P<device>nvme\w+): .*@ LBA .*\(sct
-disk raid-failed fatal | disk failure on | md/raid.*disk failure on (?P<device>[\w-]+)(?:,| detected)
-disk offline fatal | rejecting i/o to | ^(?!.*\bsr \d)(?:.*\[(?P<device>\w+)\])?.*rejecting I/O to (?:offline|
-    dead) device
-disk medium-error - | error | critical (?:medium|target) error, dev (?P<device>(?!fd\d|sr\d)[\w-]+)|
-    \[(?P<other>sd[a-z]+)\].*sense key ?: (?:medium|hardware) error
-disk io-error - | beyond end of device | attempt to access beyond end of device
-disk io-error - | i/o error | I/O error(?:,| on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+)
-filesystem read-only fatal | read-only | (?:{FS}.*)?remounting filesystem read-only
-filesystem read-only fatal | forced readonly | {FS}.*forced readonly
-filesystem shutdown fatal | shut | {FS}.*(?:filesystem has been shut down|
-    shutting down filesystem|xfs_do_force_shutdown)
-filesystem shutdown fatal | has been suspended | pool '(?P<device>[^']+)'.*has been suspended
+nvme no-path fatal | no available path | block (?P<device>nvme\w+): no available path - failing
+nvme timeout - | timeout, | nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout,
+nvme io-error - | (sct | (?P<device>nvme\w+): [\w/ ]+\(0x[0-9a-f]+\) @ LBA \d.*\(sct
+disk raid-failed fatal | disk failure on | md/raid\S*: disk failure on (?P<device>[\w-]+)(?:,| detected)
+# Also of a disk that was taken out.
+disk offline - | rejecting i/o to | (?:sd|scsi) [\d:]+: (?:\[(?P<device>\w+)\] )?(?:tag#\d+ )?
+    rejecting I/O to (?:offline|dead) device
+disk medium-error - | error | (?:\w+_request: |print_req_error: )?critical (?:medium|
+    target) error, dev (?P<device>(?!fd\d|sr\d)[\w-]+),|
+    sd [\d:]+: \[(?P<other>sd[a-z]+)\] (?:tag#\d+ )?sense key ?: (?:medium|hardware) error
+disk io-error - | beyond end of device | (?s:.{0,16}): attempt to access beyond end of device
+disk io-error - | i/o error | (?:\w+_request: |print_req_error: |buffer )?I/O error(?:,|
+     on) dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w-]+),
+filesystem read-only fatal | read-only | (?:{FS}|btrfs: )remounting filesystem read-only
+filesystem read-only fatal | forced readonly | {FS}forced readonly
+filesystem shutdown fatal | shut | {FS}(?:filesystem has been shut down|xfs_do_force_shutdown|
+    (?:I/O error|corruption of|user initiated)[^=]*shutting down filesystem)
+filesystem shutdown fatal | has been suspended | (?:warning: )?pool '(?P<device>[\w.:-]+)' has
+     encountered an uncorrectable I/O failure and has been suspended
 filesystem error - | -fs error | ext[234]-fs error \(device (?P<device>[^):\s]+)
-filesystem error - | btrfs | btrfs:? (?:error|critical)[^(]*\(device (?P<device>[^):\s]+)
-filesystem error - | corrupt | {FS}.*corrupt
-filesystem error - | csum failed | {FS}.*csum failed
-filesystem error - | i/o error | {FS}.*(?:I/O error while writing|I/O error in|log I/O error)
+filesystem error - | btrfs | btrfs:? (?:error|critical) \(device (?P<device>[^):\s]+)
+filesystem error - | corrupt | {FS}corrupt
+filesystem error - | csum failed | {FS}csum failed
+filesystem error - | i/o error | {FS}(?:I/O error while writing|I/O error in|log I/O error)
 # Of no device.
-filesystem error - | writing superblock | I/O error while writing superblock
+filesystem error - | writing superblock | btrfs: I/O error while writing superblock
 filesystem error - | journal | aborting journal on device (?P<device>[\w-]+?)-\d+\.
 nfs timeout - | not responding | (?:nfs|lockd): server (?P<device>\S+) not responding
-nfs ok - | server | (?:nfs|lockd): server (?P<device>\S+) OK\b
-nfs locks-lost - | lock reclaim failed | lock reclaim failed
-lustre lost - | was lost | lustre(?:error)?: .*?{LUSTRE}.*connection to .* was lost
-lustre ok - | connection restored | lustre: .*?{LUSTRE}.*connection restored
-lustre evicted - | evicted by | lustre(?:error)?:? .*?{LUSTRE}.*client was evicted
-lustre bug fatal | lbug | lustreerror: .*LBUG
-lustre error - | lustreerror: | lustreerror: (?:.*?{LUSTRE})?
-lustre error - | lneterror: | lneterror:
+nfs ok - | server | (?:nfs|lockd): server (?P<device>\S+) OK$
+nfs locks-lost - | lock reclaim failed | (?:nfs: )?nfs4_\w+: lock reclaim failed
+lustre lost - | was lost | {LUSTRE}\S*: connection to .* was lost
+lustre ok - | connection restored | {LUSTRE}\S*: connection restored
+lustre evicted - | evicted by | {LUSTRE}\S*: this client was evicted
+lustre bug fatal | lbug | lustreerror: \d+:\d+:\([^()]*\([^()]*\)\) LBUG$
+lustre error - | lustreerror: | {LUSTRE}
+lustre error - | lustreerror: | lustreerror: (?:\d{2,}-\d|\d+:\d+:\()
+lustre error - | lneterror: | lneterror: (?:\d{2,}-\d|\d+:\d+:\()
 oom cgroup - | out of memory | memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)
 oom host - | out of memory | out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)
-hang hung-task - | blocked for more than | task .+:(?P<pid>\d+) blocked for more than \d+ seconds
-hang soft-lockup - | soft lockup | BUG: soft lockup - (?P<device>CPU#\d+) stuck(?:.*\[.*:(?P<pid>\d+)\])?
-hang hard-lockup fatal | hard lockup | watchdog detected hard lockup on (?P<device>cpu \d+)
-hang rcu-stall - | detected stall | detected stalls? on cpu
-gpu reset-failed fatal | amdgpu | (?P<device>{PCI}).*GPU (?:reset|recovery).*fail
-gpu reset-failed fatal | amdgpu | (?P<device>{PCI}).*GPU reset end with ret = -
-gpu reset - | amdgpu | (?P<device>{PCI}).*GPU reset begin
-gpu ok - | amdgpu | (?P<device>{PCI}).*GPU reset(?:\(\d+\))? succeeded
-gpu init-failed fatal | amdgpu | (?P<device>{PCI}).*fatal error during GPU init
-gpu timeout - | timeout, signaled | (?:(?P<device>{PCI}).*)?ring \S+ timeout, signaled
-gpu memory-error fatal | uncorrectable hardware errors | (?P<device>{PCI}).* [1-9]\d* (?:new )?uncorrectable hard
-gpu init-failed fatal | rminitadapter failed | NVRM: GPU (?P<device>{PCI}).*RmInitAdapter failed
-link driver-error fatal | mlx5_core | (?P<device>{PCI}).*(?:cause a leak of a command|
+hang hung-task - | blocked for more than | INFO: task (?s:.{0,15}):(?P<pid>\d+) blocked for more than \d+ seconds
+hang soft-lockup - | soft lockup | (?:watchdog: )?BUG: soft lockup - (?P<device>CPU#\d+) stuck
+    (?s:.*\[.*:(?P<pid>\d+)\])?
+hang hard-lockup fatal | hard lockup | (?:(?:NMI )?watchdog: )?watchdog detected hard lockup on (?P<device>cpu \d+)
+hang rcu-stall - | detected stall | (?:rcu: )?INFO: \w+ (?:self-)?detected stalls? on cpu
+gpu reset-failed fatal | amdgpu | {AMD}GPU (?:reset|recovery).*fail
+gpu reset-failed fatal | amdgpu | {AMD}GPU reset end with ret = -
+gpu reset - | amdgpu | {AMD}GPU reset begin
+gpu ok - | amdgpu | {AMD}GPU reset(?:\(\d+\))? succeeded
+gpu init-failed fatal | amdgpu | {AMD}fatal error during GPU init
+gpu timeout - | timeout, signaled | (?:\[drm:amdgpu_\w+ \[amdgpu\]\] \*error\* |{AMD})ring \S+ timeout, signaled
+gpu memory-error fatal | uncorrectable hardware errors | {AMD}(?:.* )?[1-9]\d* (?:new )?uncorrectable hard
+gpu init-failed fatal | rminitadapter failed | NVRM: GPU (?P<device>{PCI}): RmInitAdapter failed
+link driver-error fatal | mlx5_core | {MLX}.*(?:cause a leak of a command|
     health compromised|unrecoverable hardware error)
-link driver-error - | x timeout | mlx5_core (?P<device>{PCI}).*[RT]X timeout (?:detected|on channel)
-link driver-error - | insufficient power | (?:(?P<device>{PCI}).*)?insufficient power on the PCIe slot
-link driver-error - | netdev watchdog | (?:(?P<device>[\w.-]+): netdev watchdog: cpu|
-    netdev watchdog: (?P<other>[\w.-]+) )
-link driver-error fatal | completion | {EFA}(?:wait for completion \(polling\) timeout|didn't send any completion)
+link driver-error - | x timeout | {MLX}.*[RT]X timeout (?:detected|on channel)
+link driver-error - | insufficient power | (?:{MLX}.*|mlx5_core: )detected insufficient power on the PCIe slot
+link driver-error - | netdev watchdog | [\w-]+ (?:[\w.:-]+ )?(?P<device>[\w.-]+): netdev watchdog: cpu|
+    netdev watchdog: (?P<other>[\w.-]+) \(
+link driver-error fatal | completion | {EFA}(?:wait for completion \(polling\) timeout|
+    device didn't send any completion)
 link driver-error fatal | admin queue is closed | {EFA}admin queue is closed
 link driver-error - | failed to | {EFA}failed to (?:process|submit) command
 link driver-error fatal | device isn't ready | {EFA}device isn't ready
 link driver-error fatal | reset indication | {EFA}reset indication didn't turn
-link up - | cable plugged | (?P<device>{PCI}).*port module event.*cable plugged
-link down - | cable unplugged | (?P<device>{PCI}).*port module event.*cable unplugged
-link - - | link | \b(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?(?:status )?
-    (?:definitely )?(?P<state>down|up|active)\b(?! for)
+link up - | cable plugged | {MLX}.*port module event.*cable plugged
+link down - | cable unplugged | {MLX}.*port module event.*cable unplugged
+link - - | link | (?:[\w-]+ {PCI} (?:[\w.-]+: \w+: )?|infiniband |[\w.-]+: \(slave |
+    (?:e1000e?|igb|ixgbe|i40e): )?(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?
+    (?:status )?(?:definitely )?(?P<state>down|up|active)(?=$|,| \d| -|\n)
 """
+_LOGGED_PACKET = r"IN=\S* OUT="  # begins with a text of up to 127 characters, by the rules of a namespace's owner
 
 
 @lru_cache(maxsize=1)
 def _rules() -> tuple[_Rule, ...]:
     """Return the rows of the table."""
     text = _TABLE.replace("\n    ", "")
-    for name, part in (("FS", _FS), ("EFA", _EFA), ("LUSTRE", _LUSTRE), ("DIMM", _DIMM), ("PCI", _PCI)):
+    for name, part in _PARTS.items():
         text = text.replace(f"{{{name}}}", part)
     rules = []
     for line in text.splitlines():
@@ -144,9 +164,14 @@ def _rules() -> tuple[_Rule, ...]:
 
 _NO_LINK = r"(?i)\bsata\b|pciehp|\bata\d|nvlink|displayport"
 
-_XID = r"(?is)NVRM:\s+Xid\b\s*(?:\(\s*(?:PCI:)?\s*([^()\s]*)\s*\))?\s*:\s*(\d{1,6})\b(.*)"
-_FALLEN = r"(?i)\bGPU (?:at )?(?:PCI:)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b"
-_SXID = r"(?is)SXid \((?:PCI:)?\s*([^()\s]*)\s*\)\s*:\s*(\d{1,6})\b(.*)"
+_NUMBER = r"\s*\)\s*:\s*(\d{1,6})(?:,(.*)|\s*$)"
+_XID = r"(?is)NVRM:\s+Xid\s+\(\s*(?:PCI:)?\s*((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)" + _NUMBER
+_SXID = r"(?is)nvidia-nvswitch\d*: SXid \((?:PCI:)?\s*([0-9a-f.:]{7,16})" + _NUMBER
+_NAME = r"(?s)\bname=.{0,15}(?=,|$)"  # as a program chose it, a comma included
+_FALLEN = (
+    r"(?i)NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(\S+?):?\s(?:NVRM: \(PCI ID: \S+ installed in this system has\s)?"
+    r"(?:NVRM:|GPU has) fallen off the bus"
+)
 _ADDRESS = r"(?i)(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?"
 _PID = r"\bpid='?(\d{1,10})\b"
 _LINK = r"(?i)\blink (-?\d{1,3})\b"
@@ -155,9 +180,11 @@ _REGISTERS = r"(?i)\blink -?\d+\s*[(\[]((?:0x[0-9a-f]{1,8}(?=[,\s)\]])[,\s]*)+)"
 _TPC = r"\bGPC (\d{1,3}), TPC (\d{1,3})\b"
 _NOT_FATAL = r"(?i)\bnon-?fatal\b|\b(?:corrected|correctable)\b"
 _FATAL = r"(?i)\bfatal\b|\bun(?:corrected|correctable|contained)\b"
-_BANK = r"(?i)CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{1,16})\b"
-_AMD_STATUS = r"(?i)CPU:?\s?(\d+)\b.*MC\d+_STATUS\[([^\]]*)\]"
-_SEVERITY = r"event severity: ([\w-]+)"
+_BANK = (
+    r"(?i)(?:mce: )?\[Hardware Error\]: CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{1,16})\b"
+)
+_AMD_STATUS = r"(?i)(?:mce: )?\[Hardware Error\]: CPU:?\s?(\d+)\b[^\[]*MC\d+_STATUS\[([^\]]*)\]"
+_SEVERITY = r"(?i)(?:\{\d+\})?\[Hardware Error\]: event severity: ([\w-]+)"
 _UNCORRECTED_BIT = 1 << 61  # UC of IA32_MCi_STATUS
 # Registers of an Xid 74 by NVIDIA's WORKFLOW_NVLINK_ERR: only the first, third, fourth and fifth count. These bits "can
 # be safely ignored", or are corrected errors beyond a threshold: "continue operation".
@@ -172,24 +199,23 @@ _LINK_DOWN_CODES = ((0x3FF, 0x1C6), (0x7F, 0x11))
 def parse_message(message: str) -> Event | None:
     """Return the fault that a message tells of; None for all others. The message is without its time."""
     message = message[:_LONGEST]
-    event = _parse(message, message.lower())
+    event = None if re.search(_LOGGED_PACKET, message) else _parse(message, message.lower())
     return event and event._replace(text=_printable(message))
 
 
 def _parse(message: str, lower: str) -> Event | None:
     if "xid" in lower:
-        event = _parse_sxid(message) if "sxid" in lower else _parse_xid(message)
+        event = _parse_xid(message) or _parse_sxid(message)
         if event:
             return event
-    if "nvrm" in lower and "fallen off the bus" in lower:
-        found = re.search(_FALLEN, message)
-        return Event("xid", code=79, device=_pci_address(found.group(1)) if found else "")
+    if "fallen off the bus" in lower and (found := re.match(_FALLEN, message)):
+        return Event("xid", code=79, device=_pci_address(found.group(1)))
     if "hardware error]" in lower or "machine check" in lower:
         event = _parse_machine_check(message)
         if event:
             return event
     for rule in _rules():
-        if rule[0] in lower and (found := re.search(rule.pattern, message, re.IGNORECASE)):  # by number: each line
+        if rule[0] in lower and (found := re.match(rule.pattern, message, re.IGNORECASE)):  # by number: each line
             return _event_of(rule, found, message)
     return None
 
@@ -209,11 +235,11 @@ def _event_of(rule: _Rule, found: re.Match[str], message: str) -> Event | None:
 
 def _parse_xid(message: str) -> Event | None:
     """Read an Xid by its parts: any may be missing but the number."""
-    found = re.search(_XID, message)
+    found = re.match(_XID, message)
     if not found:
         return None
     address, number, rest = found.groups()
-    rest = re.sub(r"\bname=[^,]*", "", rest)  # a program chooses its name
+    rest = re.sub(_NAME, "", rest or "")
     pid = re.search(_PID, rest)
     code = int(number)
     # The last parentheses: from 0x0 (None) to 0x1 (GPU Reset Required)
@@ -222,7 +248,7 @@ def _parse_xid(message: str) -> Event | None:
         "xid",
         _nvlink_state(code, rest),
         code=code,
-        device=_pci_address(address or ""),
+        device=_pci_address(address),
         part=_part(rest),
         action=action[-1].strip() if action else "",
         is_fatal=_says_fatal(rest),
@@ -231,21 +257,22 @@ def _parse_xid(message: str) -> Event | None:
 
 
 def _parse_sxid(message: str) -> Event | None:
-    found = re.search(_SXID, message)
+    found = re.match(_SXID, message)
     if not found:
         return None
     address, number, rest = found.groups()
+    rest = rest or ""
     return Event("sxid", code=int(number), device=_pci_address(address), part=_part(rest), is_fatal=_says_fatal(rest))
 
 
 def _parse_machine_check(message: str) -> Event | None:
     """Read the lines that say whether an error was corrected: of the CPU's banks, of AMD's decoder, and of GHES."""
-    if bank := re.search(_BANK, message):
+    if bank := re.match(_BANK, message):
         return Event("mce", device=f"CPU{bank.group(1)}", is_fatal=bool(int(bank.group(2), 16) & _UNCORRECTED_BIT))
-    if status := re.search(_AMD_STATUS, message):
+    if status := re.match(_AMD_STATUS, message):
         flags = status.group(2).upper().split("|")
         return Event("mce", device=f"CPU{status.group(1)}", is_fatal="UC" in flags or "UE" in flags)
-    if severity := re.search(_SEVERITY, message):
+    if severity := re.match(_SEVERITY, message):
         return Event("mce", severity.group(1), is_fatal=severity.group(1) in ("fatal", "recoverable", "uncorrected"))
     return None
 
