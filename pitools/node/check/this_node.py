@@ -80,6 +80,7 @@ def check_node(config: NodeConfig, node: str, context: Context = "health") -> No
         targets_of(checks),
         node=node,
         asks_controller=any(map(_asks_controller, checks)),
+        runs_programs=context != "prolog",
     )
     return NodeCheck(facts, evaluate(checks, facts, _read_previous(config, node)), checks)
 

@@ -35,9 +35,9 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("gpus", "NVML, amdgpu, /dev/accel*, /dev/vfio", gpus.read_gpus, gpus.GPU_TIMEOUT_S),
     Collector(
         "kernel_log",
-        "/dev/kmsg, dmesg or journalctl -k",
+        "/dev/kmsg or journalctl -k",
         kernel_log.read_kernel_log,
-        3 * kernel_log.COMMAND_TIMEOUT_S,
+        2 * kernel_log.COMMAND_TIMEOUT_S,
     ),
     Collector("mounts", "/proc/self/mountinfo, statvfs(2)", mounts.read_mounts),
     Collector("raid_arrays", "/sys/block", disks.read_raid_arrays),
@@ -60,12 +60,19 @@ def read_facts(
     *,
     node: str = "",
     asks_controller: bool = False,
+    runs_programs: bool = True,
     timeout_s: float = 50.0,
 ) -> NodeFacts:
-    """Return the facts of these tables alone. asks_controller: as in `read_slurm`; others: as in `gather_facts`."""
-    of_slurm = partial(slurmd.read_slurm, node=node, asks_controller=asks_controller)
+    """Return the facts of these tables alone. asks_controller: as in `read_slurm`; others: as in `gather_facts`.
+
+    runs_programs: false, where the kernel's log is not to be asked of journalctl either, as in a prolog.
+    """
+    readers = {
+        "slurm": partial(slurmd.read_slurm, node=node, asks_controller=asks_controller),
+        "kernel_log": partial(kernel_log.read_kernel_log, runs_programs=runs_programs),
+    }
     chosen = [
-        collector._replace(read=of_slurm) if collector.table == "slurm" else collector
+        collector._replace(read=readers.get(collector.table, collector.read))
         for collector in COLLECTORS
         if collector.table in tables
     ]

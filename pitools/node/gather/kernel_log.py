@@ -1,7 +1,8 @@
-"""Read the kernel's log of this boot: from /dev/kmsg, or by dmesg or journalctl where that may not be read.
+"""Read the kernel's log of this boot: from /dev/kmsg, or by journalctl where that cannot be read.
 
 Lines alike that follow each other closely are one row, and of each kind the newest rows are kept, so that a flood
-neither costs much nor hides other events. What the log has lost, and earlier boots, are not seen.
+neither costs much nor hides other events. What the log has lost, and earlier boots, are not seen, nor what processes
+wrote to it. dmesg is not asked: where it falls back to syslog(2), a newline in a file's name begins a message.
 """
 
 from __future__ import annotations
@@ -27,43 +28,44 @@ _CACHED = 4096
 _RECORD_BYTES = 1 << 16
 _MOST_MESSAGES = 100_000  # the newest ones
 COMMAND_TIMEOUT_S = 4.0
-_COMMANDS = (
-    ("dmesg", "--time-format", "iso"),
-    ("journalctl", "-k", "-b", "-q", "--no-hostname", "-o", "short-iso-precise", "-n", str(_MOST_MESSAGES)),
+_JOURNALCTL = (
+    *("journalctl", "-k", "-b", "-q", "--no-hostname", "-o", "short-iso-precise", "-n", str(_MOST_MESSAGES)),
+    "SYSLOG_FACILITY=0",  # the kernel's own
 )
 Message = tuple[float | None, str]
 """Seconds since 1970, and the text without its time. The lines of one message are separated by newlines."""
 
 
 def read_kernel_log(
-    targets: Collection[str] = (), skip: Collection[str] = (), *, kmsg: Path = Path("/dev/kmsg")
+    targets: Collection[str] = (),
+    skip: Collection[str] = (),
+    *,
+    kmsg: Path = Path("/dev/kmsg"),
+    runs_programs: bool = True,
 ) -> Iterator[Row]:
     """Yield the rows of the table `kernel_log`. Raises ClusterError if no log can be read, or it is empty."""
     del targets, skip
-    problems = []
     try:
         if messages := deque(read_kmsg(kmsg, time.time() - time.monotonic()), _MOST_MESSAGES):
             yield from event_rows(messages)
             return
-        problems.append(f"{kmsg}: empty")
+        problem = f"{kmsg}: empty"
     except OSError as error:
-        problems.append(f"{kmsg}: {error.strerror}")
-    for argv in _COMMANDS:
-        try:
-            done = subprocesses.run(argv, timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})
-        except PitError as error:
-            problems.append(str(error))
-            continue
-        # A journal that this user may not see looks like an empty one.
-        if done.code == 0 and (messages := deque(parse_dated_lines(done.stdout), _MOST_MESSAGES)):
-            yield from event_rows(messages)
-            return
-        problems.append(f"{argv[0]}: {(done.stderr.strip() or 'empty').splitlines()[0]}")
-    raise ClusterError("; ".join(problems))
+        problem = f"{kmsg}: {error.strerror}"
+    if not runs_programs:
+        raise ClusterError(problem)
+    try:
+        done = subprocesses.run(_JOURNALCTL, timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})
+    except PitError as error:
+        raise ClusterError(f"{problem}; {error}") from error
+    # A journal that this user may not see looks like an empty one.
+    if done.code or not (messages := deque(parse_dated_lines(done.stdout), _MOST_MESSAGES)):
+        raise ClusterError(f"{problem}; journalctl: {(done.stderr.strip() or 'empty').splitlines()[0]}")
+    yield from event_rows(messages)
 
 
 def read_kmsg(path: Path, boot_s: float) -> Iterator[Message]:
-    """Yield the messages of /dev/kmsg, a record each. boot_s: when the boot's clock was 0. Raises OSError."""
+    """Yield the kernel's messages of /dev/kmsg, a record each. boot_s: when the boot's clock was 0. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     rest = b""
     try:
@@ -81,11 +83,17 @@ def read_kmsg(path: Path, boot_s: float) -> Iterator[Message]:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 header, semicolon, text = line.partition(b";")
-                if not semicolon or line.startswith(b" "):  # a property of the record before it
+                if not semicolon or not _is_of_kernel(header):  # or a property of the record before it
                     continue
                 yield _kmsg_time(header, boot_s), text.decode(errors="replace").replace("\\x0a", "\n")
     finally:
         os.close(descriptor)
+
+
+def _is_of_kernel(header: bytes) -> bool:
+    """Return whether the kernel wrote a record: facility 0, which no process can give."""
+    priority = header.partition(b",")[0]
+    return priority.isdigit() and int(priority[:8]) < 8
 
 
 def _kmsg_time(header: bytes, boot_s: float) -> float | None:
@@ -97,7 +105,7 @@ def _kmsg_time(header: bytes, boot_s: float) -> float | None:
 
 
 def parse_dated_lines(text: str) -> Iterator[Message]:
-    """Yield the messages of `dmesg --time-format iso` or `journalctl -o short-iso-precise`.
+    """Yield the messages of `journalctl -o short-iso-precise`.
 
     A line without a time continues the message before it; before the first message it is none.
     """

@@ -14,7 +14,7 @@ from pitools.node import spool
 from pitools.node.check import this_node
 from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType, load_shipped
 from pitools.node.check.evaluate import evaluate
-from pitools.node.gather import collectors
+from pitools.node.gather import collectors, kernel_log
 from pitools.node.gather.gather import Collector
 from pitools.node.types import FactTable, NodeFacts, Row
 
@@ -121,23 +121,27 @@ def test_what_is_unknown_is_one_line_of_a_table() -> None:
     assert log == f"kernel_log: not read; also unknown: {rest}"
 
 
-def test_a_prolog_reads_no_table_that_runs_programs(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their checks are left out there, and are not unknown."""
-    asked: list[set[str]] = []
-
-    def read(tables: set[str], targets: object, *, node: str, asks_controller: bool) -> NodeFacts:
-        asked.append({*tables, *(["controller"] if asks_controller else [])})
-        return NodeFacts(node=node, boot_id="", gathered_at="2026-11-01T00:00:00.000Z", tables={})
-
-    monkeypatch.setattr(this_node, "read_facts", read)
-    command = Check(name="run", table="commands", key="exit_code", where={"command": "true"}, equals=0)
+def test_a_prolog_runs_no_program(config: NodeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor does any shipped check there, also where the kernel's log cannot be read; an epilog asks no controller."""
+    log, missing = tmp_path / "run", tmp_path / "kmsg"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("scontrol", "journalctl", "dmesg", "smartctl", "ipmitool", "systemctl", "dpkg-query", "rpm", "tool"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} >> {log}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setitem(kernel_log.read_kernel_log.__kwdefaults__, "kmsg", missing)
+    command = Check(name="run", table="commands", key="exit_code", where={"command": "tool"}, equals=0)
     slurm = Check(name="slurmd", table="slurm", key="slurmd_is_running", equals=True)
-    state = Check(name="state", table="slurm", key="node_state", one_of=("IDLE", "MIXED"))
-    config = with_checks(config, *config.check, command, slurm, state)
-    for context in ("prolog", "epilog", "health"):
-        this_node.check_node(config, "n01", context)
-    epilog = {"files", "commands", "slurm"}
-    assert asked == [{"files"}, epilog, epilog | {"controller"}]
+    state = Check(name="state", table="slurm", key="node_state", one_of=("idle", "mixed"))
+    config = with_checks(config, *config.check, *load_shipped().check, command, slurm, state)
+    tables = {check.table for check in this_node.check_node(config, "n01", "prolog").checks}
+    assert not log.exists()
+    assert {"files", "kernel_log", "mounts"} < tables
+    this_node.check_node(config, "n01", "epilog")
+    assert {"tool", "journalctl"} < set(log.read_text().split()) - {"scontrol"} == set(log.read_text().split())
+    this_node.check_node(with_checks(config, state), "n01")
+    assert "scontrol" in log.read_text()
 
 
 def test_only_checks_of_its_type_count(config: NodeConfig) -> None:
