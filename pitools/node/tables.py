@@ -99,6 +99,7 @@ TABLES: dict[str, Table] = {
             "free_bytes": "free for ordinary users",
             "used_bytes": "used",
             "used_share": "used share of the size, 0 to 1, as `df` has it",
+            "root_used_share": "the same for root, who may also use the blocks that are kept for it",
             "inodes": "number of inodes; 0 where they are made as needed",
             "inodes_free": "free inodes",
             "inodes_used_share": "used share of the inodes, 0 to 1",

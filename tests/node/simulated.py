@@ -81,7 +81,7 @@ def healthy_tables(kind: int) -> dict[str, list[Row]]:
             for n in range(12)
         ],
         "mounts": [
-            {**root, "used_share": 0.5, "inodes_used_share": 0.1},
+            {**root, "used_share": 0.5, "root_used_share": 0.4, "inodes_used_share": 0.1},
             {**root, "target": "/tmp", "used_share": 0.9, "inodes_used_share": 0.3},
             {
                 **root,
@@ -223,7 +223,7 @@ class SimulatedNode:
                         row[key] = int(row[key] or 0) + 1  # type: ignore[arg-type]
         for mount in self.tables["mounts"][: 2 if self.kind != 2 else 0]:
             share = float(mount["used_share"] or 0) + self.noise * self.dice.gauss(0, 0.02)
-            mount["used_share"] = min(0.98, max(0.2, share))
+            mount["used_share"] = min(1.0, max(0.2, share))  # by users, who do not get what is kept for root
         if self.dice.random() < 0.02 * hours:  # NTP corrects it, or an operator does by hand
             self.clock_s = self.dice.choice((0.0, 0.0, self.dice.uniform(-400, 400)))
 

@@ -188,7 +188,7 @@ FAULTS = [
     Fault("clock skew", row("system", 0, **UNSYNCHRONIZED), "clock-synchronized", "watch"),
     Fault("clock skew, by the site", row("system", 0, **UNSYNCHRONIZED), "clock-error", "drain"),
     Fault("slow clock source", row("system", 0, clocksource="hpet"), "clocksource", "watch"),
-    Fault("full disk", row("mounts", 0, used_share=0.999), "disk-full", "drain"),
+    Fault("full disk", row("mounts", 0, used_share=1.0, root_used_share=1.0), "disk-full", "drain"),
     Fault("no inodes", row("mounts", 0, inodes_used_share=1.0), "inodes-full", "drain"),
     Fault("read-only root", row("mounts", 0, is_read_only=True), "root-writable", "drain"),
     Fault("dead root", row("mounts", 0, **SERVER_GONE), "mount-responds", "drain"),

@@ -66,14 +66,16 @@ def _parse(line: bytes) -> _Mount | None:
     if not separator or len(fields) < 6 or len(described) < 3:
         return None
     path, device = _unescape(fields[4]), _to_text(_unescape(described[1]))
-    options = [*_to_text(fields[5]).split(","), *_to_text(_unescape(described[2])).split(",")]
+    of_mount, of_file_system = _to_text(fields[5]).split(","), _to_text(_unescape(described[2])).split(",")
+    is_read_only = "ro" in (of_mount[0], of_file_system[0])  # of the file system, as after an error
+    options = ["ro" if is_read_only else "rw", *of_file_system[1:], *of_mount[1:]]  # as /proc/mounts has them
     kind = _to_text(described[0])
     row: Row = {
         "target": _to_text(path),
         "device": device,
         "type": kind,
         "options": ",".join(dict.fromkeys(options)),
-        "is_read_only": "ro" in options,  # of the mount, or of the file system, as after an error
+        "is_read_only": is_read_only,
     }
     server = device.partition(":/")[0] if kind.startswith("nfs") else _to_text(fields[2])
     return _Mount(path, row, (kind, server))
@@ -104,6 +106,7 @@ def _usage(path: bytes) -> Row:
         "free_bytes": status.f_bavail * unit,
         "used_bytes": used * unit,
         "used_share": round(used / (used + status.f_bavail), 4) if used + status.f_bavail else 0.0,
+        "root_used_share": round(used / status.f_blocks, 4) if status.f_blocks else 0.0,
         "inodes": inodes,
         "inodes_free": status.f_ffree,
         "inodes_used_share": round(1 - status.f_ffree / inodes, 4) if inodes else 0.0,

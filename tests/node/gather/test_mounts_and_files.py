@@ -70,11 +70,15 @@ def test_each_mount_is_a_row(proc: Path, asked: list[bytes], last_rows) -> None:
         "free_bytes": 1228800,
         "used_bytes": 2457600,
         "used_share": 0.6667,
+        "root_used_share": 0.6,
         "inodes": 50,
         "inodes_free": 5,
         "inodes_used_share": 0.9,
     }
-    assert {target for target, row in rows.items() if row["is_read_only"]} == {"/", "/soft"}
+    assert {target: row["options"] for target, row in rows.items() if row["is_read_only"]} == {
+        "/": "ro,errors=remount-ro,relatime",
+        "/soft": "ro",
+    }
     assert (rows["/soft"]["responds"], rows["/home"]["responds"]) == (False, None)
     assert (rows["/old"]["device"], asked.count(b"/old"), b"/net" in asked) == ("seen", 1, False)
     assert "/short" not in rows
