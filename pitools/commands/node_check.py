@@ -164,7 +164,7 @@ def _print_facts(config_path: Path | None, table: str, form: str) -> None:
     if not table:
         with Output(form) as out:
             for name, read in facts.tables.items():
-                rows = None if read.unknown else len(read.rows)
+                rows = None if read.unknown and not read.rows else len(read.rows)
                 out(
                     TableRow(
                         node=node, table=name, rows=rows, cost_s=read.cost_s, source=read.source, unknown=read.unknown
@@ -172,7 +172,7 @@ def _print_facts(config_path: Path | None, table: str, form: str) -> None:
                 )
         return
     found = facts.tables.get(table)
-    if found is None or found.unknown:
+    if found is None or (found.unknown and not found.rows):
         raise ClusterError(f"{table}: {found.unknown if found else 'nothing reads this table'}", where=node)
     with Output(form, tuple(f"values.{key}" for key in TABLES[table].keys)) as out:
         for row in found.rows:

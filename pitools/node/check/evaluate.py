@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -73,11 +74,13 @@ class _Index:
 def _findings(
     check: Check, facts: NodeFacts, table: FactTable | None, index: _Index | None, previous: FactTable | None
 ) -> Iterator[Finding]:
-    if table is None or index is None or table.unknown:
+    if table is None or index is None or (table.unknown and not table.rows):
         reason = table.unknown if table else "not read"
         yield _finding(check, facts, "unknown", message=f"{check.table}: {reason}")
         return
     rows, doubtful = _rows_meant(check, table, index)
+    if table.unknown and check.key:  # of the rows that were not read
+        yield _finding(check, facts, "unknown", message=f"{check.table}: {table.unknown}", at=table.read_at)
     if check.key:
         is_compared = previous is not None and (check.max_increase is not None or bool(check.max_rate))
         older = {_subject(check, row): row for row in previous.rows} if previous and is_compared else {}
@@ -176,6 +179,7 @@ def _count_findings(
         groups.setdefault(tuple(row.get(key) for key in check.group_by), ([], []))[number].append(row)
     for values, (members, maybe) in groups.items():
         fewest, most = sorted((_count(check, members), _count(check, [*members, *maybe])))
+        most = sys.maxsize if table.unknown else most
         if (low is not None and most < low) or (high is not None and fewest > high):
             state: State = "failed"
         elif (low is not None and fewest < low) or (high is not None and most > high):
@@ -186,7 +190,7 @@ def _count_findings(
         expected = bounds[0] if low == high else bounds[1] if low is not None and fewest < low else bounds[2]
         where = {**check.where, **dict(zip(check.group_by, values, strict=True))}
         names = " ".join(f"{key} {_shown(value)}" for key, value in where.items())
-        number_text = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        number_text = f"{fewest}" if fewest == most else f"{fewest} or more" if table.unknown else f"{fewest} to {most}"
         message = f"{check.table}{f' with {names}' if names else ''}: {number_text} (expected {expected})"
         if members and "text" in members[-1]:
             message = f"{message}: {_shown(members[-1]['text'], _SHOWN_LINE)}"

@@ -31,7 +31,7 @@ Read = Callable[[Collection[str], Collection[str]], Iterable[Row]]
 """A collector's function: yields rows. targets: what checks name for the table. skip: subjects that hang, to be left
 out. Before a read that may hang it yields a row with the subject and `responds` False, and afterwards the row again."""
 
-_MOST_HANGING = 8  # subjects of a table; then the table ends with those that were read
+_MOST_HANGING = 8  # subjects of a table; then the table ends, as one that was read in part
 _PR_SET_PDEATHSIG = 1
 _KILL_POLLS, _KILL_POLL_S = 50, 0.002
 
@@ -92,8 +92,8 @@ class _Reading:
         self._hanging = []
         self._started_s, self._read_at = time.monotonic(), timestamps.now_rfc3339()
 
-    def end_table(self, collector: Collector, unknown: str = "") -> None:
-        """Keep the rows of the queue's first table, or why it is unknown, and go on to the next."""
+    def end_table(self, collector: Collector, unknown: str = "", *, is_part: bool = False) -> None:
+        """Keep the rows of the queue's first table, or why it is unknown, or both of a part; go on to the next."""
         self.queue.remove(collector)
         self.tables[collector.table] = FactTable(
             table=collector.table,
@@ -101,7 +101,7 @@ class _Reading:
             read_at=self._read_at,
             cost_s=round(time.monotonic() - self._started_s, 4),
             uptime_s=round(self._started_s, 4),
-            rows=() if unknown else tuple(self._rows.values()),
+            rows=() if unknown and not is_part else tuple(self._rows.values()),
             unknown=unknown,
         )
         self._begin_table()
@@ -156,7 +156,9 @@ class _Reading:
         elif last.get("responds") is False and subject not in self._hanging and len(self._hanging) < _MOST_HANGING:
             self._hanging.append(str(subject))
         elif self._hanging:
-            self.end_table(collector)  # with the rows that were read
+            self.end_table(
+                collector, f"read in part: {len(self._hanging)} rows and the next do not respond", is_part=True
+            )
         else:
             self.end_table(collector, f"no answer within {collector.timeout_s:g} s")
 

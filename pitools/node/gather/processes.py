@@ -68,8 +68,8 @@ def read_processes(
         if stat.is_kernel:
             yield {**row, "command": "", "job_id": "", "responds": True}
         else:
-            if stat.state == "D":  # it may hold the lock of its memory, where its command line is
-                yield {**row, "responds": False}
+            # In D it may hold the lock of its memory, where its command line is; a user may have that on a FUSE mount.
+            yield {**row, "responds": False}
             row |= {"command": _command(proc, stat.pid), "job_id": _job_id(proc, stat.pid), "responds": True}
             yield row
         if stat.state == "D":

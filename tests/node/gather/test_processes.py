@@ -95,11 +95,15 @@ def test_blocked_is_a_process_that_does_not_run(
 
 
 def test_a_command_line_that_hangs_is_announced(tmp_path: Path, write_tree) -> None:
-    """Before the command line of a process in D is read, its row says that it does not respond; then it is left out."""
+    """Before the command line of any process is read, its row says that it does not respond; then it is left out."""
     proc = write_tree(tmp_path, PROC)
     rows = [row for row in read_processes((), (), proc=proc, blocked_s=0) if row["pid"] == 72]
     assert [row["responds"] for row in rows] == [False, True, True]
     assert [row.get("command") for row in rows] == [None, "dd if=/dev/sda", "dd if=/dev/sda"]
+    assert [row["responds"] for row in read_processes((), (), proc=proc, blocked_s=0) if row["pid"] == 71] == [
+        False,
+        True,
+    ]
     assert [row for row in read_processes((), {"72"}, proc=proc, blocked_s=0) if row["pid"] == 72] == []
 
 

@@ -1,0 +1,48 @@
+"""More rows of a table hang than are waited for: what was read is judged, the rest is unknown, never missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+
+from pitools.node.check.config import Check
+from pitools.node.check.evaluate import evaluate
+from pitools.node.gather import gather
+from pitools.node.types import NodeFacts, Row
+
+
+@pytest.fixture(scope="module")
+def facts() -> NodeFacts:
+    """A disk that is read, two servers that hang, of which one is waited for, and a file system behind them."""
+
+    def read(_targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
+        yield {"target": "/", "type": "ext4", "is_read_only": True, "responds": True}
+        for server in {"/nfs1", "/nfs2"}.difference(skip):
+            yield {"target": server, "type": "nfs4", "responds": False}
+            time.sleep(60)
+        yield {"target": "/scratch", "type": "lustre", "is_read_only": False, "responds": True}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "_MOST_HANGING", 1)
+        return gather.gather_facts([gather.Collector("mounts", "a test", read, timeout_s=1.0)], node="n1")
+
+
+@pytest.mark.parametrize(
+    ("check", "states"),
+    [
+        ({"where": {"target": "/scratch"}, "min_count": 1}, ["unknown"]),
+        ({"where": {"type": "lustre"}, "count": 1}, ["unknown"]),
+        ({"where": {"type": "lustre"}, "max_count": 0}, ["unknown"]),
+        ({"where": {"type": "ext4"}, "min_count": 1}, ["passed"]),
+        ({"where": {"type": "nfs4"}, "max_count": 1}, ["failed"]),
+        ({"where": {"type": "lustre"}, "key": "is_read_only", "equals": False}, ["unknown"]),
+        ({"where": {"target": "/"}, "key": "is_read_only", "equals": False}, ["unknown", "failed"]),
+        ({"where": {"type": "nfs4"}, "key": "responds", "equals": True}, ["unknown", "failed", "failed"]),
+    ],
+)
+def test_rows_behind_those_that_hang_are_unknown(facts: NodeFacts, check: dict[str, Any], states: list[str]) -> None:
+    """A mount that should be there is not missing; one that was read is at fault all the same."""
+    assert [one.state for one in evaluate([Check(name="c", table="mounts", **check)], facts)] == states
