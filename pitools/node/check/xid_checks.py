@@ -93,6 +93,8 @@ def xid_checks(source: XidSource = "pitools") -> list[dict[str, Any]]:
         "source": "NVSentinel: the same fatal Xid of the same GPU five times in 24 h",
         "hint": _HINTS["repair"],
     }
+    if source != "pitools" and (word := table.sources[source].other):
+        checks.append(_other_codes(source, word, table))
     return [*checks, {"table": "kernel_log", **repeat}, *table.check, *_sxid_checks(table)]
 
 
@@ -120,6 +122,25 @@ def _check(code: int, xid: Xid, action: Action, table: XidTable) -> dict[str, An
         "hint": f"{xid.name}: {hint}",
     }
     return {**check, "cleared_by": _RESET_CLEARS} if action == "drain" else check
+
+
+def _other_codes(source: str, word: str, table: XidTable) -> dict[str, Any]:
+    """Return the check of codes that are not in the table, of which a source has an opinion all the same."""
+    action = table.sources[source].actions[word]
+    return {
+        "name": "xid-other",
+        "table": "kernel_log",
+        "where": {"kind": "xid"},
+        "within": _WITHIN,
+        "key": "code",
+        "one_of": [code for one in table.xid for code in one.codes],
+        "group_by": ["device"],
+        "cleared_by": _RESET_CLEARS,
+        "level": _level(action),
+        "action": action,
+        "source": f"{source} {word}",
+        "hint": _HINTS[action],
+    }
 
 
 def _sxid_checks(table: XidTable) -> list[dict[str, Any]]:

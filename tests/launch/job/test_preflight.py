@@ -16,12 +16,14 @@ from pitools.launch.diagnosis import diagnose, explain
 from pitools.launch.job import preflight
 from pitools.launch.monitor.wait_reason import WaitReason
 from pitools.launch.request import Request
+from pitools.node.check.config import load_shipped
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart, NodePreflight, Preflight, PreflightFailure
 from pitools.site import load
 from pitools.site.schema import Defaults
 
 NODES = ["n1", "n2", "n3", "n4"]
+SHIPPED = json.dumps([check.name for check in load_shipped().check])  # which would judge this machine
 
 
 def failure(node: str, check: str = "scratch") -> PreflightFailure:
@@ -176,7 +178,7 @@ def test_without_slurm_this_machine_makes_its_checks(
 ) -> None:
     """One that fails stops the run, before any rank and with the check's name; a broken file of checks does not."""
     check = 'name = "scratch"\ntable = "files"\nwhere.path = "/nosuch"\nkey = "exists"\nequals = '
-    (tmp_path / "node.toml").write_text(f"[[check]]\n{check}{equals}\n")
+    (tmp_path / "node.toml").write_text(f"disable = {SHIPPED}\n[[check]]\n{check}{equals}\n")
     (tmp_path / "local.toml").write_text('[node]\nconfig = "node.toml"\n[defaults]\npreflight = "quick"\n')
     (tmp_path / "hello.toml").write_text('name = "hello"\ncommand = "true"\ntime = "1m"\nsnapshot = false\n')
     env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}

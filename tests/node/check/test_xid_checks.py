@@ -408,14 +408,18 @@ def _config(tmp_path: Path, text: str) -> NodeConfig:
         ("gcm", 109, "watch"),
         ("aws", 74, "reboot"),
         ("nvidia", 94, "none"),
-        ("gcm", 999, "none"),
+        ("gcm", 999, "drain"),
+        ("gcm", 59, "drain"),
+        ("azure", 59, "none"),
     ],
 )
 def test_site_chooses_a_source(tmp_path: Path, source: XidSource, code: int, action: str) -> None:
-    """With another source in a site's file a code leads to what that source says."""
+    """With another source in a site's file a code leads to what that source says, also if no row has it."""
     config = _config(tmp_path, f'[xid]\nsource = "{source}"')
     result = failed([(60, f"{GPU}{code}, text")], config)
-    assert result.get(f"xid-{code}", "none") == action
+    assert [value for name, value in result.items() if name in (f"xid-{code}", "xid-other")] == (
+        [] if action == "none" else [action]
+    )
 
 
 def test_site_replaces_or_disables_a_check(tmp_path: Path) -> None:
