@@ -64,12 +64,15 @@ def check(
 
     Exit 1: a critical check failed.
     """
+    import time
+
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.node.check import this_node
     from pitools.node.check.config import load_config
     from pitools.node.spool import is_bench_requested
 
+    began_s = time.monotonic()
     if report and context != "health":
         raise UsageError("--report needs all tables", where=f"--context {context}", hint="leave --context out")
     config = load_config(config_path)
@@ -82,7 +85,7 @@ def check(
         if is_bench_requested(Path(config.spool), checked.facts.node):
             from pitools.node.bench.before_return import bench  # milliseconds
 
-            bench(config, this_node.make_report(checked))
+            bench(config, this_node.make_report(checked), time.monotonic() - began_s)
     if checked.has_failed:
         ctx.exit(1)
 

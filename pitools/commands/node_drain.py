@@ -113,9 +113,10 @@ def drain(act: bool, config_path: Path | None, site_name: str, form: str) -> Non
 def return_command(
     ctx: click.Context, nodes: tuple[str, ...], config_path: Path | None, site_name: str, form: str
 ) -> None:
-    """Return NODES (host lists) that pit node drained, at once: for a person who repaired them, or knows better.
+    """Return NODES (host lists) that pit node drained, at once: for a person who repaired them.
 
-    A node returns if it was checked since its drain, and no check that drains fails. Exit 1: a node was not returned.
+    A node returns if it is up, was checked since its drain, and no check that drains fails.
+    Exit 1: a node was not returned.
     """
     from pitools.core import hostlist
     from pitools.core.output import Output
@@ -128,7 +129,8 @@ def return_command(
     if left := [row for row in result.rows if not row.done]:
         _print_lines(f"{row.node} is not returned: {row.error or row.why}" for row in left)
         if ours := hostlist.fold(row.node for row in left if row.incident):
-            _print_lines([f"to resume ours all the same: scontrol update nodename={ours} state=resume"])
+            command = f"scontrol update nodename={ours} state=resume"
+            _print_lines([f"to resume ours all the same, until a new report asks for a drain: {command}"])
         ctx.exit(1)
 
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 def check_for_job(checked: this_node.NodeCheck) -> NodePreflight:
     """Return the failures for which no further job may start on a node."""
     valid = {check.name for check in checked.checks if is_valid_in_job(check, gpus_per_node())}
-    failed = [one for one in this_node.draining(checked.findings) if one.check in valid]
+    failed = [one for one in this_node.refusing(checked) if one.check in valid]
     return NodePreflight(
         node=checked.facts.node,
         failures=tuple(

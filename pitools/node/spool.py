@@ -2,6 +2,7 @@
 
 SPOOL/NODE.json             a node's report
 SPOOL/bench-requests/NODE   while the controller wants a bench in this node's next report
+SPOOL/control/handled.json  by node, the time before which its evidence was dealt with: see `handled` of policy.py
 
 A report is written whole or not at all; one that a crash loses is written again soon. Nothing is used of a folder that
 others can write, nor a report that another account wrote, that is no regular file, too large, damaged, or of another
@@ -26,6 +27,9 @@ from pitools.node.types import NodeReport
 
 SUSPICIONS = "suspicions"
 """The folder of the spool into which the runs of all users write: see suspicion.py."""
+
+CONTROL, HANDLED = "control", "handled.json"
+"""The controller's folder of the spool, and what nodes read there."""
 
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
@@ -108,6 +112,16 @@ def request_benches(spool: Path, nodes: Set[str]) -> None:
 def is_bench_requested(spool: Path, node: str) -> bool:
     """Return whether the controller wants a bench of this node."""
     return (spool / _REQUESTS / node).exists()
+
+
+def handled_until(spool: Path, node: str) -> str:
+    """Return the time before which a node's evidence was dealt with; "" if the controller says nothing of it."""
+    try:
+        require_usable(spool)
+        data = read_owned(spool / CONTROL / HANDLED, (0, os.geteuid()), _MAX_BYTES)
+        return decode_json(data, dict[str, str]).get(node, "")
+    except (PitError, OSError, ValueError):
+        return ""
 
 
 def _read_report(path: Path, node: str) -> NodeReport | None:

@@ -32,8 +32,7 @@ from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.history import read_past
 from pitools.node.check.config import CONFIG_PATH, NodeConfig, load_config
 from pitools.node.control.incidents import EntryKind, Incident, fold, read_entries
-from pitools.node.control.policy import age_s
-from pitools.node.types import ACTIONS, NodeReport
+from pitools.node.types import ACTIONS, NodeReport, age_s
 from pitools.run.attempt_records import Cause, CauseKind, Confidence
 from pitools.site.schema import Site
 

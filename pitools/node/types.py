@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Literal
 
 from pitools.core.record import Record
@@ -16,8 +18,8 @@ State = Literal["passed", "failed", "unknown"]
 
 ACTIONS: tuple[Action, ...] = ("none", "watch", "drain-after-job", "drain", "reboot", "repair")
 """From mild to severe. `watch`: reported and kept as suspicion. `drain`, `reboot` and `repair` drain the node; the last
-two also say what it needs before it may return. `drain-after-job`: drained once no job runs there."""
-
+two also say what it needs before it may return. `drain-after-job`: drained as well, at once, for jobs that run on a
+drained node end there; but until then a prolog and a job's preflight refuse no job for it."""
 
 BENCH_CHECK = "node_bench"
 """The check of a finding that a bench before the return made; no check of a file can have this name."""
@@ -65,6 +67,26 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
     message: str = ""
     evidence_at: str
     is_shadow: bool = False
+
+
+def draining(findings: Iterable[Finding], least: Action = "drain-after-job") -> list[Finding]:
+    """Return the findings for which a node is to be drained. least: the mildest action that counts."""
+    mildest = ACTIONS.index(least)
+    return [
+        one for one in findings if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= mildest
+    ]
+
+
+def age_s(at: str, now: str, *, of_future: float = float("inf")) -> float:
+    """Return how long ago a time was, in seconds; infinity for one that cannot be read.
+
+    of_future: the age of a time that is in the future by more than 5 min, as after a clock was set back.
+    """
+    try:
+        passed_s = (datetime.fromisoformat(now) - datetime.fromisoformat(at)).total_seconds()
+    except (ValueError, TypeError):
+        return float("inf")
+    return passed_s if passed_s >= -300.0 else of_future
 
 
 class NodeReport(Record, frozen=True, kw_only=True, tag="pit.node-report/1"):

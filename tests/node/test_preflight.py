@@ -74,8 +74,9 @@ def test_many_long_failures_are_one_short_line(tmp_path: Path) -> None:
 def test_a_job_may_see_less_than_root(check: Check, gpus: int, is_valid: bool) -> None:
     """A job with a part of the GPUs does not count them; a folder that is another user's is not at fault."""
     assert preflight.is_valid_in_job(check, gpus) is is_valid
-    row = Finding(node="n", check="n", state="failed", level="critical", action="drain", evidence_at="")
-    checked = NodeCheck(NodeFacts(node="n", boot_id="", gathered_at="", tables={}), [row], [check])
+    now = "2026-11-01T00:00:00.000Z"
+    row = Finding(node="n", check="n", state="failed", level="critical", action="drain", evidence_at=now)
+    checked = NodeCheck(NodeFacts(node="n", boot_id="", gathered_at=now, tables={}), [row], [check])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_GPUS_ON_NODE", str(gpus))
         assert bool(preflight.check_for_job(checked).failures) is is_valid

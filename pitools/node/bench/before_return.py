@@ -22,13 +22,14 @@ from pitools.node.check.config import NodeConfig
 from pitools.node.types import BENCH_CHECK, Finding, NodeReport, State
 
 _PROGRAM = (sys.executable, "-P", "-m", "pitools.node.bench.single")
-_TIMEOUT_S = 30.0  # within the 55 s of `pit-healthcheck`, after the checks
+_TIMEOUT_S = 30.0
+_END_S = 45.0  # after the start of `pit node check`, which `pit-healthcheck` ends after 55 s
 _GRACE_S = 5.0  # until a process that does not end itself then is killed
 
 
-def bench(config: NodeConfig, report: NodeReport) -> None:
-    """Replace a node's report by one that also has its bench. Raises PitError."""
-    results, problem = _measure(Path(config.state), report.node)
+def bench(config: NodeConfig, report: NodeReport, checked_s: float) -> None:
+    """Replace a node's report by one that also has its bench. checked_s: how long the checks took. Raises PitError."""
+    results, problem = _measure(Path(config.state), report.node, min(_TIMEOUT_S, _END_S - checked_s))
     with contextlib.suppress(PitError):  # without its past, what is wrong or failed is still found
         past = history.read_past(Path(config.spool), {report.node})
         results = compare(results, past)
@@ -52,14 +53,16 @@ def bench(config: NodeConfig, report: NodeReport) -> None:
     spool.write_report(Path(config.spool), report)
 
 
-def _measure(folder: Path, node: str) -> tuple[list[BenchResult], str]:
+def _measure(folder: Path, node: str, timeout_s: float) -> tuple[list[BenchResult], str]:
     """Return this node's results, and why there are not all, "" if there are. folder: on the disk to measure."""
-    command = [*_PROGRAM, f"--timeout={_TIMEOUT_S:g}", str(folder)]
+    if timeout_s <= 0:
+        return [], f"its checks leave no time: they took {_END_S - timeout_s:.0f} s"
+    command = [*_PROGRAM, f"--timeout={timeout_s:g}", str(folder)]
     results: list[BenchResult] = []
     try:
-        done = subprocesses.run(command, timeout_s=_TIMEOUT_S + _GRACE_S, env={"SLURMD_NODENAME": node})
+        done = subprocesses.run(command, timeout_s=timeout_s + _GRACE_S, env={"SLURMD_NODENAME": node})
     except Unreachable:
-        return [], f"no result within {_TIMEOUT_S:g} s"
+        return [], f"no result within {timeout_s:.0f} s"
     for line in done.stdout.splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             results.append(decode_json(line, BenchResult))

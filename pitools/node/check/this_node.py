@@ -2,7 +2,8 @@
 
 SPOOL/NODE.json             the report, in the shared folder
 STATE/NODE.facts.json       the facts of which a check needs the change since the last report
-STATE/NODE.refuse           while a finding drains the node: until when (Unix time), and why; for `pit-healthcheck`
+STATE/NODE.handled          of which time the controller has dealt with all evidence: it refuses no job
+STATE/NODE.refuse           while a finding refuses jobs: until when (Unix time), and why; for `pit-healthcheck`
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,14 +19,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pitools.core import timestamps, trust, units
-from pitools.core.errors import ConfigError, PitError, UsageError
+from pitools.core.errors import ConfigError, NoSpace, PitError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node import spool
-from pitools.node.check.config import Check, NodeConfig, checks_for, targets_of
+from pitools.node.check.config import Check, Control, NodeConfig, checks_for, targets_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.gather.collectors import COLLECTORS, read_facts
-from pitools.node.types import ACTIONS, Finding, NodeFacts, NodeReport
+from pitools.node.types import Finding, NodeFacts, NodeReport, age_s, draining
 
 Context = Literal["health", "prolog", "epilog"]
 
@@ -36,17 +37,21 @@ _SLOW_TABLES = frozenset(
 )
 _CONTROLLER_KEYS = {"is_node", "controllers", "controllers_up", "node_state", "node_flags", "node_reason"}
 _SERIALS = {"gpus": ("serial", "uuid"), "block_devices": ("serial",)}
-_MAX_FACTS_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20  # of a file of the node's own
 _NAMES = 3  # of checks that are unknown, in the line of their table
-_DRAIN = ACTIONS.index("drain")
 
 
 class NodeCheck(NamedTuple):
-    """A checked node. findings: a check that passed has one, too. checks: those that were made."""
+    """A checked node. findings: a check that passed has one, too. checks: those that were made.
+
+    control, handled_until: the limits, and the time before which the controller dealt with all evidence; "" if unknown.
+    """
 
     facts: NodeFacts
     findings: list[Finding]
     checks: list[Check]
+    control: Control = Control()
+    handled_until: str = ""
 
     @property
     def has_failed(self) -> bool:
@@ -82,7 +87,9 @@ def check_node(config: NodeConfig, node: str, context: Context = "health") -> No
         asks_controller=any(map(_asks_controller, checks)),
         runs_programs=context != "prolog",
     )
-    return NodeCheck(facts, evaluate(checks, facts, _read_previous(config, node)), checks)
+    findings = evaluate(checks, facts, _read_previous(config, node))
+    handled_until = _read_own(config, node, "handled").decode(errors="replace")
+    return NodeCheck(facts, findings, checks, config.control, handled_until)
 
 
 def _asks_controller(check: Check) -> bool:
@@ -126,78 +133,101 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     """
     if not config.spool:
         raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
-    own_error: PitError | None = None
-    try:
-        _write_own_files(config, checked)
-    except PitError as error:
-        own_error = error
-    except OSError as error:
-        own_error = from_os_error(error, Path(config.state))
+    problem = _write_own_files(config, checked)
     spool.write_report(Path(config.spool), make_report(checked))
-    if own_error:
-        raise own_error
+    handled_until = spool.handled_until(Path(config.spool), checked.facts.node)
+    if handled_until != checked.handled_until:
+        problem = _write_own_files(config, checked._replace(handled_until=handled_until))
+    if problem:
+        raise problem
 
 
-def _write_own_files(config: NodeConfig, checked: NodeCheck) -> None:
-    """Write what this node reads again: facts for rates, and the findings that refuse jobs."""
+def _write_own_files(config: NodeConfig, checked: NodeCheck) -> PitError | None:
+    """Write the findings that refuse jobs, then what this node reads again; return what was wrong, None for nothing."""
     folder, node = Path(config.state), checked.facts.node
-    try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, folder) from error
-    trust.require_trusted(folder, "folder of node health")
     tables = {check.table for check in checked.checks if _needs_previous(check)}
     kept = {name: table for name, table in checked.facts.tables.items() if name in tables}
-    data = msgspec.json.encode(msgspec.structs.replace(checked.facts, tables=kept))
-    write_atomic(_facts_path(config, node), data, durable=False)
-    _write_refusal(config, checked)
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        trust.require_trusted(folder, "folder of node health")
+        _write_refusal(config, checked)
+        write_atomic(_own_path(config, node, "handled"), checked.handled_until, durable=False)
+        data = msgspec.json.encode(msgspec.structs.replace(checked.facts, tables=kept))
+        write_atomic(_own_path(config, node, "facts.json"), data, durable=False)
+    except PitError as error:
+        return error
+    except OSError as error:
+        return from_os_error(error, folder)
+    return None
 
 
-def _facts_path(config: NodeConfig, node: str) -> Path:
-    return Path(config.state) / f"{node}.facts.json"
+def _own_path(config: NodeConfig, node: str, suffix: str) -> Path:
+    return Path(config.state) / f"{node}.{suffix}"
 
 
 def _needs_previous(check: Check) -> bool:
     return check.max_increase is not None or bool(check.max_rate)
 
 
-def _read_previous(config: NodeConfig, node: str) -> NodeFacts | None:
-    """Return the facts of the last report; None if there are none that can be read and trusted."""
+def _read_own(config: NodeConfig, node: str, suffix: str) -> bytes:
+    """Return what the last report left on this node; b"" for nothing, or what cannot be read or trusted."""
     try:
         trust.require_trusted(Path(config.state), "folder of node health")
-        with open_regular(_facts_path(config, node)) as file:
-            return decode_json(file.read(_MAX_FACTS_BYTES), NodeFacts)
-    except (ConfigError, OSError, ValueError):
+        with open_regular(_own_path(config, node, suffix)) as file:
+            return file.read(_MAX_BYTES)
+    except (ConfigError, OSError):
+        return b""
+
+
+def _read_previous(config: NodeConfig, node: str) -> NodeFacts | None:
+    """Return the facts of the last report; None if there are none."""
+    try:
+        return decode_json(_read_own(config, node, "facts.json"), NodeFacts)
+    except ValueError:
         return None
 
 
 def _write_refusal(config: NodeConfig, checked: NodeCheck) -> None:
-    """Write, or remove, the file for which `pit-healthcheck` fails a prolog, while the report counts as fresh."""
-    path = Path(config.state) / f"{checked.facts.node}.refuse"
-    failed = draining(checked.findings)
+    """Write, or remove, the file for which `pit-healthcheck` fails a prolog, while the report counts as fresh.
+
+    On a full disk in the room of the node's other files, which the next report writes anew.
+    """
+    path = _own_path(config, checked.facts.node, "refuse")
+    failed = refusing(checked)
     if not failed:
         path.unlink(missing_ok=True)
         return
     until_s = datetime.fromisoformat(timestamps.now_rfc3339()).timestamp()
     until_s += units.parse_duration(config.control.max_report_age)
     why = "".join(sign if sign.isprintable() else " " for sign in f"{failed[0].check}: {failed[0].message}")
-    write_atomic(path, f"{until_s:.0f}\n{why}\n", durable=False)
+    text = f"{until_s:.0f}\n{why}\n"
+    try:
+        write_atomic(path, text, durable=False)
+    except NoSpace:
+        for suffix in ("refuse", "handled", "facts.json"):
+            _own_path(config, checked.facts.node, suffix).unlink(missing_ok=True)
+        write_atomic(path, text, durable=False)
 
 
-def draining(findings: Iterable[Finding]) -> Sequence[Finding]:
-    """Return the findings for which no further job may start on the node."""
+def refusing(checked: NodeCheck) -> list[Finding]:
+    """Return the findings for which no further job may start: those for which the controller is to drain the node.
+
+    Not those of old evidence, nor of what it has dealt with: a node that it drained, or that a person resumed since.
+    """
+    now, limit_s = checked.facts.gathered_at, units.parse_duration(checked.control.max_evidence_age)
     return [
-        one for one in findings if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _DRAIN
+        one
+        for one in draining(checked.findings, "drain")
+        if one.evidence_at > checked.handled_until and age_s(one.evidence_at, now) <= limit_s
     ]
 
 
 def _serial_numbers(facts: NodeFacts) -> dict[str, str]:
-    """Return the first serial number that each device has, by the table and the device's name."""
+    """Return the serial numbers of each device by the table, the device's name and the kind of number."""
     found: dict[str, str] = {}
     for name, keys in _SERIALS.items():
         table = facts.tables.get(name)
         for row in table.rows if table else ():
-            device = row.get("pci") or row.get("device")
-            if device and (serial := next((row[key] for key in keys if row.get(key)), None)):
-                found[f"{name} {device}"] = str(serial)
+            if device := row.get("pci") or row.get("device"):
+                found |= {f"{name} {device} {key}": str(row[key]) for key in keys if row.get(key)}
     return found

@@ -33,6 +33,7 @@ class EntryKind(StrEnum):
     DRAINED = "drained"  # Slurm drained it, or has it drained again: the incident is open
     FAILED = "failed"  # a check failed (again) while it is drained
     RECOVERED = "recovered"  # all checks pass, from now on
+    BENCHING = "benching"  # the node is asked for its bench
     RETURNING = "returning"  # the node is to be resumed
     RETURNED = "returned"  # Slurm resumed it: the incident is over
     ESCALATED = "escalated"  # left to a person
@@ -61,7 +62,8 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     """An incident, folded from its entries.
 
     phase: opening (the drain is intended), drained, recovered (checks pass again since `recovered_at`), returning (the
-    return is intended) or over. outcome: kind of the entry that ended it. is_escalated: only a person may return it.
+    return is intended) or over. asked_at: since when its bench is awaited. outcome: kind of the entry that ended it.
+    is_escalated: only a person may return it.
     """
 
     incident: str
@@ -76,6 +78,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     phase: Phase = "opening"
     drained_at: str = ""
     recovered_at: str = ""
+    asked_at: str = ""
     over_at: str = ""
     outcome: str = ""
     is_escalated: bool = False
@@ -113,7 +116,9 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
         case EntryKind.FAILED:
             return {"phase": "drained", "recovered_at": ""}
         case EntryKind.RECOVERED:
-            return {"phase": "recovered", "recovered_at": entry.at}
+            return {"phase": "recovered", "recovered_at": entry.at, "asked_at": ""}
+        case EntryKind.BENCHING:
+            return {"asked_at": entry.at}
         case EntryKind.RETURNING:
             return {"phase": "returning"}
         case EntryKind.ESCALATED:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Literal, NamedTuple
 
 from pitools.core import units
 from pitools.core.record import Record
 from pitools.node.check.config import Control
 from pitools.node.control.incidents import Incident, incident_of_reason, next_id
-from pitools.node.types import ACTIONS, BENCH_CHECK, Action, Finding, NodeReport
+from pitools.node.types import ACTIONS, BENCH_CHECK, Action, Finding, NodeReport, age_s, draining
 
-_DRAINING = ACTIONS.index("drain-after-job")  # this action and those after it drain the node
+DRAINED = "9999"
+"""Later than all times: of a node whose drain keeps jobs off."""
+
 _HOUR_S = 3600.0
 
 
@@ -42,10 +43,10 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     """One thing to do about a node, and whether it was done: false in a dry run, for a hold, or as why or error says.
 
     act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for until a report
-    has its result). The others are only noted: `fail`, `recover` (checks of a drained node fail, or pass again),
-    `escalate` (left to a person), `take-over` (somebody else drained or resumed it), `adopt` (it is drained with a
-    reason of ours that no open incident has). incident: of a `drain` also one that is to be opened; "" of a `hold`.
-    action, evidence_at: of the finding that drains.
+    has its result, for an hour). The others are only noted: `fail`, `recover` (checks of a drained node fail, or pass
+    again), `escalate` (left to a person), `take-over` (somebody else drained or resumed it), `adopt` (it is drained
+    with a reason of ours that no open incident has). incident: of a `drain` also one that is to be opened; "" of a
+    `hold`. action, evidence_at: of the finding that drains.
     """
 
     node: str
@@ -117,11 +118,24 @@ def _worst_findings(
     """
     dealt_with = max((one.over_at for one in past), default="")
     by_age: tuple[list[Finding], list[Finding]] = [], []
-    for one in draining(report):
+    for one in draining(report.findings):
         if one.evidence_at > dealt_with:
             by_age[age_s(one.evidence_at, now) > units.parse_duration(control.max_evidence_age)].append(one)
     recent, old = (min(each, key=severest_first, default=None) for each in by_age)
     return recent, old
+
+
+def handled(now: str, incidents: Sequence[Incident], control: Control) -> dict[str, str]:
+    """Return by node the time before which its evidence was dealt with: the end of its last incident.
+
+    DRAINED while it is drained by one that is open; not in here without an incident that young evidence may be of.
+    """
+    oldest_s = units.parse_duration(control.max_evidence_age)
+    return {
+        one.node: one.over_at or DRAINED
+        for one in incidents
+        if one.phase != "opening" and (not one.over_at or age_s(one.over_at, now, of_future=0.0) <= oldest_s)
+    }
 
 
 def severest_first(finding: Finding) -> tuple[bool, int, str, str]:
@@ -152,7 +166,7 @@ def _drain_within_limits(
     """Yield a drain for each candidate, the severest and oldest first, or a hold that names the limits."""
     sizes = Counter(group for view in nodes.values() for group in view.groups)
     used = Counter(group for name in open_nodes if name in nodes for group in nodes[name].groups)
-    in_hour = {one.node for one in incidents if age_s(one.opened_at, now) < _HOUR_S}
+    in_hour = {one.node for one in incidents if age_s(one.opened_at, now, of_future=0.0) < _HOUR_S}
     hourly = max(1, int(control.max_share_hour * len(nodes)))
     for finding, view in sorted(candidates, key=lambda pair: (severest_first(pair[0]), pair[1].node)):
         full = []
@@ -203,7 +217,7 @@ def _follow_incident(
         # A drain that was begun, and perhaps not made: only while a fresh report still asks for it.
         if not is_ours and not may_drain(view):
             yield decision("take-over", f"drained or down by somebody else: {view.reason}")
-        elif is_ours or (report and any(one.check == incident.check for one in draining(report))):
+        elif is_ours or (report and any(one.check == incident.check for one in draining(report.findings))):
             yield decision("drain", incident.message)
         elif report:
             yield decision("take-over", "it was not drained, and its check fails no more")
@@ -225,23 +239,26 @@ def _follow_incident(
             yield decision("escalate", f"{failure}: {to_person}")
         return
     is_at_once = _is_over_at_once(incident, report)
-    if incident.phase == "drained":
+    stable_s = age_s(incident.recovered_at, now)
+    if incident.phase == "drained" or stable_s == float("inf"):  # or the clock was set back since
         yield decision("recover", "all its checks pass")
         if not is_at_once:
             return
     if incident.is_escalated or view.is_down or view.has_jobs:
         return
     within_s = units.parse_duration(control.returns_within)
-    returns = sum(one.outcome == "returned" and age_s(one.over_at, now) <= within_s for one in of_node)
+    returns = sum(one.outcome == "returned" and age_s(one.over_at, now, of_future=0.0) <= within_s for one in of_node)
     often = f"it returned {returns} times within {control.returns_within}" if returns >= control.max_returns else ""
     if why := _missing_remedy(incident, report) or often:
         yield decision("escalate", f"{why}: {to_person}")
-    elif is_at_once or age_s(incident.recovered_at, now) >= units.parse_duration(control.stable_for):
-        if control.bench_before_return and BENCH_CHECK not in report.passed:
+    elif is_at_once or stable_s >= units.parse_duration(control.stable_for):
+        if not control.bench_before_return or BENCH_CHECK in report.passed:
+            yield decision("return", f"all its checks pass{', and its bench' if control.bench_before_return else ''}")
+        elif incident.asked_at and age_s(incident.asked_at, now, of_future=0.0) >= _HOUR_S:
+            yield decision("escalate", f"its bench has had no result for an hour: {to_person}")
+        else:
             result = "".join(f", which was {one.state}: {one.message}" for one in report.findings if _is_bench(one))
             yield decision("bench", f"all its checks pass; its next report is to have its bench{result}")
-        else:
-            yield decision("return", f"all its checks pass{', and its bench' if control.bench_before_return else ''}")
 
 
 def _why_not_well(incident: Incident, report: NodeReport) -> tuple[str, bool]:
@@ -274,6 +291,8 @@ def why_not_returned(
         return f"it is not drained by pit node{f': {view.reason}' if view.is_drained else ''}"
     if incident_of_reason(view.reason)[0] != incident.incident:
         return f"its reason was changed: {view.reason}"
+    if view.is_down:
+        return "it is down: slurmd is to run there first"
     if report is None or report_problem(report, now, control):
         return report_problem(report, now, control)
     if report.checked_at <= incident.drained_at:
@@ -281,18 +300,9 @@ def why_not_returned(
     return _failure(report)
 
 
-def draining(report: NodeReport) -> list[Finding]:
-    """Return the findings of a report that drain a node."""
-    return [
-        one
-        for one in report.findings
-        if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _DRAINING
-    ]
-
-
 def _failure(report: NodeReport) -> str:
     """Return the first finding of a report that drains a node, as text; "" for none."""
-    return next((f"{one.check}: {one.message}" for one in draining(report)), "")
+    return next((f"{one.check}: {one.message}" for one in draining(report.findings)), "")
 
 
 def _missing_remedy(incident: Incident, report: NodeReport) -> str:
@@ -314,12 +324,3 @@ def _has_new_part(incident: Incident, report: NodeReport) -> bool:
     """Return whether a device has a serial number that none had. One that is gone, back or renamed is no new part."""
     before = set(incident.hardware.values())
     return any(device in incident.hardware and one not in before for device, one in report.hardware.items())
-
-
-def age_s(at: str, now: str) -> float:
-    """Return how long ago a time was, in seconds; infinity for one that cannot be read or is in the future by 5 min."""
-    try:
-        passed_s = (datetime.fromisoformat(now) - datetime.fromisoformat(at)).total_seconds()
-    except (ValueError, TypeError):
-        return float("inf")
-    return passed_s if passed_s >= -300.0 else float("inf")

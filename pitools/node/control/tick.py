@@ -18,7 +18,7 @@ from pitools.core import hostlist, timestamps
 from pitools.core.errors import ConfigError, PitError, UsageError, suggest
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock
-from pitools.core.record import Record, decode_json
+from pitools.core.record import Record
 from pitools.node import spool
 from pitools.node.check.config import CONFIG_PATH, Control, NodeConfig
 from pitools.node.control.incidents import (
@@ -34,14 +34,14 @@ from pitools.node.control.policy import (
     Act,
     ActRow,
     NodeView,
-    age_s,
     decide,
+    handled,
     may_drain,
     report_problem,
     severest_first,
     why_not_returned,
 )
-from pitools.node.types import NodeReport
+from pitools.node.types import NodeReport, age_s
 from pitools.slurm.client import Client
 from pitools.slurm.records import Node, Switch
 
@@ -96,7 +96,7 @@ class Controller:
         self._client = client
         self.config = config
         self._spool = Path(config.spool)
-        self._folder = self._spool / "control"
+        self._folder = self._spool / spool.CONTROL
 
     def tick(self, *, act: bool) -> TickResult:
         """Tick once; without `act` nothing is changed. Raises TryLater while another tick runs, PitError."""
@@ -174,6 +174,7 @@ class Controller:
         problems += _unheard(nodes, reports, now, control)
         if not act:
             return TickResult(decisions, problems)
+        self._keep(spool.HANDLED, handled(now, list(incidents.values()), control))
         try:
             spool.request_benches(self._spool, {one.node for one in decisions if one.act == "bench"})
         except PitError as error:  # it holds back no drain
@@ -183,15 +184,20 @@ class Controller:
 
     def _new_problems(self, problems: Sequence[str]) -> list[str]:
         """Return the problems that the last tick did not have: cron mails what a tick prints."""
-        path = self._folder / "problems.json"
+        before = self._keep("problems.json", list(problems))
+        return [one for one in problems if not isinstance(before, list) or one not in before]
+
+    def _keep(self, name: str, value: object) -> object:
+        """Write a file of the controller's folder, if its value is new; return the value before, None for none."""
+        path = self._folder / name
         try:
-            before = decode_json(path.read_bytes(), list[str])
+            before: object = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.DecodeError):
-            before = []
-        if before != problems:
-            with contextlib.suppress(OSError):  # then they are told again
-                write_atomic(path, msgspec.json.encode(problems), durable=False)
-        return [one for one in problems if one not in before]
+            before = None
+        if before != value:
+            with contextlib.suppress(PitError):  # the next tick tries it again
+                write_atomic(path, msgspec.json.encode(value), durable=False)
+        return before
 
     def _carry_out(self, decision: ActRow, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> ActRow:
         """Carry a decision out; an error is this node's alone."""
@@ -201,6 +207,9 @@ class Controller:
                 why_not = self._drain(decision, reports, incidents)
             elif decision.act == "return":
                 why_not = self._return(decision, incidents[decision.incident])
+            elif decision.act == "bench":
+                if not incidents[decision.incident].asked_at:
+                    self._append(decision, EntryKind.BENCHING)
             elif decision.act in _NOTES:
                 if decision.act == "adopt" and decision.incident not in incidents:
                     self._append(decision, EntryKind.OPENED)
@@ -247,6 +256,8 @@ class Controller:
         if view.is_drained and incident_of_reason(view.reason)[0] != incident.incident:
             self._append(decision, EntryKind.TAKEN_OVER)
             return f"its reason was changed meanwhile: {view.reason}"
+        if view.is_down:
+            return "it went down meanwhile"
         if view.is_drained:
             self._append(decision, EntryKind.RETURNING)
             self._client.resume_node(decision.node)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
+from pitools.core import subprocesses
+from pitools.core.errors import Unreachable
 from pitools.node import spool
 from pitools.node.bench import before_return, history
 from pitools.node.bench.compare import BenchResult
@@ -24,7 +28,7 @@ def result(value: float | None, **more: str) -> bytes:
 def bench_node(folder: Path) -> tuple[str, str]:
     """Bench, and return the state and message of the finding that the report then has."""
     spool.write_report(folder, REPORT)
-    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT)
+    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT, 1.0)
     report = spool.read_report(folder, "n1")
     assert report
     if not report.findings:
@@ -50,7 +54,7 @@ def test_a_bench_that_is_asked_for(tmp_path: Path) -> None:
         (result(None, verdict="failed", problem="I/O error"), "", "failed", "m is failed: I/O error"),
         (result(100.0), "sys.exit('no numpy')", "unknown", "no numpy"),
         (b"nonsense\n", "", "unknown", "no result"),
-        (b"", "time.sleep(60)", "unknown", "no result within 0.1 s"),
+        (b"", "time.sleep(60)", "unknown", "no result within 0 s"),
     ],
     ids=["good", "slow", "wrong", "failed", "cut short", "nonsense", "hung"],
 )
@@ -65,3 +69,26 @@ def test_only_a_whole_and_good_bench_passes(
         monkeypatch.setattr(before_return, "_GRACE_S", 0.1)
     history.append_results(tmp_path, [msgspec.json.decode(result(100.0), type=BenchResult)] * 5)
     assert bench_node(tmp_path) == (state, message)
+
+
+@pytest.mark.parametrize("checked_s", [0.5, 20.0, 44.0, 46.0, 50.0])
+def test_a_bench_ends_before_the_script_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo: Path, checked_s: float
+) -> None:
+    """However long the checks took; without time for it, the report says so."""
+    ends_s = []
+
+    def run(command: list[str], *, timeout_s: float, env: dict[str, str]) -> NoReturn:
+        assert float(command[-2].removeprefix("--timeout=")) <= min(30.0, timeout_s)
+        ends_s.append(checked_s + timeout_s)
+        raise Unreachable("killed")
+
+    monkeypatch.setattr(subprocesses, "run", run)
+    spool.write_report(tmp_path, REPORT)
+    before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, checked_s)
+    (limit,) = re.findall(r"^limit=(\d+)", (repo / "scripts" / "pit-healthcheck").read_text(), re.MULTILINE)
+    assert all(end_s <= int(limit) - 5 for end_s in ends_s)
+    assert bool(ends_s) is (checked_s < 45)
+    report = spool.read_report(tmp_path, "n1")
+    assert report
+    assert [one.state for one in report.findings] == ["unknown"]

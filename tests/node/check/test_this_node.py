@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import ConfigError, UsageError
+from pitools.core.errors import ConfigError, NoSpace, UsageError
 from pitools.core.record import decode_json
 from pitools.node import spool
 from pitools.node.check import this_node
 from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType, load_shipped
 from pitools.node.check.evaluate import evaluate
+from pitools.node.control.policy import DRAINED
 from pitools.node.gather import collectors, kernel_log
 from pitools.node.gather.gather import Collector
-from pitools.node.types import FactTable, NodeFacts, Row
+from pitools.node.types import FactTable, Finding, NodeFacts, Row
 
 
 @pytest.fixture
@@ -72,6 +73,80 @@ def test_what_fails_a_check_and_a_prolog(
     this_node.write_report(config, checked)
     assert checked.has_failed is code
     assert (Path(config.state) / "n01.refuse").exists() is refused
+
+
+EVENT = Finding(
+    node="n01", check="xid-48", state="failed", level="critical", action="drain", evidence_at="2026-11-01T06:00:00.000Z"
+)
+
+
+@pytest.mark.parametrize(
+    ("now", "handled_until", "refused"),
+    [
+        ("2026-11-01T06:59:00.000Z", "", True),
+        ("2026-11-01T07:01:00.000Z", "", False),
+        ("2026-11-01T05:50:00.000Z", "", False),
+        ("2026-11-01T06:30:00.000Z", "2026-11-01T05:59:00.000Z", True),
+        ("2026-11-01T06:30:00.000Z", "2026-11-01T06:10:00.000Z", False),
+        ("2026-11-01T06:30:00.000Z", DRAINED, False),
+    ],
+    ids=["young", "old", "of the future", "resumed before", "resumed since", "drained"],
+)
+def test_a_prolog_refuses_for_what_the_controller_drains(now: str, handled_until: str, refused: bool) -> None:
+    """A line of the log fails its check for a day, but refuses jobs no longer than it may drain the node."""
+    facts = NodeFacts(node="n01", boot_id="", gathered_at=now, tables={})
+    checked = this_node.NodeCheck(facts, [EVENT], [], handled_until=handled_until)
+    assert bool(this_node.refusing(checked)) is refused
+
+
+def test_a_node_hears_what_was_dealt_with(config: NodeConfig, tmp_path: Path) -> None:
+    """With its report, for the checks of jobs; of a file that only the controller can have written."""
+    refusal, handled = Path(config.state) / "n01.refuse", tmp_path / "spool" / "control" / "handled.json"
+    handled.parent.mkdir()
+
+    def report(text: str) -> bool:
+        handled.write_text(text)
+        checked = this_node.check_node(config, "n01")
+        this_node.write_report(config, checked)
+        assert bool(this_node.refusing(this_node.check_node(config, "n01", "prolog"))) is refusal.exists()
+        return refusal.exists()
+
+    assert report("{}")
+    assert not report('{"n01": "9999"}')
+    assert report('{"n02": "9999"}')
+    for bad in ('["n01"]', '{"n01": 9999}', "", '{"n01": '):
+        assert report(bad)
+    handled.chmod(0o666)
+    assert report('{"n01": "9999"}')
+
+
+def test_a_full_disk_keeps_no_refusal_back(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written in the room of other files, and first; and is gone when the node has recovered."""
+    folder, room = Path(config.state), [250]
+    write = this_node.write_atomic
+
+    def write_if_room(path: Path, data: bytes | str, *, durable: bool) -> None:
+        if sum(one.stat().st_size for one in folder.iterdir()) + len(data) > room[0]:
+            raise NoSpace("no space left", where=str(path))
+        write(path, data, durable=durable)
+
+    monkeypatch.setattr(this_node, "write_atomic", write_if_room)
+    refusal = folder / "n01.refuse"
+
+    def report() -> None:
+        with pytest.raises(NoSpace):
+            this_node.write_report(config, this_node.check_node(config, "n01"))
+
+    report()
+    (folder / "n01.facts.json").write_bytes(b"x" * room[0])
+    refusal.unlink()
+    for _ in range(2):
+        report()
+        assert float(refusal.read_text().splitlines()[0]) > 1.7e9
+    Path(str(config.check[0].where["path"])).touch()
+    room[0] = 0
+    report()
+    assert not refusal.exists()
 
 
 def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +246,7 @@ def test_lines_of_nhc_are_reported_as_other_checks(config: NodeConfig, tmp_path:
 
 
 def test_serial_numbers_are_by_device() -> None:
-    """A GPU by its address, with its UUID where it has no serial number; a disk without one is left out."""
+    """A GPU by its address, its UUID apart from its serial number; what a device does not say is left out."""
     tables = {
         "gpus": [{"index": 0, "pci": "0000:b5:00.0", "uuid": "GPU-1", "serial": None}],
         "block_devices": [{"device": "nvme0n1", "serial": "S1"}, {"device": "loop0", "serial": None}],
@@ -188,7 +263,7 @@ def test_serial_numbers_are_by_device() -> None:
     }
     facts = decode_json(json.dumps(data).encode(), NodeFacts)
     report = this_node.make_report(this_node.NodeCheck(facts, [], []))
-    assert report.hardware == {"gpus 0000:b5:00.0": "GPU-1", "block_devices nvme0n1": "S1"}
+    assert report.hardware == {"gpus 0000:b5:00.0 uuid": "GPU-1", "block_devices nvme0n1 serial": "S1"}
 
 
 def test_a_node_s_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from pitools.core import timestamps
 from pitools.core.errors import UsageError
 from pitools.node import spool
 from pitools.node.check.config import Control
+from pitools.node.check.this_node import NodeCheck, refusing
 from pitools.node.control import incidents, policy, tick
 from pitools.node.control.incidents import EntryKind
-from pitools.node.types import Action, NodeReport
+from pitools.node.types import Action, Finding, NodeFacts, NodeReport
 from pitools.slurm.records import Node
 from tests.node.control.world import LEAVES, NODES, Clock, World
 
@@ -61,6 +64,10 @@ def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, 
         clock.pass_minutes(11)
         world.report()
         world.tick()
+    open_ones = [one for one in incidents.fold(world.entries()).values() if one.phase != "over"]
+    assert all(one.is_escalated and one.asked_at for one in open_ones)  # after an hour without a bench
+    world.slurm.benched = None
+    tick.Controller(world.slurm, world.config).return_nodes([one.node for one in open_ones])  # type: ignore[arg-type]
     assert not world.ours()
     assert not any(spool.is_bench_requested(tmp_path, name) for name in NODES)
     assert {one.phase for one in incidents.fold(world.entries()).values()} <= {"over"}
@@ -82,6 +89,40 @@ def test_each_drain_is_made_once(tmp_path: Path, clock: Clock) -> None:
     assert [row.act for row in world.tick()] == ["drain"]
     assert world.slurm.reasons["n03"].endswith(" and more")
     assert [entry.kind for entry in world.entries()] == [EntryKind.OPENED, EntryKind.DRAINED]
+
+
+def test_nodes_are_told_what_was_dealt_with(tmp_path: Path, clock: Clock) -> None:
+    """All evidence while a node is drained; after a person's resume, that of before, while it is young."""
+    world = World(tmp_path, clock)
+    world.faulty = {"n03": "drain", "n04": "watch"}
+
+    def told() -> str:
+        clock.pass_minutes(1)
+        world.report()
+        world.tick()
+        return spool.handled_until(tmp_path, "n03")
+
+    assert told() == ""
+    assert told() == policy.DRAINED
+    world.faulty.clear()
+    world.slurm.reasons.clear()
+    assert told() == policy.DRAINED
+    assert told() == timestamps.to_rfc3339(clock.now - timedelta(minutes=1))
+    assert spool.handled_until(tmp_path, "n04") == ""
+    clock.pass_minutes(60)
+    assert told() == ""
+
+
+@pytest.mark.parametrize(("action", "refuses"), [("drain-after-job", False), ("drain", True)])
+def test_a_node_with_jobs_is_drained_at_once(action: Action, refuses: bool) -> None:
+    """Slurm lets them end; `drain-after-job` keeps no job off until then."""
+    now = "2026-11-01T12:00:00.000Z"
+    finding = Finding(node="n03", check="gpus", state="failed", level="critical", action=action, evidence_at=now)
+    report = NodeReport(node="n03", boot_id="", checked_at=now, findings=(finding,))
+    view = policy.NodeView("n03", is_drained=False, is_down=False, has_jobs=True, reason="")
+    assert [one.act for one in policy.decide(now, {"n03": view}, {"n03": report}, [], Control())] == ["drain"]
+    facts = NodeFacts(node="n03", boot_id="", gathered_at=now, tables={})
+    assert bool(refusing(NodeCheck(facts, [finding], []))) is refuses
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path, clock: Clock) -> None:
@@ -173,6 +214,69 @@ def test_a_bench_precedes_a_return_where_the_site_wants_it(tmp_path: Path, clock
     assert not spool.is_bench_requested(tmp_path, "n04")
     world.slurm.benched = None  # a person needs none
     assert [row.done for row in tick.Controller(world.slurm, world.config).return_nodes(["n04"]).rows] == [True]  # type: ignore[arg-type]
+
+
+def test_a_bench_without_a_result_is_left_to_a_person(tmp_path: Path, clock: Clock) -> None:
+    """It is asked for with each report of an hour, and no longer; anew when its checks failed and pass again."""
+    world = World(tmp_path, clock, bench_before_return=True, max_share_partition=1.0)
+    world.slow = {"n03": "unknown"}
+    acts = []
+    for faulty in [True, *[False] * 5, True, *[False] * 20]:
+        world.faulty = {"n03": "drain"} if faulty else {}
+        clock.pass_minutes(11)
+        world.report()
+        acts += [row.act for row in world.tick()]
+    assert acts == ["drain", "recover", *["bench"] * 4, "fail", "recover", *["bench"] * 6, "escalate"]
+    assert not spool.is_bench_requested(tmp_path, "n03")
+
+
+def test_a_clock_that_is_set_back_returns_nothing_and_forgets_no_limit(tmp_path: Path, clock: Clock) -> None:
+    """Checks pass for a while by the clock as it is now, and the drains of the hour are those of before, too."""
+    world = World(tmp_path, clock, max_share_hour=0.125, max_share_partition=1.0)
+    acts: list[list[str]] = []
+
+    def tick_after(minutes: float, *faulty: str) -> None:
+        clock.pass_minutes(minutes)
+        world.faulty = dict.fromkeys(faulty, "drain")
+        world.report()
+        acts.append([row.act for row in world.tick()])
+
+    tick_after(0, "n03", "n04")
+    tick_after(20)
+    tick_after(-6)
+    tick_after(9)
+    tick_after(2)
+    assert acts == [["drain"] * 2, ["recover"] * 2, ["recover"] * 2, [], ["return"] * 2]
+    tick_after(-40, "n05", "n06")
+    assert acts[-1] == ["hold"] * 2
+
+
+@pytest.mark.parametrize("polls_before", [0, 1])
+def test_a_node_that_is_down_is_not_resumed(tmp_path: Path, clock: Clock, polls_before: int) -> None:
+    """Neither by a person's `pit node return` nor by a tick, also where it went down since the poll."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    world.faulty.clear()
+    for minutes in (1, 11):
+        clock.pass_minutes(minutes)
+        world.report()
+        if minutes == 1:
+            world.tick()
+    listed = world.slurm.nodes
+
+    def nodes(names: str = "") -> list[Node]:
+        is_down = names or not polls_before
+        return [msgspec.structs.replace(one, state="down") if is_down else one for one in listed(names)]
+
+    world.slurm.nodes = nodes  # type: ignore[method-assign]
+    (row,) = tick.Controller(world.slurm, world.config).return_nodes(["n03"]).rows  # type: ignore[arg-type]
+    assert (row.done, "down" in row.why, "not done" in row.why) == (False, True, bool(polls_before))
+    assert not any(row.done for row in world.tick())
+    assert world.slurm.resumed == []
+    world.slurm.nodes = listed  # type: ignore[method-assign]
+    assert [(row.act, row.done) for row in world.tick()] == [("return", True)]
 
 
 @pytest.mark.parametrize(("action", "remedy"), [("reboot", "boots"), ("repair", "serials")])
