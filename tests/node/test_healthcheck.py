@@ -69,6 +69,16 @@ def test_a_configuration_that_others_can_write_is_not_used(hook: Hook, tmp_path:
         assert "others than root" in done.stderr
 
 
+@pytest.mark.parametrize(("path", "mode"), [("state", 0o777), ("state", 0o1777), ("state/n01.refuse", 0o666)])
+def test_a_refusal_that_others_can_write_is_not_obeyed(hook: Hook, tmp_path: Path, path: str, mode: int) -> None:
+    """Nor any in a sticky folder, where users could exchange it; one would keep all others' jobs off a node."""
+    refusal = tmp_path / "state" / "n01.refuse"
+    refusal.write_text(f"{int(time.time()) + 600}\nhello\n")
+    (tmp_path / path).chmod(mode)
+    done = hook(SLURM_SCRIPT_CONTEXT="prolog_slurmd")
+    assert (done.returncode, "others than root" in done.stderr) == (0, True)
+
+
 def test_a_python_that_cannot_start_is_said(hook: Hook, tmp_path: Path) -> None:
     """It is named, with the end of what it said; it ends with 1, as a check that failed does, which is no news."""
     python = tmp_path / "python"

@@ -144,12 +144,13 @@ def load_config(path: Path | None = None) -> NodeConfig:
     trust.require_trusted(path or CONFIG_PATH, "file of node checks")
     own = _load(path or CONFIG_PATH)
     base = load_shipped(own.xid.source)
+    known = {name for check in base.check for name in (check.name, *check.old_names)}
     for name in own.disable:
-        if name not in (known := {check.name for check in base.check}):
+        if name not in known:
             where = str(path or CONFIG_PATH)
             raise ConfigError(f'no shipped check "{name}"', where=where, hint=suggest(name, known), key="disable")
-    own_names = {check.name for check in own.check}
-    shipped = tuple(check for check in base.check if check.name not in own_names.union(own.disable))
+    left_out = {check.name for check in own.check}.union(own.disable)
+    shipped = tuple(check for check in base.check if left_out.isdisjoint((check.name, *check.old_names)))
     if problem := contradiction(shipped + own.check):
         raise ConfigError(problem, where=str(path or CONFIG_PATH), key="check")
     return msgspec.structs.replace(own, check=shipped + own.check)
@@ -165,7 +166,7 @@ def load_shipped(source: XidSource = "pitools") -> NodeConfig:
 
 def _load(path: Path) -> NodeConfig:
     """Load a site's own file."""
-    tables = strict_toml.read_toml(path)
+    tables, text = strict_toml.read_toml_and_text(path)
     try:
         config = strict_toml.convert_tables(tables, NodeConfig, str(path))
     except ConfigError as error:
@@ -177,6 +178,10 @@ def _load(path: Path) -> NodeConfig:
         if check.name in names:
             raise ConfigError(f'two checks "{check.name}"', where=str(path), key="check")
         names.add(check.name)
+    for key in ("state", "python"):
+        if (value := tables.get(key, "")) != _read_by_script(text, key):
+            hint = f'a line of its own, before all tables: {key} = "{value}"'
+            raise ConfigError("pit-healthcheck cannot read it in this form", where=str(path), hint=hint, key=key)
     for key, folder in (("spool", config.spool), ("state", config.state)):
         if folder and not Path(folder).is_absolute():
             raise ConfigError(f'{key}: "{folder}" (expected an absolute path)', where=str(path), key=key)
@@ -188,6 +193,13 @@ def _load(path: Path) -> NodeConfig:
         except PitError as error:
             raise ConfigError(error.message, where=str(path), hint=error.hint, key=f"types.{name}.nodes") from error
     return config
+
+
+def _read_by_script(text: str, key: str) -> str:
+    """Return the value of a key as `scripts/pit-healthcheck` reads it, with sed."""
+    top = re.split(r"^[^\S\n]*\[", text, maxsplit=1, flags=re.MULTILINE)[0]
+    line = rf"""^[^\S\n]*{key}[^\S\n]*=[^\S\n]*("([^"\n]*)"|'([^'\n]*)')"""
+    return "\n".join(match[2] or match[3] or "" for match in re.finditer(line, top, re.MULTILINE))
 
 
 def _with_name_of_check(error: ConfigError, tables: dict[str, Any]) -> ConfigError:

@@ -33,8 +33,8 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
     for check in checks:
         table, index = facts.tables.get(check.table), indexes.get(check.table)
         found = list(_findings(check, facts, table, index, previous.tables.get(check.table) if previous else None))
-        if check.max_groups is not None and len(found) > check.max_groups:
-            found = []
+        if check.max_groups is not None and sum(one.state == "failed" for one in found) > check.max_groups:
+            found = [one for one in found if one.state != "failed"]
         if len(found) > _MOST_FINDINGS:
             found.sort(key=lambda finding: finding.state != "failed")
             rest = f"{len(found) - _MOST_FINDINGS + 1} more like it"

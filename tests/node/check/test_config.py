@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterable
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
-from pitools.node.check.config import Check, checks_for, load_config, load_shipped, targets_of
+from pitools.node.check import config
+from pitools.node.check.config import Check, NodeConfig, checks_for, load_config, load_shipped, targets_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
@@ -232,6 +234,47 @@ action = "drain"
     own = {check.name: check for check in load_config(write(tmp_path / "node.toml", text)).check}
     assert set(base) - set(own) == {"clocksource"}
     assert own["slurmd-runs"].action == "drain" != base["slurmd-runs"].action
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ('state = "/var/lib/x # y"', True),
+        ("  state='/x' # \"y\"\n[nhc]", True),
+        ('disable = [\n  "clocksource",\n]\nstate = "/x"', True),
+        ("[nhc]", True),
+        ('"state" = "/x"', False),
+        ('state = """/x"""', False),
+        ('state = "/\\u0078"', False),
+        ('python = """\nstate = "/y"\n"""', False),
+        ('python = """\nx"""\nstate = "/y"', False),
+    ],
+)
+def test_what_the_script_cannot_read_is_refused(tmp_path: Path, repo: Path, text: str, is_read: bool) -> None:
+    """pit-healthcheck finds `state` and `python` with sed: else a prolog would look into another folder."""
+    path = write(tmp_path / "node.toml", text)
+    if not is_read:
+        with pytest.raises(ConfigError, match="pit-healthcheck"):
+            load_config(path)
+        return
+    script = (repo / "scripts" / "pit-healthcheck").read_text()
+    function = script[script.index("setting() {") : script.index("warn() {")]
+    argv = ["sh", "-c", f"config=$1\n{function}\nsetting state", "sh", str(path)]
+    read = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    assert load_config(path).state == (read or NodeConfig().state)
+
+
+@pytest.mark.parametrize("name", ["clock", "clocksource"])
+def test_a_shipped_check_is_disabled_by_any_name_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A release that renames it stops no node's checks."""
+    base = load_shipped()
+    fields = {"name": "clock", "old_names": ("clocksource",)}
+    renamed = tuple(msgspec.structs.replace(one, **fields) if one.name == "clocksource" else one for one in base.check)
+    monkeypatch.setattr(config, "load_shipped", lambda _: msgspec.structs.replace(base, check=renamed))
+    left = {one.name for one in load_config(write(tmp_path / "node.toml", f'disable = ["{name}"]')).check}
+    assert {one.name for one in renamed} - left == {"clock"}
 
 
 def test_types_choose_nodes(tmp_path: Path) -> None:

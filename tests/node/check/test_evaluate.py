@@ -306,3 +306,15 @@ def test_each_table_can_be_checked() -> None:
     """Subjects and targets of all tables are keys of theirs."""
     for name, table in TABLES.items():
         assert {table.subject, table.target} - {""} <= set(table.keys), name
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_too_many_groups_hide_failures_alone(most: int) -> None:
+    """What is unknown stays so, however few groups may fail; a row without a time may be one of the last day."""
+    one = check("kernel_log", max_count=0, group_by=("device",), within="24h", max_groups=most)
+    failing: list[Row] = [{"device": device, "at": at(1)} for device in "ab"]
+    assert states(one, []) == ["passed"]
+    assert states(one, failing) == ["passed"]
+    assert states(one, failing[:1]) == ["passed" if most == 0 else "failed"]
+    assert states(one, [*failing, {"device": "c", "at": None}]) == ["unknown"]
+    assert states(one, [], unknown="no permission") == ["unknown"]
