@@ -116,7 +116,7 @@ def _worst_findings(
 
     Evidence of before the end of the node's last incident was dealt with.
     """
-    dealt_with = max((one.over_at for one in past), default="")
+    dealt_with = max((one.over_at for one in past if age_s(one.over_at, now) < float("inf")), default="")
     by_age: tuple[list[Finding], list[Finding]] = [], []
     for one in draining(report.findings):
         if one.evidence_at > dealt_with:
@@ -134,7 +134,7 @@ def handled(now: str, incidents: Sequence[Incident], control: Control) -> dict[s
     return {
         one.node: one.over_at or DRAINED
         for one in incidents
-        if one.phase != "opening" and (not one.over_at or age_s(one.over_at, now, of_future=0.0) <= oldest_s)
+        if one.phase != "opening" and (not one.over_at or age_s(one.over_at, now) <= oldest_s)
     }
 
 
@@ -229,7 +229,7 @@ def _follow_incident(
         yield decision("take-over", f"its reason was changed: {view.reason}")
         return
     # A return that was begun, and not made, is decided anew: the node may have failed since.
-    if report is None or report.checked_at <= incident.drained_at:
+    if report is None or not _is_of_since(report, incident, now):
         return
     failure, is_for_person = _why_not_well(incident, report)
     if failure:
@@ -295,9 +295,14 @@ def why_not_returned(
         return "it is down: slurmd is to run there first"
     if report is None or report_problem(report, now, control):
         return report_problem(report, now, control)
-    if report.checked_at <= incident.drained_at:
+    if not _is_of_since(report, incident, now):
         return f"it was not checked since it was drained, at {incident.drained_at}"
     return _failure(report)
+
+
+def _is_of_since(report: NodeReport, incident: Incident, now: str) -> bool:
+    """Return whether a report is of after the drain, whose time says nothing where the clock was set back since."""
+    return report.checked_at > incident.drained_at or age_s(incident.drained_at, now) == float("inf")
 
 
 def _failure(report: NodeReport) -> str:

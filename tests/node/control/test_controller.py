@@ -251,6 +251,27 @@ def test_a_clock_that_is_set_back_returns_nothing_and_forgets_no_limit(tmp_path:
     assert acts[-1] == ["hold"] * 2
 
 
+def test_a_clock_that_was_a_year_ahead_holds_no_node(tmp_path: Path, clock: Clock) -> None:
+    """A node that was drained then recovers, and one that was returned then is drained anew."""
+    world = World(tmp_path, clock, max_share_partition=1.0)
+    acts: list[list[tuple[str, str]]] = []
+
+    def tick_after(minutes: float, *faulty: str) -> None:
+        clock.pass_minutes(minutes)
+        world.faulty = dict.fromkeys(faulty, "drain")
+        world.report()
+        acts.append([(row.act, row.node) for row in world.tick()])
+
+    year = 60.0 * 24 * 365
+    tick_after(year, "n03", "n04")
+    tick_after(1, "n03")
+    tick_after(11, "n03")
+    assert acts == [[("drain", "n03"), ("drain", "n04")], [("recover", "n04")], [("return", "n04")]]
+    tick_after(-year, "n04")
+    tick_after(11)
+    assert acts[-2:] == [[("recover", "n03"), ("drain", "n04")], [("return", "n03"), ("recover", "n04")]]
+
+
 @pytest.mark.parametrize("polls_before", [0, 1])
 def test_a_node_that_is_down_is_not_resumed(tmp_path: Path, clock: Clock, polls_before: int) -> None:
     """Neither by a person's `pit node return` nor by a tick, also where it went down since the poll."""
