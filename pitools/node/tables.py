@@ -69,8 +69,8 @@ TABLES: dict[str, Table] = {
     "processes": Table(
         {
             "pid": "process id",
-            "name": "name of the program, at most 15 bytes",
-            "command": "command line, its first 200 characters; empty for a kernel thread",
+            "name": "name of the program, its first 15 bytes; of a kernel thread all",
+            "command": "command line, its first 1024 characters; `[name]` if it has none, as a kernel thread",
             "user": "owner; the uid where it has no name",
             "uid": "owner's uid",
             "state": "R, S, D, Z (zombie), T, I",
@@ -82,7 +82,7 @@ TABLES: dict[str, Table] = {
             "memory_bytes": "resident memory",
             "memory_share": "resident memory as share of the node's",
             "parent": "name of the parent process",
-            "job_id": "Slurm job that it belongs to, by its cgroup; empty for none",
+            "job_id": "Slurm job that it belongs to, by its cgroup or the step it descends from; empty for none",
             "responds": "its command line can be read within the time-out",
         },
         subject="pid",
@@ -404,7 +404,34 @@ _VALUES = {
     "rdma_ports.kind": "infiniband roce iwarp efa",
     "rdma_ports.state": "ACTIVE ACTIVE_DEFER ARMED INIT DOWN NOP",
     "sensors.kind": "temperature voltage fan power",
+    "slurm.node_state": "allocated down error future idle mixed unknown",
     "services.state": "active inactive failed activating deactivating reloading maintenance missing",
+}
+_LOWER, _PCI, _NAME = "[^A-Z]*", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", r"[^*?\[]+"
+_FORMATS = {
+    "accounts.account": (_NAME, "svc"),
+    "block_devices.state": (_LOWER, "live"),
+    "cpus.governor": (_LOWER, "performance"),
+    "endpoints.endpoint": (r"tcp://\S+:\d+|ping://\S+", "tcp://login1:22"),
+    "files.mode": ("[0-7]{4}", "0644"),
+    "files.path": (f"/({_NAME})?", "/scratch"),
+    "gpus.pci": (_PCI, "0000:b5:00.0"),
+    "kernel_log.state": (_LOWER, "down"),
+    "packages.package": (_NAME, "nvidia-driver"),
+    "pci_devices.device": ("0x[0-9a-f]{4}", "0x2330"),
+    "pci_devices.kind": ("0x[0-9a-f]{6}", "0x030200"),
+    "pci_devices.pci": (_PCI, "0000:b5:00.0"),
+    "pci_devices.vendor": ("0x[0-9a-f]{4}", "0x10de"),
+    "processes.command": ("(?s:.{0,1024})", "at most 1024 characters"),
+    "raid_arrays.level": (_LOWER, "raid1"),
+    "raid_arrays.state": (_LOWER, "clean"),
+    "rdma_ports.physical_state": (
+        "LinkUp|Polling|Disabled|Sleep|PortConfigurationTraining|LinkErrorRecovery|Phy Test|<unknown>",
+        "LinkUp",
+    ),
+    "services.service": (_NAME, "sssd.service"),
+    "slurm.node_flags": (_LOWER, "drain"),
+    "system.clocksource": (_LOWER, "tsc"),
 }
 
 
@@ -418,3 +445,8 @@ def key_type(table: str, key: str) -> KeyType:
 def key_values(table: str, key: str) -> list[str]:
     """Return all values that a key of text can have; none where they are not known."""
     return _VALUES.get(f"{table}.{key}", "").split()
+
+
+def key_format(table: str, key: str) -> tuple[str, str]:
+    """Return a regular expression for all values that a key of text can have, and one of these."""
+    return _FORMATS.get(f"{table}.{key}", ("(?s:.*)", ""))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pitools.core import units
 from pitools.core.errors import PitError, suggest
 from pitools.node.check.values import RATE, REGEX, fits, is_equal, is_plain
-from pitools.node.tables import TABLES, key_type, key_values
+from pitools.node.tables import TABLES, key_format, key_type, key_values
 from pitools.node.types import ACTIONS, Value
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _COUNT_TESTS = ("count", "min_count", "max_count")
 _NUMBER_TESTS = ("min", "max", "max_increase", "max_rate")
 _A = {"text": "text", "number": "a number", "boolean": "true or false"}
 _SHARES = ("used_share", "memory_share", "spare_share")  # wear and CPU may be above 1
-_MODE = re.compile(r"[0-7]{4}")
+_NAME_BYTES = 15  # of a process; the kernel's own may have more
 _LONG_TEXTS = ("text", "output")
 _SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")  # that make a text more than itself in a regular expression
 
@@ -82,6 +82,9 @@ def _type_problems(check: Check) -> Iterator[str]:
     for key, wanted in (*check.where.items(), *check.cleared_by.items()):
         for value in _listed(wanted):
             yield from _misfit(check.table, key, value, is_where=True)
+            is_name = (check.table, key) == ("processes", "name") and is_plain(value)
+            if is_name and len(str(value).encode()) > _NAME_BYTES and not check.where.get("is_kernel"):
+                yield f'name "{value}" (expected at most {_NAME_BYTES} bytes, or is_kernel = true)'
     if not check.key:
         return
     for value in (check.equals, *check.one_of):
@@ -114,13 +117,16 @@ def _misfit(table: str, key: str, value: Value, *, is_where: bool = False) -> It
     if not is_of_type[kind]:
         shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
         yield f"{key} {shown} (expected {_A[kind]})"
-    elif key == "mode" and not is_regex and is_plain(value) and not _MODE.fullmatch(str(value)):
-        yield f'mode "{value}" (expected four digits: "{value:0>4}")'
+    elif key.endswith(_SHARES) and not isinstance(value, str) and not 0 <= (value or 0) <= 1:
+        yield f"{key} {value:g} (expected a share, 0 to 1)"
     elif isinstance(value, str) and kind == "text":
-        known = key_values(table, key)
+        known, (form, example) = key_values(table, key), key_format(table, key)
+        is_whole = not is_where or is_plain(value) or key == TABLES[table].target
         if known and value and not any(fits(one, value) if is_where else one == value for one in known):
             nearest = suggest(value.upper() if known[0].isupper() else value.lower(), known)
             yield f'{key} is never "{value.removeprefix(REGEX)}": {nearest}'
+        elif is_whole and value and not re.fullmatch(form, value):
+            yield f'{key} is never "{value}" (expected one such as "{example}")'
         elif is_where and key in _LONG_TEXTS and _is_literal(value):
             text = value.removeprefix(REGEX)
             yield f'{key} is compared as a whole with "{text}" (expected {f".*{text}.*" if is_regex else f"*{text}*"})'
@@ -146,6 +152,9 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield "its tests contradict each other: no value passes all"
     if check.count is not None and (check.min_count is not None or check.max_count is not None):
         yield "count contradicts min_count and max_count"
+    is_one_row, limits = not TABLES[check.table].subject, (check.count, check.min_count, check.max_count)
+    if is_one_row and (max(check.count or 0, check.min_count or 0) > 1 or (0 in limits and not check.where)):
+        yield f"table {check.table} has one row on each node"
     if (check.min_count or 0) > (check.max_count if check.max_count is not None else float("inf")):
         yield f"min_count {check.min_count} is above max_count {check.max_count}"
     if check.group_by and not (given.intersection(_COUNT_TESTS) or check.cleared_by):

@@ -45,7 +45,7 @@ def fits(value: Value, wanted: Value) -> bool:
         is_text = isinstance(value, str | int) and not isinstance(value, bool)
         return is_text and re.fullmatch(wanted.removeprefix(REGEX), str(value), re.DOTALL) is not None
     if not is_plain(wanted) and isinstance(value, str):
-        return fnmatch.fnmatchcase(value, str(wanted))
+        return fnmatch.fnmatchcase(value, str(wanted)) or value == wanted  # a command may have such signs
     return is_equal(value, wanted)
 
 

@@ -16,10 +16,11 @@ from pitools.node.gather.system import read_meminfo
 from pitools.node.types import Row
 
 BLOCKED_S = 5.0
-_COMMAND_CHARACTERS = 200
+_COMMAND_CHARACTERS = 1024
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STEP = re.compile(r"slurmstepd: \[(\d+)\.", re.ASCII)
 _SLURM_JOB = re.compile(r"slurm\S*/job_(\d+)(?:/|$)", re.ASCII | re.MULTILINE)
 
 _user_name = lru_cache(maxsize=None)(trust.user_name)  # may ask a directory service
@@ -45,6 +46,8 @@ def read_processes(
     uptime_s = to_float((read_text(proc / "uptime") or "").partition(" ")[0])
     total = read_meminfo(proc).get("MemTotal")
     stats = {stat.pid: stat for name in list_names(proc) if name.isdigit() and (stat := _read_stat(proc, name))}
+    # Without proctrack/cgroup a job's processes are in no cgroup of it, but descend from its steps.
+    steps = {stat.pid: _job_of_step(proc, stat) for stat in stats.values() if stat.name == "slurmstepd"}
     waiting: list[tuple[Row, bytes | None]] = []
     for stat in stats.values():
         if (stat.is_kernel and "/" in stat.name) or str(stat.pid) in skip:
@@ -66,11 +69,12 @@ def read_processes(
             "parent": parent.name if parent else "",
         }
         if stat.is_kernel:
-            yield {**row, "command": "", "job_id": "", "responds": True}
+            yield {**row, "command": f"[{stat.name}]", "job_id": "", "responds": True}
         else:
             # In D it may hold the lock of its memory, where its command line is; a user may have that on a FUSE mount.
             yield {**row, "responds": False}
-            row |= {"command": _command(proc, stat.pid), "job_id": _job_id(proc, stat.pid), "responds": True}
+            row |= {"command": _command(proc, stat.pid) or f"[{stat.name}]", "responds": True}
+            row["job_id"] = _job_id(proc, stat.pid) or _job_of_ancestor(stat, stats, steps)
             yield row
         if stat.state == "D":
             waiting.append((row, _switches(proc, stat.pid)))
@@ -117,6 +121,20 @@ def _command(proc: Path, pid: int) -> str:
 def _job_id(proc: Path, pid: int) -> str:
     match = _SLURM_JOB.search(read_text(f"{proc}/{pid}/cgroup") or "")
     return match[1] if match else ""
+
+
+def _job_of_step(proc: Path, stat: _Stat) -> str | None:
+    match = _STEP.match(_command(proc, stat.pid)) if stat.state != "D" else None
+    return match[1] if match else None
+
+
+def _job_of_ancestor(stat: _Stat, stats: dict[int, _Stat], steps: dict[int, str | None]) -> str | None:
+    """Return the job of the step that a process descends from, None if it is unknown; "" if it is of no step."""
+    for _ in range(len(stats) if steps else 0):  # it ends, whatever pids were used anew meanwhile
+        if stat.pid in steps or stat.parent not in stats:
+            break
+        stat = stats[stat.parent]
+    return steps.get(stat.pid, "")
 
 
 def _switches(proc: Path, pid: object) -> bytes | None:

@@ -106,6 +106,33 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         'key = "text"\ntable = "files"\nwhere = {path = "/x"}\npattern = "ERROR"',
         'key = "output"\ntable = "commands"\nwhere = {command = "x", output = "ERROR"}\nequals = "x"',
         'key = "kind"\ntable = "sensors"\npattern = "temp.*c"',
+        'key = "used_share"\nequals = 95',
+        "max_count = 0\nwhere = {used_share = [0.5, 95]}",
+        "table = 'system'\ncount = 2",
+        "table = 'slurm'\nmin_count = 2",
+        "table = 'slurm'\nmax_count = 0",
+        *(
+            f'table = "{key.partition(".")[0]}"\nmax_count = 0\nwhere = {{"{key.partition(".")[2]}" = "{value}"}}'
+            for key, value in {
+                "block_devices.state": "LIVE",
+                "cpus.governor": "Performance",
+                "endpoints.endpoint": "tcp://login1",
+                "files.path": "/scratch*",
+                "gpus.pci": "0000:B5:00.0",
+                "kernel_log.state": "Down",
+                "pci_devices.kind": "0300",
+                "pci_devices.pci": "b5:00.0",
+                "pci_devices.vendor": "10de",
+                "processes.name": "systemd-networkd",
+                "raid_arrays.level": "RAID1",
+                "rdma_ports.physical_state": "LINKUP",
+                "services.service": "sssd*",
+                "slurm.node_state": "drained",
+            }.items()
+        ),
+        'table = "files"\nmin_count = 1\nwhere = {path = "scratch"}',
+        'table = "endpoints"\nmin_count = 1\nwhere = {endpoint = "http://login1:80"}',
+        'table = "slurm"\nkey = "node_state"\nequals = "IDLE"',
         # A mild level with an action that drains.
         'key = "used_share"\nmax = 1\nlevel = "warning"',
         'key = "used_share"\nmax = 1\nlevel = "warning"\naction = "drain-after-job"',

@@ -30,7 +30,7 @@ PROC = {
     "40/stat": stat(40, "kswapd0", parent=2, flags=0x200040),
     "41/stat": stat(41, "kworker/3:1-events", state="I", parent=2, flags=0x4208060),
     "70/stat": stat(70, "a) R (b 1 2", parent=1),
-    "70/cmdline": "x" * 300,
+    "70/cmdline": "x" * 1500,
     "70/cgroup": "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
     "71/stat": stat(71, "python3", parent=70),
     "71/cgroup": "9:cpuset:/\n4:memory:/slurm/uid_1000/job_4712/step_batch",
@@ -71,7 +71,25 @@ def test_each_process_is_a_row(tmp_path: Path, write_tree, last_rows) -> None:
         "job_id": "",
         "responds": True,
     }
-    assert (rows[40]["is_kernel"], rows[40]["command"], rows[70]["command"]) == (True, "", "x" * 200)
+    assert (rows[40]["is_kernel"], rows[40]["command"], rows[70]["command"]) == (True, "[kswapd0]", "x" * 1024)
+
+
+def test_processes_of_a_step_are_of_its_job(tmp_path: Path, write_tree, last_rows) -> None:
+    """Where Slurm uses no cgroups, they descend from a process that names the job; if it is not read, it is unknown."""
+    tree = {
+        "uptime": "120.0 9.0",
+        "1/stat": stat(1, "systemd", parent=0),
+        "80/stat": stat(80, "slurmstepd"),
+        "80/cmdline": b"slurmstepd: [4713.batch]\0",
+        "81/stat": stat(81, "bash", parent=80),
+        "82/stat": stat(82, "python3", parent=81),
+        "90/stat": stat(90, "slurmstepd", state="D"),
+        "91/stat": stat(91, "bash", parent=90),
+        "92/stat": stat(92, "sshd", parent=93),
+        "93/stat": stat(93, "sshd", parent=92),
+    }
+    rows = last_rows("processes", read_processes((), (), proc=write_tree(tmp_path, tree), blocked_s=0))
+    assert {pid: rows[pid]["job_id"] for pid in (82, 91, 92, 1)} == {82: "4713", 91: None, 92: "", 1: ""}
 
 
 @pytest.mark.parametrize(
