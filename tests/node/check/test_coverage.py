@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -21,7 +22,7 @@ from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
 from pitools.node.check.xid_checks import XidSource
 from pitools.node.gather.collectors import read_facts
-from pitools.node.tables import TABLES, KeyType, key_type, key_values
+from pitools.node.tables import TABLES, KeyType, key_format, key_type, key_values
 from pitools.node.types import FactTable, NodeFacts, Row, Value
 
 FOLDER = Path(coverage_module.__file__).parent
@@ -192,7 +193,7 @@ SITE: dict[str, tuple[Rows, Rows]] = {
     "check_hw_topology": values("numa_node", bad=1, good=0),
 }
 RUNS: Row = {"exit_code": 0, "duration_s": 0.1}
-USER: Row = {"uid": 1000, "user": "u", "command": "python train.py", "job_id": "", "is_kernel": False}
+USER: Row = {"uid": 1001, "user": "u", "command": "python train.py", "job_id": "", "is_kernel": False}
 IN_A_JOB: Row = {**USER, "job_id": "17"}
 PORT: Row = {"port": "mlx5_ib0/1", "state": "ACTIVE", "physical_state": "LinkUp", "rate_gbps": 400.0}
 ECC: Row = {"remapped_rows_pending": False, "remap_failed": False, "remapped_rows": 0, "ecc_corrected": 9}
@@ -319,6 +320,31 @@ def test_each_line_of_nhc_fails_and_passes(line: str) -> None:
     assert judge(list(made.checks), good) == {"passed"}
 
 
+@pytest.mark.parametrize(
+    ("line", "row", "state"),
+    [
+        ("check_ps_userproc_lineage die", {**USER, "uid": 999, "user": "dbus"}, "passed"),
+        ("check_ps_userproc_lineage die", {**USER, "job_id": None}, "unknown"),
+        ("check_ps_userproc_lineage -n v,u -n w die", USER, "passed"),
+        ("check_ps_userproc_lineage -u 1001 die", USER, "passed"),
+        ("check_ps_userproc_lineage -c python die", USER, "passed"),
+        ("check_ps_userproc_lineage -n v -u 100 -c pyth die", USER, "failed"),
+        ("check_ps_userproc_lineage", USER, "failed"),
+        ("check_ps_service -u 999 sleep", {"command": "sleep 9", "uid": 999, "user": "dbus"}, "passed"),
+        ("check_ps_service -E reboot sleep", {"command": "sleep 9"}, "failed"),
+        ("check_ps_service -E reboot sleep", {"command": "vi"}, "passed"),
+        ("check_ps_daemon kthreadd", {"command": "[kthreadd]"}, "passed"),
+        ("check_ps_daemon /opt/*/bin/d/", {"command": "/opt/x/bin/d/ -f"}, "passed"),
+        ("check_cmd_status /a '[b]'", {"exit_code": 1, "duration_s": 9.0}, "failed"),
+        (r"check_file_contents /f '/^v1\\.2$/'", {"exists": True, "text": "v1.2"}, "passed"),
+    ],
+)
+def test_lines_of_nhc_are_judged_as_by_nhc(line: str, row: Row, state: str) -> None:
+    """Their exceptions and inversions, too: a healthy node is not drained by its own nhc.conf."""
+    (made,) = parse_nhc(f"* || {line}", "n1")
+    assert judge(list(made.checks), row) == {state}
+
+
 def test_every_check_of_the_others_is_named() -> None:
     """The table has all names: 59 of gcm at 1b7bde9, 46 of NHC at 9c4a38c, Azure's of May 2026; each with its way."""
     rows = coverage()
@@ -375,6 +401,8 @@ def test_values_have_the_types_of_their_keys() -> None:
         for key, value in (item for row in rows for item in row.items() if item[1] is not None):
             assert type(value) in types[key_type(table, key)], (table, key, value)
             assert not key_values(table, key) or value in ("", *key_values(table, key)), (table, key, value)
+            if isinstance(value, str) and value:
+                assert re.fullmatch(key_format(table, key)[0], value), (table, key, value)
 
 
 def test_no_name_is_left_over() -> None:

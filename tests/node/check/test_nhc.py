@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
 from pitools.node.check.config import checks_for, load_config
+from pitools.node.check.nhc import lines
 from pitools.node.check.nhc.lines import NhcLine, line_rows, parse_nhc
 from pitools.node.check.nhc.match import NotTakenError, above_regex, is_target, match_regex, size_bytes
 from pitools.node.check.nhc.system import MADE
@@ -77,11 +78,11 @@ def test_lines_are_for_the_hosts_that_they_name() -> None:
 
 def test_lines_that_are_not_taken_say_where_and_why() -> None:
     """What needs a shell, is no check, or no target is reported with its line; the others are taken."""
-    lines = list(parse_nhc(CONF, "gpu01"))
+    found = list(parse_nhc(CONF, "gpu01"))
     numbers = dict(enumerate(CONF.splitlines(), 1))
-    for line in lines:
+    for line in found:
         assert numbers[line.line].split("||")[0].strip() == line.text.split("||")[0].strip()
-    refused = [line for line in lines if not line.checks]
+    refused = [line for line in found if not line.checks]
     assert len(refused) == 7
     reasons = "\n".join(line.note for line in refused)
     for part in (
@@ -94,7 +95,7 @@ def test_lines_that_are_not_taken_say_where_and_why() -> None:
         "has no ||",
     ):
         assert part in reasons
-    (service,) = (line for line in lines if "nfslock" in line.text)
+    (service,) = (line for line in found if "nfslock" in line.text)
     assert service.checks
     assert service.note  # it is not started
 
@@ -106,6 +107,98 @@ def test_a_backslash_continues_a_line_as_for_the_shell() -> None:
         (1, "n1 || check_hw_eth a1"),
         (6, "n1 || check_hw_eth c"),
     ]
+
+
+def test_words_are_those_of_bash(tmp_path: Path) -> None:
+    """Quotes, comments, backslashes and variables mean what they mean for NHC, or the line is not taken."""
+    dice = random.Random(7)
+    signs = [
+        "\\",
+        "\\\\",
+        "'",
+        '"',
+        "#",
+        " ",
+        "a",
+        "/",
+        "{",
+        "}",
+        ",",
+        "..",
+        "~",
+        "$",
+        "!",
+        "*",
+        "[",
+        "=",
+        "$A",
+        "${A}",
+        ";",
+        ">",
+    ]
+    texts = [f"a{''.join(dice.choices(signs, k=6))} z" for _ in range(3000)]
+    texts = [text for text in texts if not ("A" in text and re.search(r"\$(?![A{])", text))]  # bash splits no such word
+    taken: dict[str, list[str]] = {}
+    for text in texts:
+        (line,) = parse_nhc(f"* || A='x y'\n* || check_file_contents /f {text}", "n1")
+        if line.checks:
+            taken[text] = [check.pattern for check in line.checks[1:]]
+    assert len(taken) > 500
+    script = r"""
+    set -f; A='x y'
+    while read LINE; do
+        eval "set -- ${LINE#*||}"
+        for word in "$@"; do printf '%s\0' "$word"; done; printf '\0'
+    done"""
+    bash = subprocess.run(
+        ["bash", "-c", script],
+        input="".join(f"||{text}\n" for text in taken),
+        text=True,
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert bash.stderr == ""
+    for (text, patterns), words in zip(taken.items(), bash.stdout.split("\0\0"), strict=False):
+        assert patterns == [match_regex(word, of_line=True) for word in words.split("\0")], text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "check_file_test -e /dev/nvidia{0..7}",
+        "check_file_test -e /{a,b}",
+        "check_cmd_status ls / 2>/dev/null",
+        "check_cmd_status ls />/dev/null",
+        "check_cmd_status a&&b",
+        "check_hw_eth eth0;reboot",
+        "check_fs_mount_rw -f ${SCRATCH:-/scratch}",
+        "check_fs_free ~ 5%",
+        "check_file_test -e /dev/nvidia*",
+        "check_ps_userproc_lineage -p 17 die",
+        "check_ps_cpu -u 999 99%",
+    ],
+)
+def test_what_the_shell_would_expand_is_not_taken(text: str) -> None:
+    """A line of it would ask for a file `nvidia{0..7}`, and drain each node."""
+    (line,) = parse_nhc(f"* || {text}", "n1")
+    assert line.checks == ()
+    assert line.note
+
+
+def test_a_time_out_beyond_ours_is_said() -> None:
+    """A command is ended after 10 s: one that takes longer is unknown for ever."""
+    notes = [line.note for line in parse_nhc("* || check_cmd_status -t 20 a\n* || check_cmd_status -t 10 a", "n1")]
+    assert [bool(note) for note in notes] == [True, False]
+
+
+def test_uids_of_the_system_are_those_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UID_MIN of login.defs, where the file sets no MAX_SYS_UID."""
+    (tmp_path / "login.defs").write_text("# UID_MIN 1\nUID_MIN\t\t  5000\nUID_MAX 60000\n")
+    monkeypatch.setattr(lines, "_LOGIN_DEFS", tmp_path / "login.defs")
+    (tmp_path / "nhc.conf").write_text("* || check_ps_cpu 99%\n* || MAX_SYS_UID=499\n* || check_ps_cpu 99%")
+    uids = [line.checks[0].where["uid"] for line in lines.read_nhc(tmp_path / "nhc.conf", "n1")]
+    assert uids == [f"re:{above_regex(5000)}", f"re:{above_regex(499)}"]
 
 
 def test_settings_without_a_use_say_so() -> None:

@@ -19,6 +19,7 @@ from pitools.node.check.nhc.match import (
     share_of,
     size_bytes,
 )
+from pitools.node.gather.named import COMMAND_TIMEOUT_S
 
 _EXISTS = {"key": "exists", "equals": True}
 _DMI = {
@@ -37,13 +38,15 @@ _DMI = {
 def command(arguments: list[str], _: dict[str, str], *, program: str = "") -> Parts:
     """Of check_cmd_output, check_cmd_status and check_cmd_dmesg: exit code, lines of the output, time."""
     pairs, words = options_of(arguments, "e:m:r:t:")
-    line = program or next(iter(option_values(pairs, "e")), "") or shlex.join(words)
+    line = program or shlex.join(" ".join(option_values(pairs, "e")[-1:]).split() or words)
     if not line:
         raise NotTakenError("names no command")
     given = {"r": "0", "t": "5", **dict(pairs)}
     fields = {"table": "commands", "where": {"command": line}}
     yield {"about": line, **fields, "key": "exit_code", "equals": count_of(given["r"])}
     yield {"about": f"{line} time", **fields, "key": "duration_s", "max": count_of(given["t"])}
+    if count_of(given["t"]) > COMMAND_TIMEOUT_S:
+        yield f"it is ended after {COMMAND_TIMEOUT_S:g} s, and is unknown then"
     for text in option_values(pairs, "m"):
         pattern = match_regex(text, of_line=True)
         yield {"about": f"{line} output", **fields, "key": "output", "pattern": pattern}

@@ -8,7 +8,6 @@ expression.
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 import zlib
 from collections.abc import Iterator
@@ -20,14 +19,28 @@ from pitools.core.errors import ConfigError, most_similar
 from pitools.node.check.config import Check
 from pitools.node.check.coverage import Coverage, reasons
 from pitools.node.check.nhc.match import NotTakenError, is_target
-from pitools.node.check.nhc.system import MADE
+from pitools.node.check.nhc.system import MADE, UID_MIN
 from pitools.node.check.problems import check_problem
 
+_ESCAPED = re.compile(r"\\(.)")  # NHC reads its file without `read -r`: each pair of backslashes is one
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
-_QUOTED_OR_VARIABLE = re.compile(r"'[^']*'|\\.|\$\(|`|\$\{(\w+)\}|\$(\w+)", re.DOTALL)
-_OPERATORS = {"&&", "||", "|", "&", ";", "<", ">", ">>", "2>&1", "(", ")"}
+_VARIABLE = r"(?P<variable>\$(?:\{[a-zA-Z_]\w*\}|[a-zA-Z_]\w*))|(?P<expression>\$[({\[\d?#$!@*-]|`)"
+_TOKEN = re.compile(
+    r"(?P<blank>\s+)|'(?P<single>[^']*)'|\"(?P<double>(?:[^\"\\]|\\.)*)\"|\\(?P<escaped>.)"
+    r"|(?P<unclosed>['\"])|(?P<operator>[;&|<>()])|(?P<braces>\{(?![^\s,.'\"\\$`{}]*\}))"
+    rf"|(?P<shell>\$['\"]|(?<![^\s=:])~)|{_VARIABLE}|(?P<plain>.)",
+    re.DOTALL,
+)
+_IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`\"\\])|{_VARIABLE}")
+_NOT_TAKEN = {
+    "unclosed": "has an open quotation mark",
+    "operator": "has more than one command, or a redirection",
+    "braces": "has braces, which the shell expands (expected a line for each word)",
+}
+_UID_MIN = re.compile(r"^UID_MIN\s+(\d+)", re.MULTILINE | re.ASCII)
 _NAME_LENGTH = 60
 _MOST_CHARACTERS = 4096  # of a command, with the values of its variables
+_LOGIN_DEFS = Path("/etc/login.defs")
 _UNUSED = {
     "TIMEOUT": "each read has a time-out of its own",
     "DETACHED_MODE": "a result is never that of the run before",
@@ -56,7 +69,16 @@ def read_nhc(path: Path, node: str) -> list[NhcLine]:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
     host = socket.gethostname()
-    return list(parse_nhc(text, host if host.partition(".")[0] == node else node))
+    return list(parse_nhc(text, host if host.partition(".")[0] == node else node, _uid_min()))
+
+
+def _uid_min() -> str:
+    """Return the first uid of ordinary users; NHC counts it as one of the system's."""
+    try:
+        match = _UID_MIN.search(_LOGIN_DEFS.read_text(errors="replace"))
+    except OSError:
+        match = None
+    return match[1] if match else UID_MIN
 
 
 def line_rows(path: Path, node: str) -> list[Coverage]:
@@ -73,12 +95,12 @@ def line_rows(path: Path, node: str) -> list[Coverage]:
     ]
 
 
-def parse_nhc(text: str, host: str) -> Iterator[NhcLine]:
-    """Yield the lines that are for a host, without comments and assignments."""
-    variables = {"HOSTNAME": host, "HOSTNAME_S": host.partition(".")[0]}
+def parse_nhc(text: str, host: str, uid_min: str = UID_MIN) -> Iterator[NhcLine]:
+    """Yield the lines that are for a host, without comments and assignments. uid_min: MAX_SYS_UID where none is set."""
+    variables = {"HOSTNAME": host, "HOSTNAME_S": host.partition(".")[0], "MAX_SYS_UID": uid_min}
     names: dict[str, int] = {}
     for number, line in _lines(text):
-        target, separator, command = (part.strip() for part in line.partition("||"))
+        target, separator, command = (part.strip() for part in _ESCAPED.sub(r"\1", line).partition("||"))
         try:
             if not separator:
                 raise NotTakenError("has no ||")
@@ -106,8 +128,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that are no comments, with their number; a backslash at the end continues one, also a comment."""
     begun, first = "", 1
     for number, line in enumerate([*text.splitlines(), ""], 1):
-        begun += line.removesuffix("\\")
-        if line.endswith("\\"):
+        is_continued = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        begun += line.removesuffix("\\") if is_continued else line
+        if is_continued:
             continue
         if begun.strip() and not begun.lstrip().startswith("#"):
             yield first, begun.strip()
@@ -115,26 +138,46 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _words(command: str, variables: dict[str, str]) -> list[str]:
-    """Split a command as the shell does, with the variables that the file has set."""
-
-    def value(match: re.Match[str]) -> str:
-        if match[0][0] in "'\\":
-            return match[0]
-        name = match[1] or match[2] or ""
-        if name not in variables:
-            raise NotTakenError(f"{match[0]} is known to the shell only" if name else "has a shell expression")
-        return variables[name]
-
-    try:
-        expanded = _QUOTED_OR_VARIABLE.sub(value, command)
-        if len(expanded) > _MOST_CHARACTERS:
-            raise NotTakenError(f"is too long (expected at most {_MOST_CHARACTERS} characters)")
-        words = shlex.split(expanded, comments=True)
-    except ValueError as error:
-        raise NotTakenError(str(error)) from error
-    if _OPERATORS.intersection(words) or any(word.endswith(";") for word in words):
-        raise NotTakenError("has more than one command, or a redirection")
+    """Split a command as the shell does, with the variables that the file has set. Raises NotTakenError."""
+    words: list[str] = []
+    is_open, length = False, 0
+    for match in _TOKEN.finditer(command):
+        kind = match.lastgroup or ""
+        text, is_split = match[kind], False
+        if kind == "plain" and text == "#" and not is_open:
+            break
+        if kind == "blank":
+            is_open = False
+            continue
+        if kind == "double":
+            text = _IN_QUOTES.sub(lambda inner: _value(inner, variables), text)
+        elif kind not in ("single", "escaped", "plain"):
+            text = _value(match, variables)
+            is_split = not (is_open and all(_ASSIGNMENT.match(word) or word == "export" for word in words))
+        for piece in re.findall(r"\s+|\S+", text) if is_split else [text]:
+            if is_split and piece.isspace():
+                is_open = False
+                continue
+            if not is_open:
+                words.append("")
+            words[-1] += piece
+            is_open, length = True, length + len(piece)
+            if length > _MOST_CHARACTERS:
+                raise NotTakenError(f"is too long (expected at most {_MOST_CHARACTERS} characters)")
     return words
+
+
+def _value(match: re.Match[str], variables: dict[str, str]) -> str:
+    """Return what an escaped sign or a variable stands for. Raises NotTakenError for what the shell alone knows."""
+    kind = match.lastgroup or ""
+    if kind == "escaped":
+        return match[kind]
+    if kind != "variable":
+        raise NotTakenError(_NOT_TAKEN.get(kind, "has a shell expression"))
+    name = match[kind].strip("${}")
+    if name not in variables:
+        raise NotTakenError(f"{match[kind]} is known to the shell only")
+    return variables[name]
 
 
 def _assign(words: list[str], variables: dict[str, str]) -> list[str] | None:

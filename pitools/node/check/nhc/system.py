@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,15 +16,18 @@ from pitools.node.check.nhc.match import (
     Parts,
     above_regex,
     count_of,
+    glob_regex,
     limits_of,
     match_regex,
     needed,
+    option_values,
     options_of,
     share_of,
     size_bytes,
     where_value,
 )
 
+UID_MIN = "1000"
 _READ_WRITE, _READ_ONLY = "/(^|,)rw($|,)/", "/(^|,)ro($|,)/"
 
 # --- Hardware ---
@@ -108,9 +113,7 @@ def _socket(arguments: list[str], _: dict[str, str]) -> Parts:
 def _daemon(arguments: list[str], _: dict[str, str], *, limit: dict[str, int]) -> Parts:
     name, owner, words, *_rest = needed(arguments, 1)
     text = f"{name} {words}" if words else name
-    where: dict[str, Any] = {"command": f"re:(?s:.*){match_regex(text)}(?s:.*)"}
-    if owner:
-        where["user"] = where_value(owner)
+    where = {"command": f"re:(?s:.*){glob_regex(text)}(?s:.*)", **_owned_by(owner)}
     yield {"about": text, "table": "processes", "where": where, **limit}
 
 
@@ -121,13 +124,18 @@ def _service(arguments: list[str], _: dict[str, str]) -> Parts:
     if not name:
         raise NotTakenError("names no service")
     text = given.get("m") or f"*{given.get('d') or name}"
-    where: dict[str, Any] = {"command": f"re:{match_regex(text, of_first_word='f' not in given)}"}
-    if owner := given.get("u"):
-        where["user"] = where_value("root" if owner == "0" else owner)
-    test = {"max_count": 0} if {"k", "s"} & set(given) else {"min_count": 1}
+    where = {"command": f"re:{match_regex(text, of_first_word='f' not in given)}", **_owned_by(given.get("u", ""))}
+    test = {"max_count": 0} if {"E", "k", "s"} & set(given) else {"min_count": 1}
     yield {"about": name, "table": "processes", "where": where, **test, "is_mild": "0" in given}
     if set(given) & set("EScekrsvV"):
         yield HANDS_OFF
+
+
+def _owned_by(owner: str) -> dict[str, Any]:
+    """Return the fields of `where` for an owner: a uid, or a match string of names; "": anyone."""
+    if not owner:
+        return {}
+    return {"uid": count_of(owner)} if owner.isdecimal() else {"user": where_value(owner)}
 
 
 def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callable[[str], dict[str, Any]]) -> Parts:
@@ -140,9 +148,11 @@ def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callabl
         where["uid"] = f"re:{above_regex(_max_system_uid(variables))}"
     if text:
         where["command"] = f"re:{match_regex(text, of_first_word='f' not in given)}"
-    if owner := given.get("u"):
-        where["uid" if owner.isdecimal() else "user"] = count_of(owner) if owner.isdecimal() else where_value(owner)
-    about = text or owner or ""
+    owned_by = _owned_by(owner := given.get("u", ""))
+    if "uid" in where and owned_by.get("uid", math.inf) <= _max_system_uid(variables):
+        raise NotTakenError(f"-u {owner}: processes of the system are left out (expected -A)")
+    where |= owned_by
+    about = text or owner
     test = limit(needed(rest, 1)[0])
     yield {"about": about, "table": "processes", "where": where, **test, "is_mild": "0" in given}
     if set(given) & set("Kekr"):
@@ -150,7 +160,7 @@ def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callabl
 
 
 def _max_system_uid(variables: dict[str, str]) -> int:
-    return count_of(variables.get("MAX_SYS_UID", "99"))
+    return count_of(variables.get("MAX_SYS_UID") or UID_MIN)
 
 
 def _cpu_seconds(text: str) -> dict[str, Any]:
@@ -170,20 +180,34 @@ def _is_mild(actions: list[str]) -> bool:
     return bool(given) and "die" not in given
 
 
-def _strangers(actions: list[str], variables: dict[str, str], *, is_report: bool = False) -> Parts:
+def _strangers(arguments: list[str], variables: dict[str, str], *, is_report: bool = False) -> Parts:
     """Processes of ordinary users that are of no job. is_report: never more than a warning."""
-    allowed = variables.get("NHC_AUTH_USERS", "root nobody").split()
-    where = {
+    pairs, actions = options_of(arguments, "c:n:p:u:")
+    if option_values(pairs, "p") or "RM_DAEMON_MATCH" in variables:
+        raise NotTakenError("-p and RM_DAEMON_MATCH are not read")
+    uids, names, commands = (_words_of(option_values(pairs, letter)) for letter in "unc")
+    names += _words_of([variables.get("NHC_AUTH_USERS", "root nobody")])
+    where: dict[str, Any] = {
         "job_id": "",
         "is_kernel": False,
-        "uid": f"re:{above_regex(_max_system_uid(variables))}",
-        "user": f"re:{match_regex('!/^(' + '|'.join(allowed) + ')$/')}",
+        "uid": f"re:(?!{_any_of(uids)}$)(?:{above_regex(_max_system_uid(variables))})",
+        "user": f"re:(?!{_any_of(names)}$).*",
     }
+    if commands:
+        where["command"] = f"re:(?!{_any_of(commands)}(?: |$)).*"
     yield {"table": "processes", "where": where, "max_count": 0, "is_mild": is_report or _is_mild(actions)}
     if is_report:
         yield "users of running jobs are not excepted: it only warns"
     if "kill" in actions:
         yield HANDS_OFF
+
+
+def _words_of(texts: Iterable[str]) -> list[str]:
+    return [word for text in texts for word in re.split(r"[\s,;]+", text) if word]
+
+
+def _any_of(words: list[str]) -> str:
+    return f"(?:{'|'.join(map(re.escape, words))})" if words else "(?!)"
 
 
 # --- Of Azure's extension ---
