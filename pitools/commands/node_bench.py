@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import LocalPath, format_option
+from pitools.commands.node_check import config_option, load_node_config
+from pitools.commands.options import LocalPath, format_option, site_option
 
 if TYPE_CHECKING:
     from pitools.node.bench.compare import BenchResult
@@ -27,10 +28,13 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
     help="Of the disk to measure, by a 1 GiB file.",
 )
 @click.option("--timeout", metavar="TIME", default="2m", show_default=True, help="Time limit of each test: 90s, 2m.")
-@click.option("--config", type=LocalPath(), help="The file of node checks, which names the spool.")
+@config_option
+@site_option
 @format_option
 @click.pass_context
-def bench(ctx: click.Context, mode: str, folder: Path, timeout: str, config: Path | None, form: str) -> None:
+def bench(
+    ctx: click.Context, mode: str, folder: Path, timeout: str, config_path: Path | None, site_name: str, form: str
+) -> None:
     """Measure the nodes of this job, or with --alone, outside of a job, this node.
 
     Prints a line for each node and measure, rates in bytes or operations per second. Results are kept in the spool,
@@ -47,10 +51,9 @@ def bench(ctx: click.Context, mode: str, folder: Path, timeout: str, config: Pat
     from pitools.node.bench import history, run
     from pitools.node.bench.bisect import max_rounds
     from pitools.node.bench.compare import compare, compare_twice
-    from pitools.node.check.config import load_config
     from pitools.node.check.this_node import node_name
 
-    spool = load_config(config).spool
+    spool = load_node_config(config_path, site_name).spool
     timeout_s = parse_duration(timeout)
     if not timeout_s:
         raise UsageError(f'"{timeout}": no time to measure in (expected 1s or more)', where="--timeout", hint="2m")

@@ -11,6 +11,7 @@ from pitools.commands import completion
 from pitools.commands.options import LocalPath, rows_format_option, site_option
 
 if TYPE_CHECKING:
+    from pitools.node.check.config import NodeConfig
     from pitools.node.check.this_node import Context
 
 FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message")
@@ -37,8 +38,21 @@ config_option = click.option(
 )
 
 
+def load_node_config(config_path: Path | None, site_name: str) -> NodeConfig:
+    """Load the file that --config names, else the site's, else /etc/pitools/node.toml. Raises PitError."""
+    from pitools.node.check.config import load_config
+
+    if config_path is None:
+        from pitools.site.load import load_site  # milliseconds, which the check of each five minutes need not pay
+
+        config = load_site(site_name).node.config
+        config_path = Path(config) if config else None
+    return load_config(config_path)
+
+
 @click.command()
 @config_option
+@site_option
 @click.option("--report", is_flag=True, help="Write the report for the controller, into the spool.")
 @click.option(
     "--context",
@@ -54,6 +68,7 @@ config_option = click.option(
 def check(
     ctx: click.Context,
     config_path: Path | None,
+    site_name: str,
     report: bool,
     context: Context,
     with_passed: bool,
@@ -69,13 +84,12 @@ def check(
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.node.check import this_node
-    from pitools.node.check.config import load_config
     from pitools.node.spool import is_bench_requested
 
     began_s = time.monotonic()
     if report and context != "health":
         raise UsageError("--report needs all tables", where=f"--context {context}", hint="leave --context out")
-    config = load_config(config_path)
+    config = load_node_config(config_path, site_name)
     checked = this_node.check_node(config, this_node.node_name(name), context)
     with Output(form, FINDING_COLUMNS) as out:
         for finding in checked.findings if with_passed else this_node.summary(checked):
@@ -122,11 +136,11 @@ def show(
     if tables:
         _print_keys(form)
     elif coverage:
-        _print_coverage(config_path, form)
+        _print_coverage(config_path, site_name, form)
     elif node:
         _print_history(node, config_path, site_name, form)
     else:
-        _print_facts(config_path, table, form)
+        _print_facts(config_path, site_name, table, form)
 
 
 def _print_keys(form: str) -> None:
@@ -140,29 +154,27 @@ def _print_keys(form: str) -> None:
                 out(KeyRow(table=name, key=key, type=key_type(name, key), meaning=meaning))
 
 
-def _print_coverage(config_path: Path | None, form: str) -> None:
+def _print_coverage(config_path: Path | None, site_name: str, form: str) -> None:
     """Print what is made of each line of the site's nhc.conf, if it names one, then the checks of other tools."""
     from pitools.core.output import Output
     from pitools.node.check import this_node
-    from pitools.node.check.config import load_config
     from pitools.node.check.coverage import coverage
     from pitools.node.check.nhc.lines import line_rows
 
-    file = load_config(config_path).nhc.file
+    file = load_node_config(config_path, site_name).nhc.file
     with Output(form) as out:
         for row in (*(line_rows(Path(file), this_node.node_name()) if file else ()), *coverage()):
             out(row)
 
 
-def _print_facts(config_path: Path | None, table: str, form: str) -> None:
+def _print_facts(config_path: Path | None, site_name: str, table: str, form: str) -> None:
     from pitools.core.errors import ClusterError
     from pitools.core.output import Output
     from pitools.node.check import this_node
-    from pitools.node.check.config import load_config
     from pitools.node.tables import TABLES
     from pitools.node.types import FactRow, TableRow
 
-    config, node = load_config(config_path), this_node.node_name()
+    config, node = load_node_config(config_path, site_name), this_node.node_name()
     facts = this_node.gather(config, node, [table] if table else ())
     if not table:
         with Output(form) as out:

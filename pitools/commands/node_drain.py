@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands import completion
-from pitools.commands.node_check import config_option
+from pitools.commands.node_check import config_option, load_node_config
 from pitools.commands.options import format_option, rows_format_option, site_option
 
 if TYPE_CHECKING:
@@ -39,13 +39,12 @@ def load_controller(config_path: Path | None, site_name: str) -> Controller:
 
 def _load(config_path: Path | None, site_name: str) -> tuple[Controller, bool]:
     """Return the controller of a site, and whether its file allows it to act."""
-    from pitools.node.check.config import load_config
     from pitools.node.control.tick import Controller
     from pitools.site.connect import client
     from pitools.site.load import load_site
 
     site = load_site(site_name)
-    config = load_config(config_path or (Path(site.node.config) if site.node.config else None))
+    config = load_node_config(config_path, site_name)
     return Controller(client(site), config), config.control.act
 
 

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
 import pytest
 
+from pitools.commands.node import group
 from pitools.core.locks import lock
 from pitools.node import spool
 from pitools.node.check.config import load_config
@@ -84,6 +86,19 @@ def test_a_check_prints_what_failed(machine: Machine) -> None:
     assert machine.pit("check", *config) == []
     assert [row["state"] for row in machine.pit("check", *config, "--all")] == ["passed"]
     assert not list((machine.folder / "spool").iterdir())
+
+
+def test_the_file_of_checks_is_the_option_or_of_the_site(machine: Machine) -> None:
+    """For all verbs: with a site's file, a check of this node is not that of the shipped checks alone."""
+    assert [row["check"] for row in machine.pit("check", code=1)] == ["scratch"]
+    (row,) = machine.pit("show", "--facts", "files")
+    assert str(machine.folder) in str(row["values"])
+    (machine.folder / "scratch").touch()
+    assert machine.pit("check") == []
+    context = click.Context(group)
+    verbs = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    options = {name: {option.name for option in verb.params} for name, verb in verbs.items() if verb}
+    assert {name for name, names in options.items() if {"config_path", "site_name"} <= names} == set(verbs)
 
 
 def test_what_other_tools_check(machine: Machine) -> None:
