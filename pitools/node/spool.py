@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Collection, Iterable, Set
 from pathlib import Path
 
@@ -31,6 +32,8 @@ SUSPICIONS = "suspicions"
 CONTROL, HANDLED = "control", "handled.json"
 """The controller's folder of the spool, and what nodes read there."""
 
+MAX_SUSPICION_BYTES = 1 << 14  # of a file there
+_MAX_OF_USER, _MAX_REMOVED, _DAY_S = 64, 5_000, 86400.0
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
 _REQUESTS = "bench-requests"
@@ -52,10 +55,35 @@ def write_report(spool: Path, report: NodeReport) -> None:
 
 
 def make_suspicions(spool: Path) -> None:
-    """Make the folder of suspicions, if it is missing; every user may add files. Raises OSError."""
+    """Make the folder of suspicions, to which every user may add files, and remove those that count no more.
+
+    A user's folder that is not empty stays. Raises OSError if it cannot be made.
+    """
     with contextlib.suppress(FileExistsError):
         (spool / SUSPICIONS).mkdir()
         (spool / SUSPICIONS).chmod(0o1777)
+    for path in suspicion_files(spool)[1][:_MAX_REMOVED]:
+        with contextlib.suppress(OSError):
+            path.rmdir() if stat.S_ISDIR(path.lstat().st_mode) else path.unlink()
+
+
+def suspicion_files(spool: Path) -> tuple[list[tuple[int, Path]], list[Path]]:
+    """Return the owner's uid and the path of the newest files of each user, and the paths of all that count no more."""
+    by_uid: dict[int, list[tuple[float, str]]] = {}
+    others: list[tuple[float, str]] = []
+    with contextlib.suppress(OSError), os.scandir(spool / SUSPICIONS) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                status = entry.stat(follow_symlinks=False)
+                is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_SUSPICION_BYTES
+                is_kept = is_small and status.st_mtime > time.time() - _DAY_S
+                files = by_uid.setdefault(status.st_uid, []) if is_kept else others
+                files.append((status.st_mtime, entry.path))
+    for files in by_uid.values():
+        files.sort(reverse=True)
+        others += files[_MAX_OF_USER:]
+    kept = [(uid, Path(path)) for uid, files in by_uid.items() for _, path in files[:_MAX_OF_USER]]
+    return kept, [Path(path) for _, path in others]
 
 
 def reported_nodes(spool: Path) -> set[str]:

@@ -1,25 +1,26 @@
 """Suspicion: what speaks against a node that is not drained. It moves the choice of nodes, and never drains one.
 
-SPOOL/suspicions/UID.jsonl    pit.node-run-record/1: what runs of a user found, written by the user's own processes
+SPOOL/suspicions/UID.*.jsonl    pit.node-run-record/1: what a run of a user found, written by the user's own processes
 
-The controller makes the folder, with mode 1777: `chmod 0755` on it ends what users report. A file is used only if the
-user of its name owns it; a user's records suspect at most _MAX_NODES_OF_USER nodes, and alone never strongly.
+The controller makes the folder, with mode 1777: `chmod 0755` on it ends what users report. Who owns a file is its user,
+whatever its name; nobody can take a name before, as a part of it is random. A user's records suspect at most
+_MAX_NODES_OF_USER nodes, and alone never strongly. A user who fills the file system ends all reports, as quotas or a
+file system of the folder's own prevent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import re
-import stat
+import secrets
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -46,11 +47,9 @@ _MAX_OF_SOURCE = 0.5  # what one user, or one report without a finding that drai
 _DRAINS, _WATCHED, _WARNED, _SLOW = 1.0, 0.4, 0.2, 0.4
 _DRAINING, _WATCHING = ACTIONS.index("drain-after-job"), ACTIONS.index("watch")
 _MAX_NODES_OF_USER = 8
-_MAX_BYTES, _MAX_FILES = 1 << 16, 50_000
 _TIMEOUT_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
-_FILE = re.compile(r"(0|[1-9]\d{0,9})\.jsonl", re.ASCII)
 
 Source = Literal["report", "incident", "bench", "run"]
 Value = TypeVar("Value")
@@ -93,8 +92,8 @@ class Suspicion(Record, frozen=True, kw_only=True, tag="pit.suspected-node/1"):
 
     @property
     def is_strong(self) -> bool:
-        """Whether a report or an incident drains it, or several sources suspect it."""
-        return self.score >= STRONG
+        """Whether something drains it, or its data were wrong, or several users suspect it."""
+        return self.score >= STRONG and (self.users > 1 or any(one.weight >= _DRAINS for one in self.reasons))
 
     @property
     def other_reasons(self) -> list[SuspicionReason]:
@@ -103,8 +102,8 @@ class Suspicion(Record, frozen=True, kw_only=True, tag="pit.suspected-node/1"):
 
     @property
     def summary(self) -> str:
-        """How many users suspect it, and the newest of the other reasons; "" without one."""
-        return f"users: {self.users}; {self.other_reasons[0].message}" if self.other_reasons else ""
+        """How many users suspect it, and the newest of the other reasons, else of all."""
+        return f"users: {self.users}; {(self.other_reasons or self.reasons)[0].message}"
 
 
 def suspicions(
@@ -140,18 +139,26 @@ def _suspicion(node: str, reasons: Sequence[SuspicionReason]) -> Suspicion:
 def _of_site(
     now: str, reports: Mapping[str, NodeReport], incidents: Iterable[Incident], bench: Iterable[BenchResult]
 ) -> Iterator[SuspicionReason]:
-    """Yield failed findings, open incidents, and measures whose newest result is slow or wrong."""
+    """Yield failed findings, open incidents, and measures whose newest result is slow or wrong.
+
+    A check that drains nothing, and fails on more than half of several nodes, says nothing of a node.
+    """
 
     def reason(node: str, source: Source, weight: float, at: str, message: str) -> SuspicionReason:
         return SuspicionReason(node=node, source=source, weight=weight, at=at, message=_printable(message))
 
-    for node, report in reports.items():
-        for one in report.findings:
-            action = ACTIONS.index(one.action)
-            if one.state == "failed" and not one.is_shadow and action >= _WATCHING:
-                watched = _WATCHED if one.level == "critical" else _WARNED
-                weight = _DRAINS if action >= _DRAINING else watched
-                yield reason(node, "report", weight, one.evidence_at, f"{one.check}: {one.message}")
+    failed = {
+        (node, one.check): one
+        for node, report in reports.items()
+        for one in report.findings
+        if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _WATCHING
+    }
+    nodes_of = Counter(check for _, check in failed)
+    for (node, check), one in failed.items():
+        drains = ACTIONS.index(one.action) >= _DRAINING
+        if drains or not 2 * nodes_of[check] > len(reports) > 1:
+            weight = _DRAINS if drains else _WATCHED if one.level == "critical" else _WARNED
+            yield reason(node, "report", weight, one.evidence_at, f"{check}: {one.message}")
     for case in incidents:
         if case.phase != "over":
             yield reason(case.node, "incident", _DRAINS, case.opened_at, f"{case.incident}: {case.message}")
@@ -200,18 +207,13 @@ def _benched_nodes(spool: Path) -> list[str]:
 
 def read_run_records(spool: Path, nodes: Collection[str]) -> list[RunRecord]:
     """Return what users' runs found of these nodes; what is foreign, damaged or hostile is left out."""
-    records: list[RunRecord] = []
-    with contextlib.suppress(OSError), os.scandir(spool / spool_folder.SUSPICIONS) as entries:
-        for entry in islice(entries, _MAX_FILES):
-            if match := _FILE.fullmatch(entry.name):
-                records += _read_file(Path(entry.path), int(match[1]), nodes)
-    return records
+    kept, _ = spool_folder.suspicion_files(spool)
+    return [record for uid, path in kept for record in _read_file(path, uid, nodes)]
 
 
 def _read_file(path: Path, uid: int, nodes: Collection[str]) -> list[RunRecord]:
     try:
-        # Before read_owned, whose error names users: a directory service may take long for each.
-        lines = spool_folder.read_owned(path, (uid,), _MAX_BYTES).splitlines() if path.lstat().st_uid == uid else ()
+        lines = spool_folder.read_owned(path, (uid,), spool_folder.MAX_SUSPICION_BYTES).splitlines()
     except (OSError, ValueError):
         return []
     records: list[RunRecord] = []
@@ -255,25 +257,16 @@ def report_cause(site: Site, nodes: Iterable[str], cause: Cause, run: str) -> No
 
 
 def write_run_records(spool: Path, records: Sequence[RunRecord]) -> None:
-    """Append to this user's file of the spool, which begins anew when it is full. Raises OSError."""
-    path = spool / spool_folder.SUSPICIONS / f"{os.geteuid()}.jsonl"
-    # The first newline ends a line that a full disk cut.
-    lines = b"\n".join((b"", *map(msgspec.json.encode, records), b""))
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Write a new file of this user, with as many records as count. Raises OSError."""
+    path = spool / spool_folder.SUSPICIONS / f"{os.geteuid()}.{secrets.token_hex(8)}.jsonl"
+    lines = [msgspec.json.encode(record) + b"\n" for record in records[:_MAX_NODES_OF_USER]]
     try:
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except (FileNotFoundError, PermissionError):  # this site does not collect them
         return
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
-            raise OSError(errno.EPERM, "not a file of this user", str(path))
+    with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o644)  # under any umask
-        if status.st_size + len(lines) > _MAX_BYTES:
-            os.ftruncate(descriptor, 0)
-        os.write(descriptor, lines)
-    finally:
-        os.close(descriptor)
+        file.writelines(lines)
 
 
 def _config_of_site(site: Site) -> NodeConfig | None:
@@ -303,7 +296,7 @@ def _with_config(site: Site, function: Callable[[NodeConfig], Value], problem: s
     try:
         return result.result(timeout=_TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # a run does without
-        print(f"pit: {problem}: {error or f'no answer within {_TIMEOUT_S:g} s'}", file=sys.stderr)
+        print(f"pit: {problem}: {str(error) or f'no answer within {_TIMEOUT_S:g} s'}", file=sys.stderr)
         return None
 
 
