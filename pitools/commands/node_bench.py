@@ -27,7 +27,9 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
     show_default=True,
     help="Of the disk to measure, by a 1 GiB file.",
 )
-@click.option("--timeout", metavar="TIME", default="2m", show_default=True, help="Time limit of each test: 90s, 2m.")
+@click.option(
+    "--timeout", metavar="TIME", default="2m", show_default=True, help="Time limit of each test: 5s, 2m; 5 is minutes."
+)
 @config_option
 @site_option
 @format_option
@@ -45,7 +47,7 @@ def bench(
     salloc -N 16 --exclusive pit node bench --bisect
     """
     from pitools.core import hostlist
-    from pitools.core.errors import ClusterError, UsageError
+    from pitools.core.errors import PitError, UsageError
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
     from pitools.node.bench import history, run
@@ -72,17 +74,18 @@ def bench(
     else:
         if len(nodes) < 2:
             hint = f"salloc -N 8 --exclusive pit node bench --{mode}"
-            raise UsageError(f"{len(nodes)} nodes in this job (expected 2 or more)", where=f"--{mode}", hint=hint)
+            problem = f"{len(nodes)} nodes in this job" if nodes else "not in a job"
+            raise UsageError(f"{problem} (expected 2 nodes or more)", where=f"--{mode}", hint=hint)
         report(f"{len(nodes)} nodes, at most {max_rounds(len(nodes))} rounds")
         tester = run.GroupTester(timeout_s=timeout_s, ranks_per_node=run.gpus_per_node() or 1, report=report)
         found = run.find_bad(nodes, tester.test_round, together=mode == "bisect")
         results = compare(run.to_results(found, nodes, tester.tests, tester.devices), past, is_judged=True)
-    if spool:
-        try:
-            history.append_results(Path(spool), results)
-        except ClusterError as error:
-            report(f"note: results are not kept: {error}")
     with Output(form, COLUMNS) as out:
         for result in results:
             out(result)
+    if spool:
+        try:
+            history.append_results(Path(spool), results)
+        except PitError as error:
+            report(f"note: results are not kept: {error}")
     ctx.exit(any(result.verdict != "ok" for result in results))

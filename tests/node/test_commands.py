@@ -11,10 +11,16 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from pitools.commands import node_bench
 from pitools.commands.node import group
+from pitools.core.errors import NoSpace
 from pitools.core.locks import lock
 from pitools.node import spool
+from pitools.node.bench import history
+from pitools.node.bench import run as bench
+from pitools.node.bench.compare import BenchResult
 from pitools.node.check.config import load_config
 from pitools.node.types import BENCH_CHECK
 
@@ -222,3 +228,19 @@ def test_a_watch_prints_an_act_once(machine: Machine) -> None:
         ("n01", "drain", False),
         ("n02", "hold", False),
     ]
+
+
+def test_results_of_a_bench_are_printed_before_they_are_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full spool costs none of them."""
+    monkeypatch.setattr(bench, "measure_nodes", lambda *_, **__: [BenchResult(node="n1", measure="m", value=1.0)])
+
+    def keep(*_: object) -> None:
+        raise NoSpace("no space left", where="/spool")
+
+    monkeypatch.setattr(history, "append_results", keep)
+    done = CliRunner().invoke(node_bench.bench, ["--config", str(machine.config), "--format", "jsonl"])
+    assert done.exit_code == 0
+    assert '"measure":"m"' in done.output
+    assert "no space left" in done.output
+    done = CliRunner().invoke(node_bench.bench, ["--config", str(machine.config), "--bisect"])
+    assert "not in a job" in str(done.exception)

@@ -297,7 +297,7 @@ def _node_result(
     problem = ""
     if node in found.bad:
         own = [test for test in failed if not bad_others.intersection(hostlist.expand(test.nodes))]
-        worst = max(own, key=lambda test: _SEVERITY.index(test.verdict))
+        worst = max(own or failed, key=lambda test: _SEVERITY.index(test.verdict))  # partners may turn bad later
         verdict, problem = worst.verdict, worst.problem
     elif node in found.undecided:
         verdict, problem = "undecided", "; ".join(f"{test.nodes}: {test.problem}" for test in failed)
