@@ -19,16 +19,20 @@ from pitools.node.check import this_node
 from pitools.node.check.config import Check, load_config
 from pitools.run.attempt_records import NodePreflight, PreflightFailure
 
-_TIMEOUT_S = 25.0
+_TIMEOUT_S, _GATHER_TIMEOUT_S = 25.0, 20.0
 _MAX_FAILURES, _MAX_MESSAGE = 3, 200  # a line longer than srun's buffer may be broken by another node's
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the result of this node's checks. argv: the file of checks; without it, the node's own."""
+    """Print the result of this node's checks, or exit with why there is none.
+
+    argv: the file of checks, which must be here, too; without it, the node's own.
+    """
     faulthandler.dump_traceback_later(_TIMEOUT_S, exit=True)  # by a thread: also while this one hangs
-    config = Path(argv[0]) if argv and Path(argv[0]).exists() else None
     try:
-        result = check_for_job(this_node.check_node(load_config(config), this_node.node_name(), "prolog"))
+        config = load_config(Path(argv[0]) if argv else None)
+        checked = this_node.check_node(config, this_node.node_name(), "prolog", timeout_s=_GATHER_TIMEOUT_S)
+        result = check_for_job(checked)
     except PitError as error:
         sys.exit(f"{error.where}: {error.message}")  # one line, for the result of the job's first node
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -54,7 +58,7 @@ def is_valid_in_job(check: Check, gpus: int) -> bool:
     A folder that this user may not write to is not at fault either.
     """
     needed = max(check.count or 0, check.min_count or 0)
-    return check.key != "is_writable" and (check.table != "gpus" or needed <= gpus)
+    return "is_writable" not in (check.key, *check.where) and (check.table != "gpus" or needed <= gpus)
 
 
 if __name__ == "__main__":

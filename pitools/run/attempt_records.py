@@ -121,7 +121,9 @@ class HangReport(Record, frozen=True, kw_only=True, tag="pit.hang/1"):
 
 
 class PreflightFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that must not run the ranks. check: the name of the check that failed, or "all-reduce"."""
+    """A node that must not run the ranks. check: the name of the check that failed, "all-reduce", or "all-reduce-pair"
+    for a node of a pair with wrong data, of which the other may be at fault.
+    """
 
     node: str
     check: str

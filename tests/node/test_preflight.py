@@ -65,6 +65,7 @@ def test_many_long_failures_are_one_short_line(tmp_path: Path) -> None:
     [
         (Check(name="n", table="files", key="exists"), 0, True),
         (Check(name="n", table="files", key="is_writable"), 0, False),
+        (Check(name="n", table="files", where={"path": "/scratch", "is_writable": True}, min_count=1), 0, False),
         (Check(name="n", table="gpus", key="responds", equals=True), 0, True),
         (Check(name="n", table="gpus", count=8), 8, True),
         (Check(name="n", table="gpus", count=8), 4, False),
@@ -80,3 +81,34 @@ def test_a_job_may_see_less_than_root(check: Check, gpus: int, is_valid: bool) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_GPUS_ON_NODE", str(gpus))
         assert bool(preflight.check_for_job(checked).failures) is is_valid
+
+
+HANGS = """\
+import sys, time
+from pitools.node import preflight
+from pitools.node.gather import collectors, files
+from pitools.node.gather.gather import Collector
+hangs = Collector("mounts", "", lambda targets, skip: time.sleep(60), 40.0)
+collectors.COLLECTORS = (Collector("files", "", files.read_files), hangs)
+preflight._GATHER_TIMEOUT_S = 0.5
+preflight.main(sys.argv[1:])
+"""
+
+
+def test_what_failed_is_told_whatever_hangs_behind_it(tmp_path: Path) -> None:
+    """A node that is broken enough to hang does not get away as one that says nothing."""
+    (tmp_path / "node.toml").write_text(CONFIG.format(name="scratch", more=""))
+    argv = [sys.executable, "-c", HANGS, str(tmp_path / "node.toml")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    result = json.loads(done.stdout)
+    assert [row["check"] for row in result["failures"]] == ["scratch"]
+    assert result["unknown"]
+
+
+def test_a_file_of_checks_that_is_not_here_is_said(tmp_path: Path) -> None:
+    """In the one line that the job's log has; no other checks take its place."""
+    argv = [sys.executable, "-m", "pitools.node.preflight", str(tmp_path / "node.toml")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert (bool(done.returncode), done.stdout) == (True, "")
+    assert str(tmp_path / "node.toml") in done.stderr
+    assert len(done.stderr.splitlines()) == 1

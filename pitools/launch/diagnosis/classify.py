@@ -119,8 +119,10 @@ def _classify_preflight(evidence: AttemptEvidence, _faults: FaultTimeline) -> Ca
     first, *others = evidence.preflight.failures
     nodes = tuple(dict.fromkeys(failure.node for failure in evidence.preflight.failures))
     more = f" (and {len(others)} more)" if others else ""
-    is_measured = any(failure.check == "all-reduce" for failure in evidence.preflight.failures)
-    confidence: Confidence = "likely" if is_measured else "certain"
+    checks = {failure.check for failure in evidence.preflight.failures}
+    confidence: Confidence = (
+        "guess" if "all-reduce-pair" in checks else "likely" if "all-reduce" in checks else "certain"
+    )
     reason = f"{first.node}: {first.check}: {first.message}{more}"
     return make_cause("preflight", confidence, reason, nodes=nodes)
 

@@ -31,7 +31,7 @@ from pitools.node.bench.bisect import Group
 from pitools.run import run_folder
 from pitools.run.attempt_records import NodePreflight, Preflight, PreflightFailure
 
-ALL_REDUCE = "all-reduce"
+ALL_REDUCE, WRONG_PAIR = "all-reduce", "all-reduce-pair"
 _CHECKS_TIMEOUT_S = 30.0
 _TEST_TIMEOUT_S = 10.0  # of an all-reduce; importing torch or jax comes on top
 _GROUPS_TIMEOUT_S = 90.0  # no round begins later; without a bad node there are one or two
@@ -122,6 +122,8 @@ def find_bad_nodes(
 ) -> Tested:
     """Return the nodes that fail all-reduces with two good partners each.
 
+    And, as less certain, all nodes of pairs whose data were wrong, if there are no good partners to tell which it was.
+
     worker: the program of a rank. timeout_s: of a test. is_stopped: whether no further round may begin.
     """
     if not any(map(importlib.util.find_spec, ("torch", "jax"))):
@@ -142,12 +144,14 @@ def find_bad_nodes(
         reason = error.message if isinstance(error, PitError) else "stopped early"
         return Tested(problem=_without_srun("; ".join([f"no all-reduce: {reason}", *failed[:1]])))
     rows = bench.to_results(found, nodes, tester.tests, tester.devices)
+    wrong = {node for test in tester.tests if test.verdict == "wrong" for node in hostlist.expand(test.nodes)}
+    checks = dict.fromkeys(wrong.intersection(found.undecided), WRONG_PAIR) | dict.fromkeys(found.bad, ALL_REDUCE)
     failures = [
-        PreflightFailure(node=row.node, check=ALL_REDUCE, message=_without_srun(row.problem))
+        PreflightFailure(node=row.node, check=checks[row.node], message=_without_srun(row.problem))
         for row in rows
-        if row.node in found.bad
+        if row.node in checks
     ]
-    unclear = [f"{row.node}: {row.problem}" for row in rows if row.verdict != "ok" and row.node not in found.bad]
+    unclear = [f"{row.node}: {row.problem}" for row in rows if row.verdict != "ok" and row.node not in checks]
     return Tested(tuple(failures), _without_srun("; ".join(f"{ALL_REDUCE}: {text}" for text in unclear)))
 
 

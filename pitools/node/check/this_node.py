@@ -73,8 +73,11 @@ def gather(config: NodeConfig, node: str, tables: Iterable[str] = ()) -> NodeFac
     return read_facts(names, targets_of(checks_for(config, node)), node=node, asks_controller=True)
 
 
-def check_node(config: NodeConfig, node: str, context: Context = "health") -> NodeCheck:
-    """Gather and judge. context: in an epilog no Slurm command is run, in a prolog no program and nothing slow."""
+def check_node(config: NodeConfig, node: str, context: Context = "health", *, timeout_s: float = 50.0) -> NodeCheck:
+    """Gather and judge. context: in an epilog no Slurm command is run, in a prolog no program and nothing slow.
+
+    timeout_s: of all tables together; those that are not reached are unknown.
+    """
     checks = checks_for(config, node)
     if context != "health":
         checks = [check for check in checks if not _asks_controller(check)]
@@ -86,6 +89,7 @@ def check_node(config: NodeConfig, node: str, context: Context = "health") -> No
         node=node,
         asks_controller=any(map(_asks_controller, checks)),
         runs_programs=context != "prolog",
+        timeout_s=timeout_s,
     )
     findings = evaluate(checks, facts, _read_previous(config, node))
     handled_until = _read_own(config, node, "handled").decode(errors="replace")

@@ -16,6 +16,8 @@ from pitools.launch.diagnosis import diagnose, explain
 from pitools.launch.job import preflight
 from pitools.launch.monitor.wait_reason import WaitReason
 from pitools.launch.request import Request
+from pitools.node.bench import run as bench
+from pitools.node.bench.worker import RankResult, SizeResult
 from pitools.node.check.config import load_shipped
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart, NodePreflight, Preflight, PreflightFailure
@@ -105,7 +107,36 @@ def test_srun_s_words_do_not_reach_the_job_s_log(attempt: Path, capsys: pytest.C
     assert "task 0" in result(attempt).problem
 
 
-@pytest.mark.parametrize(("check", "confidence"), [("scratch", "certain"), (preflight.ALL_REDUCE, "likely")])
+@pytest.mark.parametrize(("wrong", "blamed"), [(1, ["n1", "n2"]), (0, [])], ids=["wrong", "slow or dead"])
+@pytest.mark.parametrize("nodes", [["n1", "n2"], NODES], ids=["two", "four"])
+def test_a_pair_with_wrong_data_starts_no_ranks(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[str], wrong: int, blamed: list[str]
+) -> None:
+    """Both nodes are bad where no good partner tells which it is; one that fails without is reported."""
+
+    def run_group(_: object, group: tuple[str, ...]) -> bench.GroupRun:
+        is_bad = "n1" in group
+        sizes = (SizeResult(bytes=1 << 20, wall_s=0.1, wrong=wrong if is_bad else 0),)
+        ranks = tuple(
+            RankResult(rank=rank, node=node, framework="torch", device="cpu", sizes=sizes)
+            for rank, node in enumerate(group)
+        )
+        return bench.GroupRun(group, ranks, "" if wrong or not is_bad else "exit code 9")
+
+    monkeypatch.setattr(bench.GroupTester, "_run_group", run_group)
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda _: True)
+    found = preflight.find_bad_nodes(nodes)
+    if len(nodes) == 2:
+        assert [(one.node, one.check) for one in found.failures] == [(node, preflight.WRONG_PAIR) for node in blamed]
+        assert bool(found.problem) != bool(wrong)
+    else:
+        assert [(one.node, one.check) for one in found.failures] == [("n1", preflight.ALL_REDUCE)]
+
+
+@pytest.mark.parametrize(
+    ("check", "confidence"),
+    [("scratch", "certain"), (preflight.ALL_REDUCE, "likely"), (preflight.WRONG_PAIR, "guess")],
+)
 def test_the_cause_names_node_and_check(attempt: Path, check: str, confidence: str) -> None:
     """Of each node, as evidence; whatever else the folder holds of an attempt without ranks."""
     failures = (failure("n2", check), failure("n3"))
