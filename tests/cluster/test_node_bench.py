@@ -177,6 +177,11 @@ def test_the_preflight_of_a_job_by_the_same_tests(job: None, tmp_path: Path, fau
     found = preflight.find_bad_nodes(nodes, worker=argv, timeout_s=60)
     expected = [("delta03", preflight.ALL_REDUCE)] if fault else []
     assert [(failure.node, failure.check) for failure in found.failures] == expected
+    if fault == "corrupt":
+        found = preflight.find_bad_nodes(nodes[2:4], worker=argv, timeout_s=60)
+        assert {(failure.node, failure.check) for failure in found.failures} == {
+            (node, preflight.WRONG_PAIR) for node in nodes[2:4]
+        }
     assert not preflight.find_bad_nodes(nodes, worker=argv, is_stopped=lambda: True).failures
 
 

@@ -158,6 +158,19 @@ def test_a_bad_node_is_replaced(start: Callable[..., Run], pit: Callable[..., An
     assert (cause["kind"], cause["nodes"], cause["evidence"][0]["node"]) == ("preflight", ["alpha01"], "alpha01")
 
 
+@pytest.mark.slow
+def test_two_nodes_with_wrong_data_are_both_replaced(start: Callable[..., Run]) -> None:
+    """No rank starts on either of them, as nobody can tell which it is; here only one may be excluded at a time."""
+    pytest.importorskip("torch")
+    run = start("--wait", nodes=2, python=CORRUPT)
+    assert run["state"] == "COMPLETED", run["said"]
+    assert run["attempts"] in (2, 3)
+    bad = [failure.node for failure in preflight_of(run).failures]
+    assert bad == decisions(run)[0][2]
+    assert ("alpha01" in bad, len(bad)) == (True, 2)
+    assert not list((Path(run["run_dir"]) / "attempts" / "0" / "ranks").glob("*"))
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_broken_file_of_checks_stops_nothing(start: Callable[..., Run], nodes: int) -> None:
     """The job's log and the record say what is wrong; a single node has no all-reduce."""

@@ -5,7 +5,7 @@
 A record is appended. It is removed by a later append once it has expired for _KEEP_FOR.
 
 At most a share of a partition is excluded, so that wrong diagnoses cannot leave a run without nodes: the most certain
-exclusions come first, and of those the newest.
+exclusions come first, of those the nodes that were excluded most often, and of those the newest.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -141,11 +142,14 @@ def is_active(exclusion: Exclusion) -> bool:
 
 
 def active_exclusions(runs: Path, site: Site) -> list[Exclusion]:
-    """Return the active exclusions of a site, the most certain first, then the newest; without the share's limit."""
+    """Return the active exclusions of a site, in the order of their use; without the share's limit."""
     newest_first: dict[str, Exclusion] = {}
-    for entry in reversed(read_exclusions(runs, site.name)):
+    entries = read_exclusions(runs, site.name)
+    for entry in reversed(entries):
         newest_first.setdefault(entry.node, entry)
-    return sorted(filter(is_active, newest_first.values()), key=lambda entry: DOUBT[entry.confidence])
+    times = Counter(entry.node for entry in filter(is_active, entries))
+    active = filter(is_active, newest_first.values())
+    return sorted(active, key=lambda entry: (DOUBT[entry.confidence], -times[entry.node]))
 
 
 def exclusions_for_next_job(

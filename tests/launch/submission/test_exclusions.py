@@ -73,6 +73,14 @@ def test_the_least_certain_and_the_oldest_give_way(tmp_path: Path) -> None:
     assert exclusions.exclusions_for_next_job(tmp_path, site(20, exclude_share=1.0), plan()) == ("n4", "n3", "n1", "n2")
 
 
+def test_a_node_that_fails_with_each_of_its_partners_stays_out(tmp_path: Path) -> None:
+    """Also where only one node may: of pairs that are to blame together, the common node is the surest."""
+    small = site(8)
+    for pair in (("n1", "n2"), ("n1", "n3")):
+        exclusions.exclude_nodes(tmp_path, small, pair, cause("guess"), "run-1")
+    assert exclusions.exclusions_for_next_job(tmp_path, small, plan()) == ("n1",)
+
+
 def test_what_the_site_suspects_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the user's own, the most suspected first, within the same share; a weak suspicion excludes nothing."""
     scores = {"n2": 0.9, "n3": 1.5, "n4": 0.5, "n1": 1.0, "n9": 2.0}
