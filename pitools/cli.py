@@ -23,6 +23,7 @@ NOUNS = {
     "dataset": "Recordings in, verified Zarr datasets out.",
     "launch": "Run a training job on a site, as a folder you can follow.",
     "node": "Check nodes, drain and return them, and show what was wrong.",
+    "perf": "Where the time of training steps goes, and what limits them.",
     "place": "Which site, when, and what it costs; one queue over several sites.",
     "script": "The sbatch files of a site: list, render, check.",
     "site": "List, show, check and generate site files.",

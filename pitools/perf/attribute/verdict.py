@@ -1,0 +1,155 @@
+"""What limits a run, with its evidence, and what a remedy would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pitools.core.record import Record
+from pitools.perf.attribute.buckets import BUCKETS, Buckets
+
+_MIN_SHARE = 0.15  # of the wall time, to be worth a verdict
+_ADVICE_SHARE = 0.05
+_COMPUTE_SHARE = 0.6
+_CHANCE = 0.01  # that a healthy run has a straggler
+_MIN_STEPS = 3
+
+_REMEDY = {
+    "input": "read ahead: more loader workers or threads, or data staged to the node (pit stage)",
+    "communication": "overlap with compute, larger buckets, fewer bytes, or ranks closer together (pit topology)",
+    "straggler": "free or replace the slow rank's node (pit node), or even out the ranks' work",
+    "host": "fewer and larger operations: fuse, compile, capture graphs; less Python code in the step",
+    "memory": "keep data on the device, or copy asynchronously from pinned memory",
+    "compile": "constant shapes, and a compilation cache",
+    "checkpoint": "save asynchronously, or less often",
+}
+
+
+class Advice(Record, frozen=True, kw_only=True, tag="pit.perf-advice/1"):
+    """A remedy, and the step's time with it. gain_ms: predicted. ceiling_ms: if the cause were gone altogether."""
+
+    cause: str
+    remedy: str
+    gain_ms: float
+    ceiling_ms: float
+
+
+class Verdict(Record, frozen=True, kw_only=True, tag="pit.perf-verdict/1"):
+    """What limits a run: input, communication, host, compute, straggler, memory, compile, checkpoint, inconclusive.
+
+    wall_ms: a step's mean. shares: parts of it, 0 to 1, as means over ranks. rank: the straggler's, else None. advice:
+    the greatest gain first. notes: what limits these statements.
+    """
+
+    verdict: str
+    evidence: list[str]
+    rank: int | None
+    ranks: int
+    steps: int
+    wall_ms: float
+    shares: dict[str, float]
+    advice: list[Advice]
+    notes: list[str]
+
+
+def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
+    """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %."""
+    wall = float(buckets.wall_ns.mean())
+    mean = {name: float(part) for name, part in zip(BUCKETS, buckets.parts_ns.mean(axis=0), strict=True)}
+    skew = float(buckets.skew_ns.mean())
+    rank, excess, lost = _straggler(buckets)
+    losses = {
+        "input": mean["input"],
+        "communication": mean["communication"] - skew,
+        "straggler": lost,
+        "host": mean["host"] + mean["idle"],
+        "memory": mean["copy"],
+        "compile": mean["compile"],
+        "checkpoint": mean["checkpoint"],
+    }
+    cause = max(losses, key=lambda name: losses[name])
+    shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew))}
+    evidence = [
+        f"{name} {value / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
+        for name, value in sorted(losses.items(), key=lambda item: -item[1])
+        if value >= 0.01 * wall
+    ]
+    verdict, late = cause, None
+    if losses[cause] < _MIN_SHARE * wall:
+        verdict = "compute" if mean["compute"] >= _COMPUTE_SHARE * wall else "inconclusive"
+        evidence = [f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms", *evidence]
+    elif cause == "straggler":
+        if rank is None:
+            verdict = "inconclusive"
+            evidence.insert(0, f"ranks wait for each other {lost / 1e6:.3f} ms a step, for none of them constantly")
+        else:
+            late = rank
+            evidence.insert(0, f"the others wait for rank {rank}: {excess}")
+    return Verdict(
+        verdict=verdict,
+        evidence=evidence,
+        rank=late,
+        ranks=len(set(buckets.windows.rank.tolist())),
+        steps=len(set(buckets.windows.step.tolist())),
+        wall_ms=round(wall / 1e6, 6),
+        shares=shares,
+        advice=_advise(losses, mean, wall),
+        notes=[*notes, *buckets.matched.notes],
+    )
+
+
+def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
+    """Return the rank that the others constantly wait for, how it differs, and their mean wait, ns; None without one.
+
+    A rank is constantly late if its steps without communication are longer than the others' by a t-test over steps, at
+    1 % for all ranks together: noise is late too, but not always on the same rank.
+    """
+    ranks, steps = np.unique(buckets.windows.rank), np.unique(buckets.windows.step)
+    if not len(buckets.matched.rank):
+        return None, "", 0.0
+    waited = np.array([buckets.skew_ns[buckets.windows.rank == rank].mean() for rank in ranks])
+    lost = float(np.sort(waited)[1:].mean()) if len(waited) > 1 else 0.0
+    own = np.full((len(ranks), len(steps)), np.nan)
+    row, column = np.searchsorted(ranks, buckets.windows.rank), np.searchsorted(steps, buckets.windows.step)
+    own[row, column] = buckets.wall_ns - buckets.parts_ns[:, BUCKETS.index("communication")]
+    own = own[:, ~np.isnan(own).any(axis=0)]
+    if own.shape[1] < _MIN_STEPS:
+        return None, "", lost
+    from scipy.special import stdtr  # 0.1 s, for several ranks alone
+
+    late = int(waited.argmin())
+    excess = own[late] - np.delete(own, late, axis=0).mean(axis=0)
+    error = max(float(excess.std(ddof=1)) / len(excess) ** 0.5, 1.0)
+    chance = float(stdtr(len(excess) - 1, -excess.mean() / error)) * len(ranks)
+    if chance > _CHANCE:
+        return None, "", lost
+    others = buckets.windows.rank != ranks[late]
+    parts = buckets.parts_ns[~others].mean(axis=0) - buckets.parts_ns[others].mean(axis=0)
+    parts[BUCKETS.index("communication")] = 0
+    most = int(parts.argmax())
+    return int(ranks[late]), f"its {BUCKETS[most]} is {parts[most] / 1e6:.3f} ms a step longer", lost
+
+
+def _advise(losses: dict[str, float], mean: dict[str, float], wall: float) -> list[Advice]:
+    """Return remedies of what costs 5 % or more. Input and communication can hide behind the rest of the step's work,
+    and gain at most as much as that lasts; half of a straggler's wait, or of host time, is a cautious guess."""
+    busy = mean["compute"]
+    predicted = {
+        "input": min(losses["input"], wall - losses["input"]),
+        "communication": min(losses["communication"], busy),
+        "memory": min(losses["memory"], busy),
+        "checkpoint": losses["checkpoint"] / 2,
+        "host": losses["host"] / 2,
+    }
+    advice = [
+        Advice(
+            cause=cause,
+            remedy=_REMEDY[cause],
+            gain_ms=round(predicted.get(cause, loss) / 1e6, 6),
+            ceiling_ms=round(loss / 1e6, 6),
+        )
+        for cause, loss in losses.items()
+        if loss >= _ADVICE_SHARE * wall
+    ]
+    return sorted(advice, key=lambda each: -each.gain_ms)

@@ -1,0 +1,1 @@
+"""Readers of profiles and logs into the span table."""

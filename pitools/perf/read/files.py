@@ -1,0 +1,116 @@
+"""Find the profiles and logs among files, by what is in them, and read each with its reader."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core.errors import DataError, UsageError
+from pitools.core.fs import open_regular
+
+_CHUNK = 8 << 20
+_HEAD = 64 << 10
+_MAX_FILES = 100_000
+_SKIPPED_FOLDERS = ("checkpoints", "code", "submitit", ".git")
+
+
+class Found(NamedTuple):
+    """A file, and what is in it: kineto, xplane, inspector, steps or flight."""
+
+    path: Path
+    form: str
+
+
+def read_chunks(path: Path, notes: list[str], size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield a file's bytes in pieces of at most `size`, decompressed if gzip made them.
+
+    Of a cut or damaged gzip file what precedes the damage, with a note of it.
+    """
+    with open_regular(path.resolve()) as file:
+        if file.read(2) != b"\x1f\x8b":
+            file.seek(0)
+            while data := file.read(size):
+                yield data
+            return
+        file.seek(0)
+        member, data, is_whole = zlib.decompressobj(31), b"", False
+        try:
+            while data := data or file.read(1 << 20):
+                if out := member.decompress(data, size):
+                    yield out
+                data, is_whole = member.unconsumed_tail, member.eof
+                if is_whole:
+                    member, data = zlib.decompressobj(31), member.unused_data
+            if not is_whole:
+                yield member.flush()
+                notes.append(f"{path.name}: gzip: the file is cut")
+        except zlib.error as error:
+            notes.append(f"{path.name}: gzip: {error}")
+
+
+def find_files(paths: Sequence[Path]) -> list[Found]:
+    """Return the profiles and logs that the paths name or, if folders, hold; of a run, of its last attempt alone.
+
+    Raises UsageError where there is none, DataError for a named file that is none.
+    """
+    found = []
+    for path in paths:
+        if not path.is_dir():
+            form = _detect(path)
+            if not form:
+                expected = (
+                    "a trace of PyTorch's profiler or of XLA, or a log of steps, NCCL Inspector or Flight Recorder"
+                )
+                raise DataError(f"unknown content (expected {expected})", where=str(path))
+            found.append(Found(path, form))
+            continue
+        files = [Found(each, _detect(each)) for each in _walk(path)]
+        if not any(each.form for each in files):
+            hint = "pit perf attribute FILE of a profile that you made, or a run with a step log"
+            raise UsageError(f"no profile or step log in {len(files)} files", where=str(path), hint=hint)
+        found += [each for each in files if each.form]
+    return found
+
+
+def _walk(folder: Path) -> list[Path]:
+    """Return the files below a folder, in the order of their numbers; of a run's attempts, the last's alone."""
+    attempts = sorted((folder / "attempts").glob("*"), key=natural_key)
+    files: list[Path] = []
+    for each in sorted(folder.rglob("*"), key=natural_key):
+        relative = each.relative_to(folder).parts
+        if attempts and relative[0] == "attempts" and each != attempts[-1] and attempts[-1] not in each.parents:
+            continue
+        if not set(relative) & set(_SKIPPED_FOLDERS) and each.is_file():
+            files.append(each)
+        if len(files) > _MAX_FILES:
+            raise UsageError(f"more than {_MAX_FILES} files", where=str(folder), hint="name the folder of the profile")
+    return files
+
+
+def natural_key(path: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts numbers in paths by value."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", str(path)) if part]
+
+
+def _detect(path: Path) -> str:
+    """Return what is in a file; "" if no reader knows it."""
+    head = next(read_chunks(path, [], _HEAD), b"")
+    text = head.lstrip()
+    if text.startswith(b"{"):
+        line = text.partition(b"\n")[0]
+        for form, mark in (
+            ("steps", rb'"schema":\s*"pit\.step/1"'),
+            ("inspector", rb'"coll_perf"|"inspector_output_format_version"'),
+        ):
+            if re.search(mark, line):
+                return form
+        return "kineto" if re.search(rb'"(schemaVersion|distributedInfo|deviceProperties|cat)"', head) else ""
+    if re.match(rb"\x80[\x02-\x05]", head):
+        return "flight" if re.search(rb"pg_config|entries|record_id|nccl_version|pg_status", head) else ""
+    # XSpace: its first field is a plane, whose name follows an id, if it has one.
+    return (
+        "xplane" if re.match(rb"\x0a[\x00-\xff]{1,10}?(\x08[\x00-\xff]{1,10}?)?\x12.(/|Task Env)", head, re.S) else ""
+    )

@@ -1,0 +1,245 @@
+"""Read a trace of PyTorch's profiler (kineto's JSON, also gzipped), slice by slice, in bounded memory.
+
+Events are cut into slices where one object of `traceEvents` ends; a slice that decodes as a whole was cut between two
+events, never inside one, so no tokenizer of ours is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pitools.core.errors import DataError
+from pitools.core.record import decode_json
+from pitools.perf.read.classify import device_kind, host_kind
+from pitools.perf.read.files import read_chunks
+from pitools.perf.spans import (
+    Ints,
+    Kind,
+    Names,
+    RankSpans,
+    Spans,
+    concatenate,
+    finish_rank,
+    make_spans,
+    make_windows,
+    without_nested,
+)
+
+_MAX_EVENT = 256 << 20  # bytes without the end of an event
+_CUT_TAIL = 256 << 10  # bytes from a slice's end in which its last event must end
+_CUT_TRIES = 8
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+_MAX_US = 9e15  # of the Unix clock, the year 2255; in nanoseconds just an int64
+_DTYPE_BYTES = {
+    "double": 8, "long": 8, "int": 4, "float": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
+}  # fmt: skip
+
+
+class _Args(msgspec.Struct, gc=False):
+    bytes: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    dtype: Any = None
+    elements: Any = msgspec.field(default=None, name="In msg nelems")
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    cat: str | None = None
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: Any = 0
+    tid: Any = 0
+    args: _Args | None = None
+
+
+class _Frame(msgspec.Struct):
+    """What is before and after the events, and the last of them."""
+
+    traceEvents: list[_Event] = []  # noqa: N815 (kineto's names)
+    distributedInfo: dict[str, Any] | None = None  # noqa: N815
+    baseTimeNanoseconds: int = 0  # noqa: N815
+
+
+def read_kineto(path: Path, names: Names) -> RankSpans:
+    """Return the spans of a trace. Of a damaged one what precedes the damage, said in its notes. Raises DataError."""
+    parts: list[Spans] = []
+    steps: list[tuple[int, int, int]] = []
+    threads: list[int] = []
+    memos = _Memos(names)
+    frames: list[_Frame] = []
+    notes: list[str] = []
+    count = 0
+    for item in _slices(path, notes):
+        if isinstance(item, _Frame):
+            frames.append(item)
+        else:
+            count += len(item)
+            parts.append(_to_spans(item, memos, steps, threads, str(path)))
+    if not count:
+        raise DataError("; ".join(notes) or "no events (expected traceEvents)", where=str(path))
+    base = next((frame.baseTimeNanoseconds for frame in frames if frame.baseTimeNanoseconds), 0)
+    info = next((frame.distributedInfo for frame in frames if frame.distributedInfo), {})
+    spans = concatenate(parts)
+    if not len(spans):
+        raise DataError(f"{count} events, none of work (expected kernels or operators)", where=str(path))
+    spans = replace(spans, start_ns=spans.start_ns + base, end_ns=spans.end_ns + base)
+    rank = info.get("rank")
+    return finish_rank(
+        RankSpans(
+            path,
+            rank if isinstance(rank, int) and 0 <= rank < 1 << 31 else None,
+            spans,
+            make_windows([(number, start + base, end + base) for number, start, end in steps]),
+            step_stream=max(set(threads), key=threads.count) if threads else -1,
+            has_device=memos.has_device,
+            is_unix=bool(base) or int(spans.start_ns[0]) > 10**18,
+            notes=tuple(notes),
+        )
+    )
+
+
+class _Memos:
+    """What a name, thread or group was found to be, as there are few of each and many events."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.has_device = False
+        self.kinds: dict[tuple[str | None, str], tuple[int, int]] = {}
+        self.streams: dict[tuple[bool, Any, Any], int] = {}
+
+    def kind(self, cat: str | None, name: str) -> tuple[int, int]:
+        """Return the kind of an event, -1 for none, and its name's index."""
+        key = (cat, name)
+        if (memo := self.kinds.get(key)) is None:
+            kind: Kind | None = None
+            if cat in _DEVICE:
+                kind, self.has_device = device_kind(name, is_copy=cat == "gpu_memcpy"), True
+            elif cat in _HOST:
+                kind = host_kind(name, is_annotation=cat == "user_annotation")
+            memo = self.kinds[key] = (-1, -1) if kind is None else (kind, self.names.index(name))
+        return memo
+
+    def stream(self, event: _Event) -> int:
+        """Return the index of the device's stream, or thread, that an event is on."""
+        on_device = event.cat in _DEVICE
+        key = (on_device, str(event.pid), str(event.tid))
+        if (memo := self.streams.get(key)) is None:
+            text = f"device {event.pid} stream {event.tid}" if on_device else f"thread {event.tid}"
+            memo = self.streams[key] = self.names.index(text)
+        return memo
+
+
+def _to_spans(
+    events: Sequence[_Event], memos: _Memos, steps: list[tuple[int, int, int]], threads: list[int], where: str
+) -> Spans:
+    """Return the spans of events, with times from the trace's base; its steps and their threads are appended."""
+    kinds = [memos.kind(event.cat, event.name) if event.ph == "X" else (-1, -1) for event in events]
+    rows = [(event, kind) for event, kind in zip(events, kinds, strict=True) if kind[0] >= 0]
+    marks = [event for event in events if event.cat == "user_annotation" and event.name.startswith("ProfilerStep#")]
+    start_ns, end_ns = _times([event for event, _ in rows], where)
+    for mark, start, end in zip(marks, *_times(marks, where), strict=True):
+        number = mark.name.partition("#")[2]
+        if number.isdecimal() and len(number) < 18:
+            steps.append((int(number), int(start), int(end)))
+            threads.append(memos.stream(mark))
+    kind = np.array([kind for _, (kind, _) in rows], np.uint8)
+    size, group, sequence = (np.full(len(rows), value, np.int64) for value in (0, -1, -1))
+    for i in np.flatnonzero((kind == Kind.COMMUNICATION) | (kind == Kind.COPY)):
+        if (args := rows[i][0].args) is not None:
+            unit = _DTYPE_BYTES.get(str(args.dtype).lower(), 0)
+            size[i] = _count(args.bytes) or _count(args.elements) * unit
+            group[i] = -1 if args.group is None else memos.names.index(f"group {args.group}")
+            sequence[i] = -1 if args.sequence is None else _count(args.sequence)
+    spans = make_spans(
+        kind=kind,
+        stream=[memos.stream(event) for event, _ in rows],
+        name=[name for _, (_, name) in rows],
+        start_ns=start_ns,
+        end_ns=end_ns,
+        bytes=size,
+        group=group,
+        sequence=sequence,
+    )
+    return without_nested(spans, np.isin(kind, (Kind.OP, Kind.HOST)))
+
+
+def _times(events: Sequence[_Event], where: str) -> tuple[Ints, Ints]:
+    """Return starts and ends in nanoseconds; whole microseconds stay exact, also those since 1970."""
+    ts = np.array([event.ts for event in events])
+    duration = np.maximum(np.array([event.dur for event in events]), 0.0)
+    if len(ts) and not (np.abs(ts).max() < _MAX_US and duration.max() < _MAX_US):
+        raise DataError("an event's time is out of range (expected microseconds, below 9e15)", where=where)
+    whole = np.floor(ts)
+    start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
+    return start, start + np.rint(duration * 1000).astype(np.int64)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 60 else 0
+
+
+def _slices(path: Path, notes: list[str]) -> Iterator[list[_Event] | _Frame]:
+    """Yield the events, and what is around them. Appends to the notes where the file is damaged or cut."""
+    where, buffer, offset, begin = str(path), b"", 0, None
+    for chunk in read_chunks(path, notes):
+        buffer += chunk
+        if begin is None:
+            if (begin := re.search(rb'"traceEvents"\s*:\s*\[', buffer)) is None:
+                if len(buffer) > _MAX_EVENT:
+                    break
+                continue
+            if frame := _decode(buffer[: begin.start()].rstrip().rstrip(b",") + b"}", _Frame, where):
+                yield frame
+            buffer, offset = buffer[begin.end() :], begin.end()
+        events, used = _cut(buffer, where)
+        if used:
+            yield events
+            buffer, offset = buffer[used:], offset + used
+        elif len(buffer) > _MAX_EVENT:
+            break
+    if begin is None:
+        raise DataError("no traceEvents (expected a trace of PyTorch's profiler)", where=where)
+    if frame := _decode(b'{"traceEvents":[' + buffer, _Frame, where):
+        yield frame.traceEvents
+        yield frame
+        return
+    events, used = _cut(buffer, where)
+    yield events
+    notes.append(f"{path.name}: no valid JSON after byte {offset + used}: only the events before are used")
+
+
+def _cut(buffer: bytes, where: str) -> tuple[list[_Event], int]:
+    """Return the events of the longest slice that ends between two events, and its bytes; none, 0 if none ends."""
+    tail = max(0, len(buffer) - _CUT_TAIL)
+    cuts = [match.start() + 1 for match in re.finditer(rb"\}\s*,\s*\{", buffer[tail:])]
+    for cut in reversed(cuts[-_CUT_TRIES:]):
+        events = _decode(b"[" + buffer[: tail + cut] + b"]", list[_Event], where)
+        if events is not None:
+            comma = buffer.index(b",", tail + cut)
+            return events, comma + 1
+    return [], 0
+
+
+def _decode(data: bytes, kind: Any, where: str) -> Any:
+    """Return what JSON holds; None if it is no JSON. Names that are not UTF-8 get replacement characters.
+
+    Raises DataError for JSON that is no trace's.
+    """
+    try:
+        return decode_json(data, kind)
+    except msgspec.ValidationError as error:
+        raise DataError(f"no event of PyTorch's profiler: {error}", where=where) from error
+    except msgspec.DecodeError as error:
+        if not isinstance(error.__cause__, UnicodeDecodeError):
+            return None
+    return _decode(data.decode(errors="replace").encode(), kind, where)

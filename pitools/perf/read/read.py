@@ -1,0 +1,73 @@
+"""Read profiles and logs of a job's ranks into one span table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pitools.core.errors import DataError, UsageError
+from pitools.perf.read.files import Found
+from pitools.perf.read.inspector import read_inspector
+from pitools.perf.read.kineto import read_kineto
+from pitools.perf.read.step_log import read_step_log
+from pitools.perf.read.xplane import read_xplane
+from pitools.perf.spans import Names, RankSpans, SpanTable, concatenate, concatenate_windows
+
+READERS: dict[str, Callable[[Path, Names], RankSpans]] = {
+    "kineto": read_kineto,
+    "xplane": read_xplane,
+    "inspector": read_inspector,
+    "steps": read_step_log,
+}
+# The more detailed first: one job's ranks are read of one form.
+PREFERENCE = ("kineto", "xplane", "steps", "inspector")
+
+
+def read_table(found: Sequence[Found]) -> SpanTable:
+    """Return the spans of all ranks: of profiles if there are any, else of step logs, else of NCCL Inspector.
+
+    Ranks that files do not name are numbered in the files' order, which is said. Raises DataError, and UsageError
+    where two files are of one rank.
+    """
+    form = next((each for each in PREFERENCE if any(item.form == each for item in found)), "")
+    if not form:
+        raise UsageError("no profile or log of steps among these files", where=str(found[0].path) if found else "")
+    names, notes = Names(), []
+    reads, errors = [], []
+    for item in found:
+        if item.form == form:
+            try:
+                reads.append(READERS[form](item.path, names))
+            except DataError as error:
+                errors.append(error)
+    if not reads:
+        raise errors[0]
+    notes += [f"not used: {error}" for error in errors]
+    if any(read.rank is None for read in reads):
+        if len(reads) > 1:
+            notes.append("ranks are numbered in the order of the files, which do not name them all")
+        reads = [read.numbered(number) for number, read in enumerate(reads)]
+    if not all(read.is_timed for read in reads):
+        raise UsageError(
+            "NCCL Inspector's records say how long, not when (expected event_trace_ts)",
+            where=str(next(read.path for read in reads if not read.is_timed)),
+            hint="record them with NCCL_INSPECTOR_DUMP_VERBOSE=1",
+        )
+    ranks: dict[int, RankSpans] = {}
+    for read in reads:
+        rank = read.rank or 0
+        if rank in ranks:
+            hint = "name the files of one capture"
+            raise UsageError(
+                f"rank {rank} is also in {ranks[rank].path} (expected one file a rank)", where=str(read.path), hint=hint
+            )
+        ranks[rank] = read.numbered(rank)
+        notes += read.notes
+    ordered = [ranks[rank] for rank in sorted(ranks)]
+    return SpanTable(
+        concatenate([read.spans for read in ordered]),
+        concatenate_windows([read.windows for read in ordered]),
+        names.texts(),
+        {read.rank or 0: read for read in ordered},
+        tuple(notes),
+    )

@@ -1,0 +1,50 @@
+"""Read a rank's step log (`pit.step/1`), whose steps tell how long they waited for input, computed, communicated."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from pitools.core.errors import DataError
+from pitools.perf.spans import Kind, Names, RankSpans, make_spans, make_windows
+from pitools.run.steps import read_steps_after
+
+
+def read_step_log(path: Path, names: Names) -> RankSpans:
+    """Return the spans of a step log: in each step, what is not logged, then input, compute, communication.
+
+    That order is a convention; so is that communication ends when the step does, on all ranks at once: by it, ranks
+    that wait for another are told from slow transfers. Of a step logged twice, the last counts. Raises DataError.
+    """
+    logged, _ = read_steps_after(path, 0)
+    steps = {step.step: step for step in logged}
+    if not steps:
+        raise DataError("no step (expected lines of pit.step/1)", where=str(path))
+    kinds, starts, ends, sequences, windows, before = [], [], [], [], [], 0
+    for step in sorted(steps.values(), key=lambda step: step.t):
+        try:
+            moment = datetime.fromisoformat(step.t).timestamp()
+        except ValueError as error:
+            raise DataError(f"step {step.step}: {error}", where=str(path)) from error
+        parts = [
+            (Kind.INPUT, step.input_s), (Kind.COMPUTE, step.compute_s), (Kind.COMMUNICATION, step.comm_s)
+        ]  # fmt: skip
+        if not all(0 <= value < 1e8 for value in (step.wall_s, *(value for _, value in parts))):
+            raise DataError(f"step {step.step}: a time is out of range (expected seconds, 0 or more)", where=str(path))
+        wall = round(step.wall_s * 1e9)
+        start = max(before, round(moment * 1e3) * 1_000_000 - wall)  # times of the log are whole milliseconds
+        before = end = start + wall
+        windows.append((step.step, start, end))
+        for kind, value in reversed(parts):
+            begin = max(start, end - round(value * 1e9))
+            kinds.append(kind)
+            starts.append(begin)
+            ends.append(end)
+            sequences.append(step.step if kind is Kind.COMMUNICATION else -1)
+            end = begin
+    stream = names.index("steps")
+    spans = make_spans(
+        kind=kinds, stream=stream, name=stream, start_ns=starts, end_ns=ends, group=stream, sequence=sequences
+    )
+    rank = logged[0].rank
+    return RankSpans(path, rank if 0 <= rank < 1 << 31 else None, spans, make_windows(windows))
