@@ -72,6 +72,14 @@ def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
 
 
+def test_where_a_step_goes(repo: Path, tmp_path: Path) -> None:
+    """A profile of one's own and a run's step log are split into parts, and judged."""
+    lines = follow(repo, tmp_path, "pitools/perf/README.md", 0, 1, 2).splitlines()
+    assert [line.split()[:2] for line in lines[:6]] == [["RANK", "STEP"], *(["0", str(step)] for step in range(2, 7))]
+    assert "<svg" in (tmp_path / "profile.html").read_text()
+    assert json.loads(lines[-1])["verdict"] == "input"
+
+
 @pytest.mark.slurm
 def test_launch_from_python(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callables go out as one array, and a request as a run."""

@@ -74,8 +74,8 @@ def attribute(
     verdict = judge(buckets, table.notes)
     records = [each for each in buckets.records() if rank in (None, each.rank) and step in (None, each.step)]
     if not records:
-        expected = f"ranks {fold(table.ranks)}, steps {fold(map(int, table.windows.step))}"
-        raise UsageError(f"no step of that number and rank (expected {expected})", where="--step, --rank")
+        expected = f"ranks {_span(table.ranks)}, steps {_span(map(int, table.windows.step))}"
+        raise UsageError(f"no such step of such a rank (expected {expected})", where="--step, --rank")
     with Output(form, COLUMNS) as out:
         for record in records:
             out(record)
@@ -100,7 +100,7 @@ def _resolve(source: str, site_name: str) -> Path:
     return path if path.exists() else find_run_dir(source, site_name)
 
 
-def fold(numbers: Iterable[int]) -> str:
+def _span(numbers: Iterable[int]) -> str:
     """Return the lowest and highest of numbers, as text."""
     known = sorted(set(numbers))
     return f"{known[0]} to {known[-1]}" if known else "none"

@@ -153,7 +153,8 @@ class RankSpans:
     """The spans and steps of one file, which is one rank's.
 
     rank: None where the file does not say. windows: without steps, empty. step_stream: the thread that steps, -1 if
-    unknown. is_unix: whether times are of the Unix clock. is_timed: whether spans say when, not only how long. notes:
+    unknown. world_size: of the job, 0 if unknown.
+    is_unix: whether times are of the Unix clock. is_timed: whether spans say when, not only how long. notes:
     what a user should know about this file.
     """
 
@@ -162,6 +163,7 @@ class RankSpans:
     spans: Spans
     windows: Windows
     step_stream: int = -1
+    world_size: int = 0
     has_device: bool = False
     is_unix: bool = True
     is_timed: bool = True
@@ -179,7 +181,7 @@ class RankSpans:
 
 @dataclass(frozen=True)
 class SpanTable:
-    """The spans and steps of all ranks of a job. ranks: by rank, without their columns' copies."""
+    """The spans and steps of all ranks of a job, and what each rank's were read from."""
 
     spans: Spans
     windows: Windows

@@ -16,6 +16,7 @@ from pitools.core.fs import open_regular
 from pitools.core.record import Record
 
 _MAX_BYTES = 256 << 20
+_Log = dict[int, tuple[bool, str]]  # sequence → whether it ended, operation
 
 
 class Hang(Record, frozen=True, kw_only=True, tag="pit.perf-hang/1"):
@@ -57,58 +58,49 @@ def read_dump(path: Path) -> Mapping[str, Any]:
 
 
 def find_hangs(paths: Sequence[Path]) -> list[Hang]:
-    """Return where the ranks of these dumps wait, by group. Raises DataError.
+    """Return where the ranks of these dumps wait, by group. A dump's rank is the number that its name ends with.
 
-    A dump's rank is that of its own groups' statistics, else the number that its file name ends with.
+    Raises DataError.
     """
-    groups: dict[str, set[int]] = {}
-    seen: dict[str, dict[int, dict[int, tuple[bool, str]]]] = {}  # group → rank → sequence → (ended, operation)
-    for path in paths:
-        dump, rank = read_dump(path), _rank_of(path)
-        for name, members in _members(dump):
-            groups.setdefault(name, set()).update(members)
+    members: dict[str, set[int]] = {}
+    logs: dict[str, dict[int, _Log]] = {}
+    ranks = {_rank_of(path): path for path in paths}
+    for rank, path in ranks.items():
+        dump = read_dump(path)
+        for name, group in _members(dump):
+            members.setdefault(name, set()).update(group)
         for entry in dump["entries"]:
-            if not isinstance(entry, dict) or entry.get("is_p2p"):
-                continue
-            name = _group_name(entry)
-            sequence = entry.get("collective_seq_id", entry.get("seq_id"))
-            if isinstance(sequence, int):
-                ended = entry.get("state") == "completed" or entry.get("time_discovered_completed_ns") is not None
-                operation = str(entry.get("profiling_name", ""))
-                seen.setdefault(name, {}).setdefault(rank, {})[sequence] = (ended, operation)
-        if rank not in (known := {each for ranks in seen.values() for each in ranks}) and known:
-            seen.setdefault(next(iter(seen)), {}).setdefault(rank, {})
-    dumped = {_rank_of(path) for path in paths}
-    return [hang for name in sorted(seen) if (hang := _hang(name, groups.get(name, set()), seen[name], dumped))]
+            sequence = entry.get("collective_seq_id") if isinstance(entry, dict) else None
+            if isinstance(sequence, int) and not entry.get("is_p2p"):
+                group = entry.get("process_group")
+                name = str(group[0]) if isinstance(group, (tuple, list)) and group else str(entry.get("pg_id", ""))
+                logs.setdefault(name, {}).setdefault(rank, {})[sequence] = (
+                    entry.get("state") == "completed",
+                    str(entry.get("profiling_name", "")),
+                )
+    hangs = [_hang(name, members.get(name) or set(ranks), set(ranks), logs[name]) for name in sorted(logs)]
+    return [hang for hang in hangs if hang is not None]
 
 
-def _hang(
-    name: str, members: set[int], by_rank: Mapping[int, Mapping[int, tuple[bool, str]]], dumped: set[int]
-) -> Hang | None:
-    members = members or set(by_rank)
-    open_ones = [number for log in by_rank.values() for number, (ended, _) in log.items() if not ended]
-    newest = max((number for log in by_rank.values() for number in log), default=0)
-    last = {rank: max(by_rank.get(rank, {0: 0})) if by_rank.get(rank) else 0 for rank in members & dumped}
-    behind = [number + 1 for number in last.values() if number < newest]
-    if not open_ones and not behind:
+def _hang(name: str, members: set[int], dumped: set[int], logs: Mapping[int, _Log]) -> Hang | None:
+    last = {rank: max(logs.get(rank, ()), default=0) for rank in members & dumped}
+    newest = max(last.values(), default=0)
+    unfinished = [
+        *(number for log in logs.values() for number, (has_ended, _) in log.items() if not has_ended),
+        *(number + 1 for number in last.values() if number < newest),
+    ]
+    if not unfinished:
         return None
-    sequence = min([*open_ones, *behind])
-    missing = sorted(rank for rank, number in last.items() if number < sequence)
-    waiting = sorted(rank for rank, log in by_rank.items() if sequence in log and not log[sequence][0])
-    operation = next((log[sequence][1] for log in by_rank.values() if sequence in log), "")
+    sequence = min(unfinished)
+    states = {rank: log[sequence] for rank, log in logs.items() if sequence in log}
     return Hang(
         group=name,
-        operation=operation,
+        operation=next((operation for _, operation in states.values()), ""),
         sequence=sequence,
-        missing=missing,
-        waiting=waiting,
+        missing=sorted(rank for rank, number in last.items() if number < sequence),
+        waiting=sorted(rank for rank, (has_ended, _) in states.items() if not has_ended),
         no_dump=sorted(members - dumped),
     )
-
-
-def _group_name(entry: Mapping[str, Any]) -> str:
-    group = entry.get("process_group")
-    return str(group[0]) if isinstance(group, (tuple, list)) and group else str(entry.get("pg_id", ""))
 
 
 def _members(dump: Mapping[str, Any]) -> list[tuple[str, set[int]]]:
@@ -123,7 +115,7 @@ def _members(dump: Mapping[str, Any]) -> list[tuple[str, set[int]]]:
 
 
 def _rank_of(path: Path) -> int:
-    digits = path.stem[len(path.stem.rstrip("0123456789")) :] or path.name[len(path.name.rstrip("0123456789")) :]
-    if not digits or len(digits) > 9:
+    digits = path.stem[len(path.stem.rstrip("0123456789")) :]
+    if not 0 < len(digits) < 10:
         raise DataError("no rank in the name of this dump (expected it to end with a number)", where=str(path))
     return int(digits)

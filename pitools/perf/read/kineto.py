@@ -89,11 +89,11 @@ def read_kineto(path: Path, names: Names) -> RankSpans:
         raise DataError("; ".join(notes) or "no events (expected traceEvents)", where=str(path))
     base = next((frame.baseTimeNanoseconds for frame in frames if frame.baseTimeNanoseconds), 0)
     info = next((frame.distributedInfo for frame in frames if frame.distributedInfo), {})
-    spans = concatenate(parts)
+    spans = _without_inner(concatenate(parts))
     if not len(spans):
         raise DataError(f"{count} events, none of work (expected kernels or operators)", where=str(path))
     spans = replace(spans, start_ns=spans.start_ns + base, end_ns=spans.end_ns + base)
-    rank = info.get("rank")
+    rank, world_size = (info.get(key) for key in ("rank", "world_size"))
     return finish_rank(
         RankSpans(
             path,
@@ -101,6 +101,7 @@ def read_kineto(path: Path, names: Names) -> RankSpans:
             spans,
             make_windows([(number, start + base, end + base) for number, start, end in steps]),
             step_stream=max(set(threads), key=threads.count) if threads else -1,
+            world_size=_count(world_size),
             has_device=memos.has_device,
             is_unix=bool(base) or int(spans.start_ns[0]) > 10**18,
             notes=tuple(notes),
@@ -170,7 +171,12 @@ def _to_spans(
         group=group,
         sequence=sequence,
     )
-    return without_nested(spans, np.isin(kind, (Kind.OP, Kind.HOST)))
+    return _without_inner(spans)
+
+
+def _without_inner(spans: Spans) -> Spans:
+    """Return spans without operators inside of operators: slice by slice, as they are most of a trace; then of all."""
+    return without_nested(spans, np.isin(spans.kind, (Kind.OP, Kind.HOST)))
 
 
 def _times(events: Sequence[_Event], where: str) -> tuple[Ints, Ints]:

@@ -35,11 +35,11 @@ def read_table(found: Sequence[Found]) -> SpanTable:
     names, notes = Names(), []
     reads, errors = [], []
     for item in found:
-        if item.form == form:
-            try:
+        try:
+            if item.form == form:
                 reads.append(READERS[form](item.path, names))
-            except DataError as error:
-                errors.append(error)
+        except DataError as error:
+            errors.append(error)
     if not reads:
         raise errors[0]
     notes += [f"not used: {error}" for error in errors]
@@ -47,22 +47,20 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         if len(reads) > 1:
             notes.append("ranks are numbered in the order of the files, which do not name them all")
         reads = [read.numbered(number) for number, read in enumerate(reads)]
-    if not all(read.is_timed for read in reads):
-        raise UsageError(
-            "NCCL Inspector's records say how long, not when (expected event_trace_ts)",
-            where=str(next(read.path for read in reads if not read.is_timed)),
-            hint="record them with NCCL_INSPECTOR_DUMP_VERBOSE=1",
-        )
     ranks: dict[int, RankSpans] = {}
     for read in reads:
-        rank = read.rank or 0
-        if rank in ranks:
-            hint = "name the files of one capture"
-            raise UsageError(
-                f"rank {rank} is also in {ranks[rank].path} (expected one file a rank)", where=str(read.path), hint=hint
-            )
+        if not read.is_timed:
+            problem = "NCCL Inspector's records say how long, not when (expected event_trace_ts)"
+            raise UsageError(problem, where=str(read.path), hint="record them with NCCL_INSPECTOR_DUMP_VERBOSE=1")
+        if (rank := read.rank or 0) in ranks:
+            problem = f"rank {rank} is also in {ranks[rank].path} (expected one file a rank)"
+            raise UsageError(problem, where=str(read.path), hint="name the files of one capture")
         ranks[rank] = read.numbered(rank)
         notes += read.notes
+    if (size := max(read.world_size for read in reads)) > len(ranks):
+        notes.append(f"{len(ranks)} of {size} ranks are here")
+    if left := sorted({item.form for item in found} & set(PREFERENCE) - {form}):
+        notes.append(f"also there, and not used beside {form}: {', '.join(left)}")
     ordered = [ranks[rank] for rank in sorted(ranks)]
     return SpanTable(
         concatenate([read.spans for read in ordered]),

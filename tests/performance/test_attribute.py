@@ -1,0 +1,216 @@
+"""The parts of steps: their sums, their values against other tools and by brute force, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.perf.attribute.buckets import BUCKETS, Buckets, split_steps
+from pitools.perf.attribute.verdict import judge
+from pitools.perf.spans import Kind, Names, RankSpans, SpanTable, make_spans, make_windows
+
+Read = Callable[..., SpanTable]
+# By TraceLens's GPU event analyser over all device events of each file, ms: compute, exposed communication, exposed
+# copies, communication, total. HTA's figures are the same where it counts the same: all steps (it drops the last),
+# nanoseconds (it rounds starts up and ends down), and filling memory as computing.
+PEERS = {
+    "negative_queue_length_values_check": (211.484, 185.3, 41.64, 187.87, 1231.461),
+    "nccl_parser_config": (116.046561, 39.529327, 1.924190, 46.876492, 660.551006),
+    "trace_diff/control": (282.582, 87.267, 18.738, 163.535, 464.594),
+    "df_index_resolver": (621.408, 357.343, 21.862, 357.343, 1732.965),
+    "amd_trace": (0.110881, 0.0, 0.038161, 0.0, 8.911887),
+}
+
+
+def one_rank(spans: list[tuple[Kind, int, int]], steps: list[tuple[int, int, int]], **more: object) -> RankSpans:
+    kind, start, end = zip(*spans, strict=True) if spans else ((), (), ())
+    rows = make_spans(kind=kind, stream=0, name=0, start_ns=list(start), end_ns=list(end))
+    return replace(RankSpans(Path("a"), 0, rows, make_windows(steps)), **more)
+
+
+def table(*ranks: RankSpans) -> SpanTable:
+    from pitools.perf.spans import concatenate, concatenate_windows
+
+    numbered = [each.numbered(rank) for rank, each in enumerate(ranks)]
+    return SpanTable(
+        concatenate([each.spans for each in numbered]),
+        concatenate_windows([each.windows for each in numbered]),
+        ["all-reduce"],
+        dict(enumerate(numbered)),
+    )
+
+
+def part(buckets: Buckets, name: str, rank: int = 0) -> list[int]:
+    return buckets.parts_ns[buckets.windows.rank == rank, BUCKETS.index(name)].tolist()
+
+
+times = st.tuples(st.integers(0, 60), st.integers(0, 20))
+kinds = st.sampled_from([kind for kind in Kind if kind is not Kind.OP])
+
+
+@given(
+    st.lists(st.tuples(kinds, times), max_size=25),
+    st.lists(st.integers(0, 60), min_size=2, max_size=6, unique=True),
+    st.booleans(),
+)
+def test_parts_sum_and_each_moment_is_of_the_first_kind(
+    spans: list[tuple[Kind, tuple[int, int]]], cuts: list[int], has_device: bool
+) -> None:
+    """Whatever overlaps, parts sum to the wall time, and are what painting each nanosecond gives."""
+    order = ("compute", "communication", "checkpoint", "compile", "copy", "input", "host")
+    if not has_device:
+        order = ("checkpoint", "compile", "input", "compute", "communication", "copy", "host")
+    painted = ["idle"] * 100
+    for name in reversed(order):
+        for kind, (start, length) in spans:
+            if kind.name.lower() == name:
+                painted[start : start + length] = [name] * length
+    cuts = sorted(cuts)
+    steps = [(i, start, end) for i, (start, end) in enumerate(pairwise(cuts))]
+    rows = [(kind, start, start + length) for kind, (start, length) in spans]
+    buckets = split_steps(table(one_rank(rows, steps, has_device=has_device)))
+    assert buckets.parts_ns.sum(axis=1).tolist() == buckets.wall_ns.tolist()
+    for (_, start, end), parts in zip(steps, buckets.parts_ns.tolist(), strict=True):
+        assert parts == [painted[start:end].count(name) for name in BUCKETS]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_gpu_traces_are_split_as_by_other_tools(real: Path, read: Read, name: str) -> None:
+    """Compute, exposed communication and copies of real traces are TraceLens's within 0.01 %, and so is the total."""
+    spans = read(real / "kineto" / name)
+    device = np.isin(spans.spans.kind, (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
+    whole = make_windows([(-1, spans.spans.start_ns[device].min(), spans.spans.end_ns[device].max())])
+    rank = next(iter(spans.ranks))
+    buckets = split_steps(replace(spans, windows=replace(whole, rank=np.array([rank]))))
+    got = [*(part(buckets, each, rank)[0] for each in ("compute", "communication", "copy"))]
+    assert [each / 1e6 for each in (*got, buckets.total_ns[0], buckets.wall_ns[0])] == pytest.approx(
+        PEERS[name], rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "rank"),
+    [
+        ("torch-healthy", "compute", None),
+        ("torch-slow-input", "input", None),
+        ("torch-slow-rank", "straggler", 1),
+        ("torch-host-stall", "host", None),
+        ("jax-healthy", "compute", None),
+        ("jax-slow-input", "input", None),
+        ("jax-slow-rank", "straggler", 1),
+        ("jax-recompile", "compile", None),
+    ],
+)
+def test_faults_are_found_in_profiles_of_cpus(
+    profiles: Path, read: Read, name: str, verdict: str, rank: int | None
+) -> None:
+    """Both frameworks' profiles on CPUs give the fault that was put in, and parts that sum to wall time."""
+    spans = read(profiles / name)
+    buckets = split_steps(spans)
+    assert (len(spans.ranks), len(buckets.windows)) == (2, 10)
+    assert buckets.parts_ns.sum(axis=1).tolist() == buckets.wall_ns.tolist()
+    judged = judge(buckets)
+    assert (judged.verdict, judged.rank) == (verdict, rank)
+    if verdict == "input":  # each step sleeps 50 ms
+        assert np.median(part(buckets, "input")) == pytest.approx(50e6, rel=0.05)
+    if verdict != "compute":
+        assert judged.advice[0].cause == verdict
+
+
+def ranks_that_meet(late_ms: int, clock_ms: int, count: int = 8, **more: object) -> SpanTable:
+    """Two ranks of 100 ms steps: compute, then an all-reduce of 5 ms, which rank 1 joins late by a clock ahead."""
+    ms = 1_000_000
+    ranks = []
+    for rank in (0, 1):
+        shift, spans, steps = (clock_ms * rank + 10**6) * ms, [], []
+        for step in range(count):
+            begin = shift + step * 100 * ms
+            arrival = begin + 50 * ms + rank * late_ms * ms
+            end = begin + (55 + late_ms) * ms
+            spans += [(Kind.COMPUTE, begin, arrival), (Kind.COMMUNICATION, arrival, end)]
+            steps.append((step, begin, end))
+        ranks.append(one_rank(spans, steps, **more))
+    return table(*ranks)
+
+
+@pytest.mark.parametrize("clock_ms", [0, 7000, -3])
+def test_waiting_is_told_from_transfer_whatever_the_clocks(clock_ms: int) -> None:
+    """A rank that is 30 ms late makes the other wait 30 ms in each step; the transfer takes 5 ms on both."""
+    buckets = split_steps(ranks_that_meet(30, clock_ms))
+    assert buckets.skew_ns.tolist() == [30_000_000] * 8 + [0] * 8
+    assert part(buckets, "communication") == [35_000_000] * 8
+    assert any("clock of rank 1" in note for note in buckets.matched.notes) is (clock_ms != 0)
+    verdict = judge(buckets)
+    assert (verdict.verdict, verdict.rank) == ("straggler", 1)
+    assert "compute" in verdict.evidence[0]
+
+
+def test_collectives_that_do_not_end_together_are_not_matched() -> None:
+    """Ranks of a larger job, whose collectives end far apart at random, give no waiting times, and a note."""
+    spans = ranks_that_meet(0, 0, count=20)
+    noise = np.random.default_rng(0).integers(0, 400_000_000, len(spans.spans))
+    is_late = (spans.spans.rank == 1) & (spans.spans.kind == Kind.COMMUNICATION)
+    moved = replace(
+        spans.spans, start_ns=spans.spans.start_ns + noise * is_late, end_ns=spans.spans.end_ns + noise * is_late
+    )
+    buckets = split_steps(replace(spans, spans=moved))
+    assert not buckets.skew_ns.any()
+    assert "do not match" in buckets.matched.notes[0]
+    assert {record.skew_ms for record in buckets.records()} == {None}
+
+
+def test_collectives_are_matched_by_number_where_there_is_one() -> None:
+    """A rank whose trace begins a step later is matched by numbers, not by order."""
+    spans = ranks_that_meet(30, 0)
+    step = (spans.spans.start_ns // 1_000_000 - 10**6) // 100
+    numbered = replace(spans.spans, sequence=step, group=np.zeros(len(spans.spans), np.int32))
+    late = (spans.spans.rank == 1) & (step == 0)
+    buckets = split_steps(replace(spans, spans=numbered.where(~late)))
+    assert buckets.skew_ns.tolist() == [0] + [30_000_000] * 7 + [0] * 8
+
+
+def test_a_healthy_run_has_no_straggler() -> None:
+    """Ranks that are late by noise, each in some steps, are no stragglers: at most 2 of 100 runs of five steps."""
+    random = np.random.default_rng(1)
+    found = 0
+    for _ in range(100):
+        ms, begin, spans, steps = 1_000_000, 10**12, ([], []), []
+        for step in range(5):
+            arrivals = begin + 50 * ms + random.integers(0, 40 * ms, 2)
+            end = int(arrivals.max()) + 5 * ms
+            for rank in (0, 1):
+                spans[rank].extend(
+                    [(Kind.COMPUTE, begin, int(arrivals[rank])), (Kind.COMMUNICATION, int(arrivals[rank]), end)]
+                )
+            steps.append((step, begin, end))
+            begin = end
+        found += judge(split_steps(table(*(one_rank(each, steps) for each in spans)))).verdict == "straggler"
+    assert found <= 2
+
+
+def test_advice_has_a_ceiling() -> None:
+    """Input of 60 of 100 ms can be hidden behind the other 40 ms; gone altogether, it gains 60 ms."""
+    ms = 1_000_000
+    steps = [(step, step * 100 * ms, (step + 1) * 100 * ms) for step in range(4)]
+    spans = [
+        row
+        for _, start, end in steps
+        for row in ((Kind.INPUT, start, start + 60 * ms), (Kind.COMPUTE, start + 60 * ms, end))
+    ]
+    verdict = judge(split_steps(table(one_rank(spans, steps))))
+    assert [(each.cause, each.gain_ms, each.ceiling_ms) for each in verdict.advice] == [("input", 40.0, 60.0)]
+    assert verdict.verdict == "input"
+
+
+def test_names_have_one_index() -> None:
+    """A text has the same index whenever it is asked for."""
+    names = Names()
+    assert [names.index(text) for text in ("a", "b", "a")] == [0, 1, 0]
+    assert names.texts() == ["a", "b"]

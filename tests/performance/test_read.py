@@ -1,0 +1,347 @@
+"""Readers of profiles: what they keep of whole ones, and what they do with cut, damaged and hostile ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pitools.core.errors import DataError, PitError, UsageError
+from pitools.perf.read import files, kineto
+from pitools.perf.read.files import find_files, read_chunks
+from pitools.perf.read.flight_recorder import find_hangs
+from pitools.perf.read.kineto import read_kineto
+from pitools.perf.read.read import READERS
+from pitools.perf.read.xplane import read_xplane
+from pitools.perf.spans import Kind, Names, SpanTable
+from pitools.run.steps import StepLog
+
+Read = Callable[..., SpanTable]
+SAMPLE = "xplane/test_data_jax_te_fused_attn_categorization/934987a2fc2f.xplane.pb"
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: Any = 7, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+EVENTS = [
+    event("user_annotation", "ProfilerStep#1", 0.0, 100.0, "main"),
+    event("user_annotation", "ProfilerStep#2", 100.0, 90.5, "main"),
+    event("kernel", 'a "name", with }, { in it', 10.0, 20.25),
+    event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 30.0, 20.0, 8, **{
+        "Process Group Name": "0", "Seq": 5, "dtype": "Float", "In msg nelems": 100, "list": [{"a": 1}, {"b": 2}],
+    }),
+    event("kernel", "rccl_kernel", 70.0, 2.0, 8),
+    event("gpu_memcpy", "Memcpy HtoD", 50.0, 5.0, 7, bytes=640),
+    event("gpu_memset", "Memset (Device)", 60.0, 1.0),
+    event("cuda_sync", "Event Sync", 0.0, 300.0), event("overhead", "Instrumentation", 0.0, 300.0),
+    event("gpu_user_annotation", "forward", 0.0, 300.0), event("kernel", "last", 180.0, 40.0),
+    event("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 1.0, 5.0, "main"),
+    event("user_annotation", "enumerate(DataLoader)#x", 1.0, 5.0, "prefetch"),
+    event("cuda_runtime", "hipMemcpyWithStream", 20.0, 9.0, "main"),
+    event("cpu_op", "c10d::allreduce_", 20.0, 50.0, "main"),
+    event("cpu_op", "outer", 200.0, 5.0, "main"), event("cpu_op", "inner", 201.0, 2.0, "main"),
+]  # fmt: skip
+
+
+def trace(path: Path, events: list[dict[str, Any]] = EVENTS, **more: Any) -> Path:
+    info = {"schemaVersion": 1, "distributedInfo": {"rank": 3}, "traceEvents": events, **more}
+    data = json.dumps({**info, "baseTimeNanoseconds": 10**18}).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_events_become_spans_of_their_kind(tmp_path: Path) -> None:
+    """Devices' work, collectives with group, number and bytes, and input on the thread that steps; nothing twice."""
+    names = Names()
+    got = read_kineto(trace(tmp_path / "t.json.gz"), names)
+    texts = names.texts()
+    kinds = {kind.name: [texts[i] for i in got.spans.name[got.spans.kind == kind]] for kind in Kind}
+    assert kinds["COMPUTE"] == ['a "name", with }, { in it', "Memset (Device)", "last"]
+    assert kinds["COMMUNICATION"] == ["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "rccl_kernel"]
+    assert [len(kinds[name]) for name in ("COPY", "INPUT", "HOST", "OP")] == [1, 1, 2, 0]
+    assert "inner" not in kinds["HOST"]
+    collective = got.spans.where(got.spans.kind == Kind.COMMUNICATION)
+    assert (collective.sequence.tolist(), collective.bytes.tolist()) == ([5, -1], [400, 0])
+    assert (got.rank, got.is_unix, got.has_device) == (3, True, True)
+    assert (got.spans.end_ns - got.spans.start_ns)[0] == 20_250
+    # The last step is kept, and lasts until the device's work ends.
+    assert (got.windows.end_ns - 10**18).tolist() == [100_000, 220_000]
+
+
+def test_a_trace_is_read_the_same_in_any_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a slice ends, inside of text, lists or numbers, the same spans are read."""
+    path = trace(tmp_path / "t.json", EVENTS * 3)
+    whole = read_kineto(path, Names())
+    for size in (1, 7, 64, 301):
+        monkeypatch.setattr(kineto, "read_chunks", lambda path, notes, size=size: read_chunks(path, notes, size))
+        again = read_kineto(path, Names())
+        assert again.notes == ()
+        assert sorted(again.spans.start_ns) == sorted(whole.spans.start_ns)
+        assert again.windows.end_ns.tolist() == whole.windows.end_ns.tolist()
+
+
+def test_a_cut_trace_is_read_until_there(tmp_path: Path) -> None:
+    """A half-written trace, plain or compressed, gives the events before the cut, and says so."""
+    plain = trace(tmp_path / "t.json", [event("kernel", f"k{i}", i * 10.0, 5.0) for i in range(2000)])
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(plain.read_bytes()[:-5000])
+    packed = tmp_path / "cut.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes())[:-2000])
+    for path in (cut, packed):
+        got = read_kineto(path, Names())
+        assert 500 < len(got.spans) < 2000
+        assert "only the events before are used" in got.notes[-1]
+
+
+def test_a_last_step_without_end_of_microseconds_is_exact(tmp_path: Path) -> None:
+    """Whole microseconds since 1970 stay exact; a float of nanoseconds could not hold them."""
+    path = tmp_path / "t.json"
+    ts = 1_669_783_687_464_181
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event("kernel", "k", ts, 3)]}))
+    got = read_kineto(path, Names())
+    assert (int(got.spans.start_ns[0]), got.is_unix) == (ts * 1000, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"schemaVersion": 1}', "no traceEvents"),
+        ('{"schemaVersion": 1, "traceEvents": []}', "no events"),
+        ('{"schemaVersion": 1, "traceEvents": [{"ph": 1}]}', "no event of PyTorch"),
+        ('{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1e300}]}', "range"),
+        ('{"schemaVersion": 1, "traceEvents": [' + '{"args":' * 100_000, "no valid JSON"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    """Each with the reason, as an error of data."""
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=problem):
+        read_kineto(path, Names())
+
+
+def test_a_small_file_of_much_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gzip file that unpacks to an event without end is given up at a limit."""
+    monkeypatch.setattr(kineto, "_MAX_EVENT", 1 << 20)
+    monkeypatch.setattr(files, "_CHUNK", 1 << 16)
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "' + b"a" * (64 << 20)))
+    with pytest.raises(DataError, match="no valid JSON after byte"):
+        read_kineto(path, Names())
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
+    """A kernel's name in another encoding costs that character, not the trace."""
+    path = trace(tmp_path / "t.json", [event("kernel", "KERNEL", 1.0, 2.0)])
+    path.write_bytes(path.read_bytes().replace(b"KERNEL", b"k\xff"))
+    assert len(read_kineto(path, Names()).spans) == 1
+
+
+def test_every_step_of_a_real_trace_is_kept(real: Path, read: Read) -> None:
+    """216,092 events of a V100 give all five steps; HTA drops the last."""
+    got = read(real / "kineto" / "df_index_resolver")
+    assert got.windows.step.tolist() == [2, 3, 4, 5, 6]
+    assert (int((got.spans.kind == Kind.COMMUNICATION).sum()), list(got.ranks)) == (2020, [1])
+    assert got.step_of().max() == 6
+
+
+def test_a_profile_of_xla_is_what_jax_reads(real: Path, profiles: Path) -> None:
+    """The wire reader finds the kernels, and the steps and collectives of CPUs, that JAX's own reader finds."""
+    jax = pytest.importorskip("jax")
+    data = jax.profiler.ProfileData.from_file(str(real / SAMPLE))
+    events = [e for plane in data.planes if plane.name == "/device:GPU:0" for line in plane.lines for e in line.events]
+    got = read_xplane(real / SAMPLE, Names())
+    spans = got.spans.where(got.spans.kind == Kind.COMPUTE)
+    assert len(spans) == len(events) == 150
+    assert int((spans.end_ns - spans.start_ns).sum()) == pytest.approx(sum(e.duration_ns for e in events), abs=150)
+    packed = profiles / "jax-slow-rank" / "0.xplane.pb.gz"
+    data = jax.profiler.ProfileData.from_serialized_xspace(gzip.decompress(packed.read_bytes()))
+    host = [e for plane in data.planes if plane.name == "/host:CPU" for line in plane.lines for e in line.events]
+    names = Names()
+    own = read_xplane(packed, names)
+    waits = own.spans.where(own.spans.kind == Kind.COMMUNICATION)
+    expected = [e.duration_ns for e in host if e.name.startswith("all-reduce")]
+    assert sorted(waits.end_ns - waits.start_ns) == pytest.approx(sorted(expected), abs=2)
+    assert own.windows.step.tolist() == [1, 2, 3, 4, 5]
+    assert own.is_unix
+
+
+def test_a_cut_profile_of_xla_is_refused_or_said(profiles: Path, tmp_path: Path) -> None:
+    """Whole planes before the cut are used; without one of work, the profile is refused."""
+    data = gzip.decompress((profiles / "jax-slow-rank" / "0.xplane.pb.gz").read_bytes())
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(data[:-20])
+    assert "whole planes are used" in read_xplane(path, Names()).notes[0]
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match="the file is cut"):
+        read_xplane(path, Names())
+
+
+@pytest.mark.parametrize("form", ["kineto", "xplane", "steps", "inspector", "flight"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.data())
+def test_damaged_files_are_read_or_refused(profiles: Path, tmp_path: Path, form: str, data: st.DataObject) -> None:
+    """Bytes changed anywhere give spans or an error of data, never another exception."""
+    packed = {"kineto": "torch-healthy/0.json.gz", "xplane": "jax-slow-input/0.xplane.pb.gz"}
+    if form in packed:
+        content = bytearray(gzip.decompress((profiles / packed[form]).read_bytes()))
+    elif form == "flight":
+        content = bytearray(pickle.dumps(dump({0: "completed", 1: "scheduled"})))
+    elif form == "steps":
+        content = bytearray(step_log(tmp_path / "log", 0).read_bytes())
+    else:
+        content = bytearray(inspector_lines().encode())
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    path = tmp_path / "damaged0"
+    path.write_bytes(content)
+    try:
+        if form == "flight":
+            find_hangs([path])
+        else:
+            got = READERS[form](path, Names())
+            assert (got.spans.end_ns >= got.spans.start_ns).all()
+    except PitError:
+        pass
+
+
+def step_log(folder: Path, rank: int, extra_s: float = 0.0) -> Path:
+    (folder / f"{rank}.jsonl").unlink(missing_ok=True)
+    log = StepLog(folder, rank)
+    for step in range(4):
+        log.write(
+            step=step,
+            loss=1.0,
+            wall_s=0.1,
+            input_s=0.01,
+            compute_s=0.06 + extra_s,
+            comm_s=0.025 - extra_s,
+            rank_samples=1,
+        )
+    log.close()
+    return folder / f"{rank}.jsonl"
+
+
+def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
+    """Of the last attempt, every step with its parts, and the wait for a slow rank within communication."""
+    from pitools.perf.attribute.buckets import split_steps
+
+    step_log(tmp_path / "attempts" / "0" / "steps", 0)
+    for rank in (0, 1):
+        step_log(tmp_path / "attempts" / "10" / "steps", rank, 0.02 * rank)
+    got = read(tmp_path)
+    assert [str(each.path).split("/")[-3] for each in got.ranks.values()] == ["10", "10"]
+    buckets = split_steps(got)
+    first = buckets.records()[0]
+    assert (first.wall_ms, first.input_ms, first.compute_ms, first.communication_ms) == (100, 10, 60, 25)
+    assert first.idle_ms == 5
+    waits = {rank: float(np.median(buckets.skew_ns[got.windows.rank == rank])) for rank in (0, 1)}
+    assert (waits[0], waits[1]) == pytest.approx((20e6, 0), abs=2e6)  # the log's times are whole milliseconds
+
+
+def inspector_lines() -> str:
+    header = {"id": "0x7", "rank": 1, "n_ranks": 2, "nnodes": 1}
+    metadata = {"inspector_output_format_version": "v4.4", "dump_timestamp_us": 10**15}
+    lines: list[Any] = [
+        {"header": header, "metadata": metadata, "dump_stats": {"coll_records": 3, "coll_dropped_total": 9}}
+    ]
+    for number in (1, 2):
+        kernel = {"kernel_start_ts": 10**15 + number * 100, "kernel_stop_ts": 10**15 + number * 100 + 50}
+        record = {"coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": 8, "coll_exec_time_us": 50}
+        lines.append({"coll_perf": {**record, "event_trace_ts": {"coll_start_ts": 1, "kernel_events": [kernel]}}})
+    return "\n".join(map(json.dumps, lines)) + "\n{broken\n"
+
+
+def test_a_stream_of_nccl_inspector_has_its_header_and_its_drops(tmp_path: Path, read: Read) -> None:
+    """Records take the marker's header, and what was dropped, is missing or unreadable is counted."""
+    path = tmp_path / "dump.log"
+    path.write_text(inspector_lines())
+    got = read(path)
+    assert (list(got.ranks), got.spans.sequence.tolist(), got.spans.bytes.tolist()) == ([1], [1, 2], [8, 8])
+    assert (got.spans.end_ns - got.spans.start_ns).tolist() == [50_000, 50_000]
+    assert [note.partition(": ")[2] for note in got.notes] == [
+        "NCCL Inspector dropped 9 collectives",
+        "1 of 3 announced records are missing",
+        "1 unreadable lines",
+    ]
+
+
+def test_records_of_the_older_inspector_stand_alone(real: Path) -> None:
+    """Each line of 4.0 has its header; without the event trace there is no time, and no step to split."""
+    path = real / "nccl_inspector" / "doc_examples_v4.0.jsonl"
+    assert [each.form for each in find_files([path])] == ["inspector"]
+    names = Names()
+    got = READERS["inspector"](path, names)
+    assert (len(got.spans), got.is_timed, got.notes) == (3, False, ())
+    assert len(set(got.spans.group.tolist())) == 3
+
+
+def dump(states: dict[int, str], group: str = "0") -> dict[str, Any]:
+    entries = [
+        {"process_group": (group, "default"), "collective_seq_id": number, "state": state, "is_p2p": False,
+         "profiling_name": "nccl:all_reduce", "time_discovered_completed_ns": 5 if state == "completed" else None}
+        for number, state in states.items()
+    ]  # fmt: skip
+    return {"version": "2.10", "pg_config": {group: {"name": group, "ranks": "[0, 1, 2, 3]"}}, "entries": entries}
+
+
+def test_a_hang_names_the_ranks_that_are_missing(tmp_path: Path) -> None:
+    """Of four ranks two wait in the second all-reduce, one never started it, and of one there is no dump."""
+    done, waits = {1: "completed"}, {1: "completed", 2: "started"}
+    paths = []
+    for rank, states in ((0, waits), (1, done), (3, waits)):
+        paths.append(tmp_path / f"nccl_trace_rank_{rank}")
+        paths[-1].write_bytes(pickle.dumps(dump(states)))
+    (hang,) = find_hangs(paths)
+    assert (hang.sequence, hang.operation) == (2, "nccl:all_reduce")
+    assert (hang.missing, hang.waiting, hang.no_dump) == ([1], [0, 3], [2])
+    paths[1].write_bytes(pickle.dumps(dump(done | {2: "completed"})))
+    for path in (paths[0], paths[2]):
+        path.write_bytes(pickle.dumps(dump(done | {2: "completed"})))
+    assert find_hangs(paths) == []
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("ran"),))
+
+
+def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it runs."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "dump_0"
+    path.write_bytes(pickle.dumps({"entries": [Hostile()], "pg_config": {}}))
+    with pytest.raises(DataError, match="it would run"):
+        find_hangs([path])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_files_are_known_by_content(tmp_path: Path, profiles: Path, real: Path) -> None:
+    """Whatever their names; what is unknown is passed over in a folder, and refused where it is named."""
+    (tmp_path / "a.txt").write_bytes((profiles / "torch-healthy" / "0.json.gz").read_bytes())
+    (tmp_path / "b").write_bytes((real / SAMPLE).read_bytes())
+    (tmp_path / "c.json").write_text('{"loss": 1}\n')
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "d.json").write_bytes((profiles / "torch-healthy" / "1.json.gz").read_bytes())
+    assert [(each.path.name, each.form) for each in find_files([tmp_path])] == [("a.txt", "kineto"), ("b", "xplane")]
+    with pytest.raises(DataError, match="unknown content"):
+        find_files([tmp_path / "c.json"])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UsageError, match="no profile"):
+        find_files([tmp_path / "none"])
+
+
+def test_two_files_of_a_rank_are_refused(tmp_path: Path, read: Read) -> None:
+    """Two captures of one rank would be counted twice."""
+    with pytest.raises(UsageError, match="rank 3 is also in"):
+        read(trace(tmp_path / "a.json"), trace(tmp_path / "b.json"))
