@@ -37,7 +37,7 @@ _CUT_TAIL = 256 << 10  # bytes from a slice's end in which its last event must e
 _CUT_TRIES = 8
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-_MAX_US = 9e15  # of the Unix clock, the year 2255; in nanoseconds just an int64
+_MAX_US = 3e15  # of the Unix clock, the year 2065; base, start and duration then sum within an int64
 _DTYPE_BYTES = {
     "double": 8, "long": 8, "int": 4, "float": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
 }  # fmt: skip
@@ -88,8 +88,12 @@ def read_kineto(path: Path, names: Names) -> RankSpans:
     if not count:
         raise DataError("; ".join(notes) or "no events (expected traceEvents)", where=str(path))
     base = next((frame.baseTimeNanoseconds for frame in frames if frame.baseTimeNanoseconds), 0)
+    if not 0 <= base < _MAX_US * 1000:
+        raise DataError("baseTimeNanoseconds is out of range (expected the Unix clock)", where=str(path))
     info = next((frame.distributedInfo for frame in frames if frame.distributedInfo), {})
-    spans = _without_inner(concatenate(parts))
+    spans = concatenate(parts)
+    parts.clear()
+    spans = _without_inner(spans)
     if not len(spans):
         raise DataError(f"{count} events, none of work (expected kernels or operators)", where=str(path))
     spans = replace(spans, start_ns=spans.start_ns + base, end_ns=spans.end_ns + base)
@@ -184,7 +188,7 @@ def _times(events: Sequence[_Event], where: str) -> tuple[Ints, Ints]:
     ts = np.array([event.ts for event in events])
     duration = np.maximum(np.array([event.dur for event in events]), 0.0)
     if len(ts) and not (np.abs(ts).max() < _MAX_US and duration.max() < _MAX_US):
-        raise DataError("an event's time is out of range (expected microseconds, below 9e15)", where=where)
+        raise DataError("an event's time is out of range (expected microseconds, below 3e15)", where=where)
     whole = np.floor(ts)
     start = whole.astype(np.int64) * 1000 + np.rint((ts - whole) * 1000).astype(np.int64)
     return start, start + np.rint(duration * 1000).astype(np.int64)

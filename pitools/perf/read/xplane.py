@@ -12,8 +12,8 @@ XLA's operations on the host compute.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from pitools.core.errors import DataError
 from pitools.perf.read.classify import device_kind, hlo_kind, host_kind
@@ -22,19 +22,22 @@ from pitools.perf.spans import Kind, Names, RankSpans, finish_rank, make_spans, 
 
 _MAX_BYTES = 2 << 30  # protobuf's own limit of a message
 _DEVICE_LINES = ("Stream #", "XLA Ops", "Async XLA Ops")
-_NS_LIMIT = 1 << 62
+_MAX_NS = 1 << 61
 
 
 class _Bad(Exception):
     """The bytes are no message."""
 
 
-class _Plane(NamedTuple):
-    name: str
-    lines: list[bytes]
-    events: dict[int, tuple[str, str]]  # metadata id → name, hlo_op
-    stats: dict[int, str]  # metadata id → name
-    values: dict[str, Any]
+@dataclass
+class _Plane:
+    """events: metadata id → name and operation of XLA. stats: metadata id → name."""
+
+    name: str = ""
+    lines: list[bytes] = field(default_factory=list)
+    events: dict[int, tuple[str, str]] = field(default_factory=dict)
+    stats: dict[int, str] = field(default_factory=dict)
+    start_ns: int = 0
 
 
 def read_xplane(path: Path, names: Names) -> RankSpans:
@@ -46,16 +49,13 @@ def read_xplane(path: Path, names: Names) -> RankSpans:
         if len(data) > _MAX_BYTES:
             raise DataError("more than 2 GiB (expected an XLA profile)", where=str(path))
     planes: list[_Plane] = []
+    columns = _Columns(names)
     try:
-        for number, value in _fields(bytes(data)):
+        for number, _, content in _fields(bytes(data)):
             if number == 1:
-                planes.append(_plane(_bytes(value)))
+                planes.append(_plane(content))
     except _Bad as error:
         notes.append(f"{path.name}: {error}: {len(planes)} whole planes are used")
-    columns = _Columns(names)
-    origin = next((int(plane.values.get("profile_start_time", 0)) for plane in planes if plane.values), 0)
-    for plane in planes:
-        origin = int(plane.values.get("profile_start_time", origin))
     try:
         for plane in planes:
             if plane.name.startswith(("/device:", "/host:CPU")):
@@ -66,12 +66,12 @@ def read_xplane(path: Path, names: Names) -> RankSpans:
     if not columns.rows:
         what = "; ".join(notes) or f"{len(planes)} planes"
         raise DataError(f"no event of a device or of XLA ({what})", where=str(path))
-    kind, stream, name, start, end = map(list, zip(*columns.rows, strict=True))
+    origin = max(plane.start_ns for plane in planes)
+    kind, stream, name, start, end = zip(*columns.rows, strict=True)
     spans = make_spans(
         kind=kind, stream=stream, name=name, start_ns=[at + origin for at in start], end_ns=[at + origin for at in end]
     )
-    has_device = columns.has_device
-    if has_device:  # what the host says of XLA's operations is then their launch
+    if columns.has_device:  # what other threads of the host say of XLA's operations is then their launch
         spans = spans.where((spans.kind != Kind.OP) | (spans.stream == columns.step_stream))
     return finish_rank(
         RankSpans(
@@ -80,7 +80,7 @@ def read_xplane(path: Path, names: Names) -> RankSpans:
             without_nested(spans, (spans.kind == Kind.OP) | (spans.kind == Kind.HOST)),
             make_windows([(number, at + origin, end + origin) for number, at, end in columns.steps]),
             step_stream=columns.step_stream,
-            has_device=has_device,
+            has_device=columns.has_device,
             is_unix=bool(origin),
             notes=tuple(notes),
         )
@@ -88,7 +88,7 @@ def read_xplane(path: Path, names: Names) -> RankSpans:
 
 
 class _Columns:
-    """Rows of spans and steps, with times from the profile's start."""
+    """Rows of spans (kind, stream, name, start, end) and steps, with times from the profile's start, ns."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -100,154 +100,144 @@ class _Columns:
     def add_line(self, plane: _Plane, line: bytes) -> None:
         """Add the spans of a line. Raises _Bad."""
         title, base, events = "", 0, []
-        for number, value in _fields(line):
+        for number, value, data in _fields(line):
             if number == 2 or (number == 11 and not title):
-                title = _text(value)
+                title = data.decode(errors="replace")
             elif number == 3:
-                base = _int(value)
+                base = value
             elif number == 4:
-                events.append(_bytes(value))
+                events.append(data)
         on_device = plane.name.startswith("/device:")
         if on_device and not title.startswith(_DEVICE_LINES):
             return
+        self.has_device |= on_device and bool(events)
         stream = self.names.index(f"{plane.name} {title}" if on_device else f"thread {title}")
-        is_copy = on_device and "Memcpy" in title
-        has_python = not on_device and title.startswith("python")
+        is_python = not on_device and title.startswith("python")
         for event in events:
-            name, start, end, hlo_op, step = self._event(plane, event, base)
+            name, start, end, hlo_op, step = _event(plane, event, base)
+            kind: Kind | None
             if step is not None and not on_device:
                 self.steps.append((step, start, end))
                 self.step_stream = stream
                 continue
             if on_device:
-                kind: Kind | None = device_kind(name, is_copy=is_copy)
-                if kind is Kind.COMPUTE and hlo_op:
-                    kind = hlo_kind(hlo_op)
-                self.has_device = True
-            elif hlo_op and not has_python:
+                kind = device_kind(name, is_copy="Memcpy" in title)
+                kind = hlo_kind(hlo_op) if kind is Kind.COMPUTE and hlo_op else kind
+            elif hlo_op and not is_python:
                 kind = hlo_kind(hlo_op)
                 kind = Kind.OP if kind is Kind.COMPUTE else kind
             else:
                 kind = host_kind(name, is_annotation=True)
-                if kind is Kind.HOST and not has_python:
-                    kind = None
+                kind = None if kind is Kind.HOST and not is_python else kind
             if kind is not None and end > start:
                 self.rows.append((kind, stream, self.names.index(name), start, end))
 
-    @staticmethod
-    def _event(plane: _Plane, data: bytes, base: int) -> tuple[str, int, int, str, int | None]:
-        """Return an event's name, start and end in ns, operation of XLA, and step."""
-        key = offset = duration = 0
-        hlo_op, step = "", None
-        for number, value in _fields(data):
-            if number == 1:
-                key = _int(value)
-            elif number == 2:
-                offset = _int(value)
-            elif number == 3:
-                duration = _int(value)
-            elif number == 4:
-                stat, content = _stat(plane.stats, _bytes(value))
-                if stat == "hlo_op":
-                    hlo_op = str(content)
-                elif stat == "step_num" and isinstance(content, int):
-                    step = content
-        name, own_op = plane.events.get(key, ("", ""))
-        start, end = base + offset // 1000, base + (offset + duration) // 1000
-        if not 0 <= start <= end < _NS_LIMIT or (step or 0) >= _NS_LIMIT:
-            raise _Bad(f"event {name!r} has no possible time")
-        return name, start, end, hlo_op or own_op, step
 
-
-def _plane(data: bytes) -> _Plane:
-    plane = _Plane("", [], {}, {}, {})
-    events, values = [], []
-    for number, value in _fields(data):
-        if number == 2:
-            plane = plane._replace(name=_text(value))
+def _event(plane: _Plane, event: bytes, base: int) -> tuple[str, int, int, str, int | None]:
+    """Return an event's name, start and end in ns, operation of XLA, and step."""
+    key = offset = duration = 0
+    hlo_op, step = "", None
+    for number, value, data in _fields(event):
+        if number == 1:
+            key = value
+        elif number == 2:
+            offset = value
         elif number == 3:
-            plane.lines.append(_bytes(value))
+            duration = value
         elif number == 4:
-            events.append(dict(_fields(_bytes(value))).get(2, b""))
+            stat, integer, text = _stat(plane.stats, data)
+            if stat == "hlo_op":
+                hlo_op = text
+            elif stat == "step_num":
+                step = integer
+    name, own_op = plane.events.get(key, ("", ""))
+    start, end = base + offset // 1000, base + (offset + duration) // 1000
+    if max(end, step or 0) >= _MAX_NS:
+        raise _Bad(f"event {name!r} has an impossible time")
+    return name, start, end, hlo_op or own_op, step
+
+
+def _plane(content: bytes) -> _Plane:
+    plane = _Plane()
+    events, stats = [], []
+    for number, _, data in _fields(content):
+        if number == 2:
+            plane.name = data.decode(errors="replace")
+        elif number == 3:
+            plane.lines.append(data)
+        elif number == 4:
+            events.append(data)
         elif number == 5:
-            entry = dict(_fields(_bytes(dict(_fields(_bytes(value))).get(2, b""))))
-            plane.stats[_int(entry.get(1, 0))] = _text(entry.get(2, b""))
+            key, name, _ = _metadata(data)
+            plane.stats[key] = name
         elif number == 6:
-            values.append(_bytes(value))
-    for each in values:
-        name, content = _stat(plane.stats, each)
-        plane.values[name] = content
-    for event in events:
-        key, name, hlo_op = 0, "", ""
-        for number, value in _fields(_bytes(event)):
-            if number == 1:
-                key = _int(value)
-            elif number == 2:
-                name = _text(value)
-            elif number == 5:
-                stat, content = _stat(plane.stats, _bytes(value))
-                hlo_op = str(content) if stat == "hlo_op" else hlo_op
-        plane.events[key] = (name, hlo_op)
+            stats.append(data)
+    for data in stats:
+        stat, value, _ = _stat(plane.stats, data)
+        if stat == "profile_start_time" and value < _MAX_NS:
+            plane.start_ns = value
+    for data in events:
+        key, name, own = _metadata(data)
+        known = {stat: text for stat, _, text in (_stat(plane.stats, each) for each in own)}
+        plane.events[key] = (name, known.get("hlo_op", ""))
     return plane
 
 
-def _stat(stats: dict[int, str], data: bytes) -> tuple[str, Any]:
-    """Return a statistic's name and value: a number or text."""
-    key = 0
-    content: int | str | None = None
-    for number, value in _fields(data):
+def _metadata(entry: bytes) -> tuple[int, str, list[bytes]]:
+    """Return the id, name and statistics in the value of a map's entry."""
+    key, name, stats = 0, "", []
+    message = next((data for number, _, data in _fields(entry) if number == 2), b"")
+    for number, value, data in _fields(message):
         if number == 1:
-            key = _int(value)
+            key = value
+        elif number == 2:
+            name = data.decode(errors="replace")
         elif number == 5:
-            content = _text(value)
+            stats.append(data)
+    return key, name, stats
+
+
+def _stat(stats: dict[int, str], content: bytes) -> tuple[str, int, str]:
+    """Return a statistic's name, and its value as a number and as text, whichever it has."""
+    key, integer, text = 0, 0, ""
+    for number, value, data in _fields(content):
+        if number == 1:
+            key = value
+        elif number == 5:
+            text = data.decode(errors="replace")
         elif number == 7:
-            content = stats.get(_int(value), "")
+            text = stats.get(value, "")
         elif number in (3, 4):
-            content = _int(value)
-    return stats.get(key, ""), content
+            integer = value
+    return stats.get(key, ""), integer, text
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a message: number, and an int or bytes. Raises _Bad."""
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the fields of a message: number, value as an integer, or else bytes. Raises _Bad."""
     at, size = 0, len(data)
     while at < size:
         tag, at = _varint(data, at)
         wire = tag & 7
         if wire == 0:
-            number, at = _varint(data, at)
-            yield tag >> 3, number
+            value, at = _varint(data, at)
+            yield tag >> 3, value, b""
             continue
         length = {1: 8, 5: 4}.get(wire, -1)
         if wire == 2:
             length, at = _varint(data, at)
-        if length < 0 or at + length > size:
-            raise _Bad("the file is cut" if length > 0 else f"wire type {wire}")
-        yield tag >> 3, data[at : at + length]
+        if length < 0:
+            raise _Bad(f"wire type {wire}")
+        if at + length > size:
+            raise _Bad("the file is cut")
+        yield tag >> 3, 0, data[at : at + length]
         at += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    for at in range(at, min(at + 10, len(data))):  # noqa: B020
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
+def _varint(data: bytes, start: int) -> tuple[int, int]:
+    """Return the number at a position, and the position after it."""
+    value = 0
+    for at, byte in enumerate(data[start : start + 10]):
+        value |= (byte & 0x7F) << 7 * at
         if byte < 0x80:
-            return value, at + 1
-        shift += 7
-    raise _Bad("the file is cut" if shift < 70 else "no number")
-
-
-def _int(value: int | bytes) -> int:
-    if isinstance(value, bytes):
-        raise _Bad("bytes where a number is expected")
-    return value
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise _Bad("a number where bytes are expected")
-    return value
-
-
-def _text(value: int | bytes) -> str:
-    return _bytes(value).decode(errors="replace")
+            return value, start + at + 1
+    raise _Bad("the file is cut")
