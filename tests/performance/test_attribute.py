@@ -178,6 +178,16 @@ def test_collectives_are_matched_by_number_where_there_is_one() -> None:
     assert buckets.skew_ns.tolist() == [7 * 30_000_000, 0]
 
 
+def test_profiles_of_different_steps_share_those_that_both_have() -> None:
+    """Of steps 0 to 7 on one rank and 1 to 8 on another, seven are matched by order, and the others are not."""
+    spans = ranks_that_meet(30, 0, count=9)
+    steps = spans.step_of()
+    keep = np.where(spans.spans.rank == 0, steps < 8, steps > 0)
+    windows = spans.windows.where(np.where(spans.windows.rank == 0, spans.windows.step < 8, spans.windows.step > 0))
+    buckets = split_steps(replace(spans, spans=spans.spans.where(keep), windows=windows))
+    assert buckets.skew_ns.tolist() == [0] + [30_000_000] * 7 + [0] * 8
+
+
 def test_a_healthy_run_has_no_straggler() -> None:
     """Ranks that are late by noise, each in some steps, are no stragglers: at most 2 of 100 runs of five steps."""
     random = np.random.default_rng(1)

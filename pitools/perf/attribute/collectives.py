@@ -45,7 +45,9 @@ def match_collectives(table: SpanTable) -> Matched:
         return _none()
     order = np.lexsort((spans.start_ns, spans.rank))
     spans, steps = spans.where(order), steps[order]
-    key, is_ordinal = _keys(spans, steps)
+    windows = table.windows
+    own_steps = {tuple(windows.step[windows.rank == rank].tolist()) for rank in table.ranks}
+    key, is_ordinal = _keys(spans, steps, by_step=len(own_steps) > 1)
     order = np.lexsort((spans.rank, key))
     spans, steps, key = spans.where(order), steps[order], key[order]
     shared, notes = _several_ranks(key, spans.rank), []
@@ -80,10 +82,11 @@ def _point_to_point(table: SpanTable) -> Bools:
     return np.isin(table.spans.name, named)
 
 
-def _keys(spans: Spans, steps: Ints) -> tuple[Ints, bool]:
+def _keys(spans: Spans, steps: Ints, *, by_step: bool) -> tuple[Ints, bool]:
     """Return a key for each span, equal on the ranks of one collective, and whether any is by order.
 
-    The order counts from the trace's begin where all ranks have as many of that name, else from each step's.
+    The order counts from the trace's begin where all ranks have as many of that name, and else, or by_step, from each
+    step's.
     """
     numbered = spans.sequence >= 0
     columns = [spans.group, spans.name, np.full(len(spans), -1), spans.sequence]
@@ -93,7 +96,7 @@ def _keys(spans: Spans, steps: Ints) -> tuple[Ints, bool]:
         counts = np.unique(np.c_[lane, spans.rank], axis=0, return_counts=True)
         of_lane = counts[0][:, 0]
         uneven = [each for each in np.unique(of_lane) if len(set(counts[1][of_lane == each])) > 1]
-        columns[2] = np.where(np.isin(lane, uneven) & ~numbered, steps, -1)
+        columns[2] = np.where((by_step | np.isin(lane, uneven)) & ~numbered, steps, -1)
         run = np.unique(np.c_[lane, spans.rank, columns[2]], axis=0, return_inverse=True)[1].reshape(-1)
         order = np.argsort(run, kind="stable")
         begins = np.r_[True, run[order][1:] != run[order][:-1]]
