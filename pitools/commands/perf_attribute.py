@@ -10,20 +10,8 @@ import click
 from pitools.commands import completion
 from pitools.commands.options import LocalPath, rows_format_option, site_option
 
-COLUMNS = (
-    "rank",
-    "step",
-    "wall_ms",
-    "compute_ms",
-    "communication_ms",
-    "skew_ms",
-    "copy_ms",
-    "input_ms",
-    "host_ms",
-    "compile_ms",
-    "checkpoint_ms",
-    "idle_ms",
-)
+_PARTS = ("wall", "compute", "communication", "skew", "copy", "input", "host", "compile", "checkpoint", "idle")
+COLUMNS = ("rank", "step", *(f"{part}_ms" for part in _PARTS))
 _HANG_COLUMNS = ("group", "operation", "sequence", "missing", "waiting", "no_dump")
 
 

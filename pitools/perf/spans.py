@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+_DTYPES = {"kind": np.uint8, "rank": np.int32, "stream": np.int32, "name": np.int32, "group": np.int32}
 
 
 class Kind(IntEnum):
@@ -52,8 +53,23 @@ class Names:
         return list(self._index)
 
 
+class _Columns:
+    """Arrays of one length, a row for each thing."""
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts; none of none."""
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        empty = {name: np.zeros(0, _DTYPES.get(name, np.int64)) for name in names}
+        return cls(**{name: np.concatenate([empty[name], *(getattr(part, name) for part in parts)]) for name in names})
+
+    def where(self, chosen: NDArray[Any]) -> Self:
+        """Return the rows of a mask, or of indices."""
+        return type(self)(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Spans:
+class Spans(_Columns):
     """Spans in columns of one length. sequence: number of a collective in its group, -1 if unknown. bytes: 0 if so."""
 
     rank: NDArray[np.int32]
@@ -69,13 +85,9 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def where(self, chosen: NDArray[Any]) -> Spans:
-        """Return the spans of a mask, or of indices."""
-        return Spans(**{each.name: getattr(self, each.name)[chosen] for each in fields(Spans)})
-
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(_Columns):
     """The steps of ranks, in columns, by rank and start. step: its number, -1 for a whole trace without steps."""
 
     rank: NDArray[np.int32]
@@ -85,33 +97,6 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.step)
-
-    def where(self, chosen: NDArray[Any]) -> Windows:
-        """Return the windows of a mask, or of indices."""
-        return Windows(**{each.name: getattr(self, each.name)[chosen] for each in fields(Windows)})
-
-
-_DTYPES = {"kind": np.uint8, "rank": np.int32, "stream": np.int32, "name": np.int32, "group": np.int32}
-
-
-def _concatenate(kind: Any, parts: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """Return the columns of all parts; of none, empty ones."""
-    return {
-        (name := each.name): np.concatenate(
-            [np.zeros(0, _DTYPES.get(name, np.int64)), *(getattr(part, name) for part in parts)]
-        )
-        for each in fields(kind)
-    }
-
-
-def concatenate(parts: Sequence[Spans]) -> Spans:
-    """Return the spans of all parts."""
-    return Spans(**_concatenate(Spans, parts))
-
-
-def concatenate_windows(parts: Sequence[Windows]) -> Windows:
-    """Return the windows of all parts."""
-    return Windows(**_concatenate(Windows, parts))
 
 
 def make_spans(**columns: Any) -> Spans:
@@ -141,7 +126,9 @@ def without_nested(spans: Spans, mask: Bools) -> Spans:
     origin = spans.start_ns[order].min()
     ends, lift = spans.end_ns[order] - origin, np.cumsum(begins) - 1
     span = int(ends.max()) + 1
-    latest = np.maximum.accumulate(ends + lift * span) if int(lift[-1] + 1) * span < 1 << 62 else ends
+    if int(lift[-1] + 1) * span >= 1 << 62:  # a century: no trace
+        return spans
+    latest = np.maximum.accumulate(ends + lift * span)
     outer = begins | (ends + lift * span > np.r_[-1, latest[:-1]])
     keep = np.ones(len(spans), bool)
     keep[order[~outer]] = False
@@ -153,9 +140,8 @@ class RankSpans:
     """The spans and steps of one file, which is one rank's.
 
     rank: None where the file does not say. windows: without steps, empty. step_stream: the thread that steps, -1 if
-    unknown. world_size: of the job, 0 if unknown.
-    is_unix: whether times are of the Unix clock. is_timed: whether spans say when, not only how long. notes:
-    what a user should know about this file.
+    unknown. world_size: of the job, 0 if unknown. is_unix: whether times are of the Unix clock. is_timed: whether spans
+    say when, not only how long. notes: what a user should know about this file.
     """
 
     path: Path

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pitools.perf.attribute.buckets import BUCKETS, Buckets, split_steps
 from pitools.perf.attribute.verdict import judge
-from pitools.perf.spans import Kind, Names, RankSpans, SpanTable, make_spans, make_windows
+from pitools.perf.spans import Kind, Names, RankSpans, Spans, SpanTable, Windows, make_spans, make_windows
 
 Read = Callable[..., SpanTable]
 # By TraceLens's GPU event analyser over all device events of each file, ms: compute, exposed communication, exposed
@@ -36,12 +36,10 @@ def one_rank(spans: list[tuple[Kind, int, int]], steps: list[tuple[int, int, int
 
 
 def table(*ranks: RankSpans) -> SpanTable:
-    from pitools.perf.spans import concatenate, concatenate_windows
-
     numbered = [each.numbered(rank) for rank, each in enumerate(ranks)]
     return SpanTable(
-        concatenate([each.spans for each in numbered]),
-        concatenate_windows([each.windows for each in numbered]),
+        Spans.join([each.spans for each in numbered]),
+        Windows.join([each.windows for each in numbered]),
         ["all-reduce"],
         dict(enumerate(numbered)),
     )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.perf.read import kineto
+from pitools.perf.read.classify import host_kind
 from pitools.perf.read.files import find_files, read_chunks
 from pitools.perf.read.flight_recorder import find_hangs
 from pitools.perf.read.kineto import read_kineto
@@ -356,3 +357,29 @@ def test_two_files_of_a_rank_are_refused(tmp_path: Path, read: Read) -> None:
     """Two captures of one rank would be counted twice."""
     with pytest.raises(UsageError, match="rank 3 is also in"):
         read(trace(tmp_path / "a.json"), trace(tmp_path / "b.json"))
+
+
+def test_captures_one_after_the_other_are_no_ranks(profiles: Path, read: Read) -> None:
+    """XLA's profiles do not name ranks: two of one process, taken at different times, are not those of two ranks."""
+    with pytest.raises(UsageError, match="of different times"):
+        read(profiles / "jax-healthy" / "0.xplane.pb.gz", profiles / "jax-slow-rank" / "0.xplane.pb.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_annotation", "kind"),
+    [
+        ("gloo:all_reduce", True, Kind.COMMUNICATION),
+        ("nccl:all_reduce", True, Kind.HOST),
+        ("_compile.compile_inner (dynamo_timed)", False, Kind.COMPILE),
+        ("PjRtCpuClient::Compile", True, Kind.COMPILE),
+        ("Handle inputs", True, Kind.HOST),
+        ("input_wait", True, Kind.INPUT),
+        ("save_checkpoint", True, Kind.CHECKPOINT),
+        ("checkpoint", False, Kind.OP),
+        ("cudaDeviceSynchronize", False, None),
+        ("ProfilerStep#3", True, None),
+    ],
+)
+def test_names_of_the_host_have_their_kind(name: str, is_annotation: bool, kind: Kind | None) -> None:
+    """Input and checkpoints are what the program named so; launches and waits are no work."""
+    assert host_kind(name, is_annotation=is_annotation) is kind

@@ -15,6 +15,12 @@ _COMPUTE_SHARE = 0.6
 _CHANCE = 0.01  # that a healthy run has a straggler
 _MIN_STEPS = 3
 
+_LABEL = {
+    "communication": "exposed transfer",
+    "straggler": "waiting for the last rank",
+    "host": "host and idle",
+    "memory": "exposed copies",
+}
 _REMEDY = {
     "input": "read ahead: more loader workers or threads, or data staged to the node (pit stage)",
     "communication": "overlap with compute, larger buckets, fewer bytes, or ranks closer together (pit topology)",
@@ -71,7 +77,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     cause = max(losses, key=lambda name: losses[name])
     shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew))}
     evidence = [
-        f"{name} {value / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
+        f"{_LABEL.get(name, name)} {value / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
         for name, value in sorted(losses.items(), key=lambda item: -item[1])
         if value >= 0.01 * wall
     ]
@@ -86,16 +92,22 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         else:
             late = rank
             evidence.insert(0, f"the others wait for rank {rank}: {excess}")
+    ranks = len(set(buckets.windows.rank.tolist()))
+    alone = (
+        ["transfer includes waiting for other ranks, of which no profile is here"]
+        if ranks == 1 and mean["communication"]
+        else []
+    )
     return Verdict(
         verdict=verdict,
         evidence=evidence,
         rank=late,
-        ranks=len(set(buckets.windows.rank.tolist())),
+        ranks=ranks,
         steps=len(set(buckets.windows.step.tolist())),
         wall_ms=round(wall / 1e6, 6),
         shares=shares,
         advice=_advise(losses, mean, wall),
-        notes=[*notes, *buckets.matched.notes],
+        notes=[*notes, *buckets.matched.notes, *alone],
     )
 
 

@@ -25,7 +25,6 @@ from pitools.perf.spans import (
     Names,
     RankSpans,
     Spans,
-    concatenate,
     finish_rank,
     make_spans,
     make_windows,
@@ -91,7 +90,7 @@ def read_kineto(path: Path, names: Names) -> RankSpans:
     if not 0 <= base < _MAX_US * 1000:
         raise DataError("baseTimeNanoseconds is out of range (expected the Unix clock)", where=str(path))
     info = next((frame.distributedInfo for frame in frames if frame.distributedInfo), {})
-    spans = concatenate(parts)
+    spans = Spans.join(parts)
     parts.clear()
     spans = _without_inner(spans)
     if not len(spans):

@@ -11,7 +11,7 @@ from pitools.perf.read.inspector import read_inspector
 from pitools.perf.read.kineto import read_kineto
 from pitools.perf.read.step_log import read_step_log
 from pitools.perf.read.xplane import read_xplane
-from pitools.perf.spans import Names, RankSpans, SpanTable, concatenate, concatenate_windows
+from pitools.perf.spans import Names, RankSpans, Spans, SpanTable, Windows
 
 READERS: dict[str, Callable[[Path, Names], RankSpans]] = {
     "kineto": read_kineto,
@@ -45,6 +45,7 @@ def read_table(found: Sequence[Found]) -> SpanTable:
     notes += [f"not used: {error}" for error in errors]
     if any(read.rank is None for read in reads):
         if len(reads) > 1:
+            _require_one_capture(reads)
             notes.append("ranks are numbered in the order of the files, which do not name them all")
         reads = [read.numbered(number) for number, read in enumerate(reads)]
     ranks: dict[int, RankSpans] = {}
@@ -63,9 +64,17 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         notes.append(f"also there, and not used beside {form}: {', '.join(left)}")
     ordered = [ranks[rank] for rank in sorted(ranks)]
     return SpanTable(
-        concatenate([read.spans for read in ordered]),
-        concatenate_windows([read.windows for read in ordered]),
+        Spans.join([read.spans for read in ordered]),
+        Windows.join([read.windows for read in ordered]),
         names.texts(),
         {read.rank or 0: read for read in ordered},
         tuple(notes),
     )
+
+
+def _require_one_capture(reads: Sequence[RankSpans]) -> None:
+    """Raise UsageError for files without ranks whose times do not overlap: one rank's captures, one after the other."""
+    times = [read.windows for read in reads if read.is_unix and len(read.windows)]
+    if times and max(each.start_ns.min() for each in times) >= min(each.end_ns.max() for each in times):
+        problem = f"{len(reads)} files without ranks, of different times (expected one capture)"
+        raise UsageError(problem, where=str(reads[0].path), hint="name the files of one capture")
