@@ -179,7 +179,8 @@ class SpanTable:
         """Return the step of each span, by its start; -1 outside of all steps."""
         steps = np.full(len(self.spans), -1, np.int64)
         for rank in self.ranks:
-            windows = self.windows.where(self.windows.rank == rank)
+            if not len(windows := self.windows.where(self.windows.rank == rank)):
+                continue
             rows = np.flatnonzero(self.spans.rank == rank)
             at = np.searchsorted(windows.start_ns, self.spans.start_ns[rows], "right") - 1
             inside = (at >= 0) & (self.spans.start_ns[rows] < windows.end_ns[np.maximum(at, 0)])
@@ -197,14 +198,14 @@ def finish_rank(read: RankSpans) -> RankSpans:
     """Return a profile's spans as they count, and its steps without gaps.
 
     A step lasts until the next begins, if that has the next number; the last until its own end or that of the device's
-    work. Without steps, one window holds all spans of the device or, without device, all spans. A span that counts on
-    the thread that steps alone is left out elsewhere.
+    work. Without steps, one window holds all spans of the device or, without device, all spans. What the program named
+    counts on the thread that steps alone; operators, such as those of a backward pass, on every thread.
     """
     spans, windows = read.spans, read.windows
     kind = spans.kind.copy()
     on_device = np.isin(kind, (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)) & read.has_device
-    kind[kind == Kind.OP] = Kind.HOST if read.has_device else Kind.COMPUTE
     drop = np.isin(kind, _OF_STEP_THREAD) & (spans.stream != read.step_stream) & (read.step_stream >= 0)
+    kind[kind == Kind.OP] = Kind.HOST if read.has_device else Kind.COMPUTE
     counted = spans.end_ns[on_device] if on_device.any() else spans.end_ns
     if len(windows):
         end = windows.end_ns.copy()

@@ -49,6 +49,8 @@ EVENTS = [
     event("user_annotation", "enumerate(DataLoader)#x", 1.0, 5.0, "prefetch"),
     event("cuda_runtime", "hipMemcpyWithStream", 20.0, 9.0, "main"),
     event("cpu_op", "c10d::allreduce_", 20.0, 50.0, "main"),
+    event("cuda_runtime", "cudaLaunchKernel", 120.0, 9.0, "backward"),
+    event("user_annotation", "nccl:all_reduce", 120.0, 9.0, "backward"),
     event("cpu_op", "outer", 200.0, 5.0, "main"), event("cpu_op", "inner", 201.0, 2.0, "main"),
 ]  # fmt: skip
 
@@ -69,7 +71,7 @@ def test_events_become_spans_of_their_kind(tmp_path: Path) -> None:
     assert kinds["COMPUTE"] == ['a "name", with }, { in it', "Memset (Device)", "last"]
     assert kinds["COMMUNICATION"] == ["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "rccl_kernel"]
     assert [len(kinds[name]) for name in ("COPY", "INPUT", "OP")] == [1, 1, 0]
-    assert kinds["HOST"] == ["hipMemcpyWithStream", "outer"]
+    assert kinds["HOST"] == ["hipMemcpyWithStream", "cudaLaunchKernel", "outer"]
     collective = got.spans.where(got.spans.kind == Kind.COMMUNICATION)
     assert (collective.sequence.tolist(), collective.bytes.tolist()) == ([5, -1], [400, 0])
     assert (got.rank, got.is_unix, got.has_device) == (3, True, True)
@@ -279,11 +281,12 @@ def test_a_stream_of_nccl_inspector_has_its_header_and_its_drops(tmp_path: Path,
     assert (list(got.ranks), got.spans.sequence.tolist(), got.spans.bytes.tolist()) == ([1], [1, 2], [8, 8])
     assert {got.texts[each] for each in got.spans.group} == {"group 0x7"}
     assert (got.spans.end_ns - got.spans.start_ns).tolist() == [50_000, 50_000]
-    assert [note.partition(": ")[2] for note in got.notes] == [
-        "NCCL Inspector dropped 9 collectives",
-        "1 of 3 announced records are missing",
-        "1 unreadable lines",
+    assert [note.partition(": ")[2] for note in got.ranks[1].notes] == [
+        "9 collectives were dropped by NCCL Inspector",
+        "1 announced records are missing",
+        "1 lines are unreadable",
     ]
+    assert got.notes[-1] == "1 of 2 ranks are here"
 
 
 def test_records_of_the_older_inspector_stand_alone(real: Path) -> None:

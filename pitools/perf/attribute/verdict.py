@@ -81,33 +81,27 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         for name, value in sorted(losses.items(), key=lambda item: -item[1])
         if value >= 0.01 * wall
     ]
-    verdict, late = cause, None
+    verdict, first = cause, ""
     if losses[cause] < _MIN_SHARE * wall:
         verdict = "compute" if mean["compute"] >= _COMPUTE_SHARE * wall else "inconclusive"
-        evidence = [f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms", *evidence]
+        first = f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
+    elif cause == "straggler" and rank is None:
+        verdict, first = "inconclusive", "ranks wait for each other, for none of them constantly"
     elif cause == "straggler":
-        if rank is None:
-            verdict = "inconclusive"
-            evidence.insert(0, f"ranks wait for each other {lost / 1e6:.3f} ms a step, for none of them constantly")
-        else:
-            late = rank
-            evidence.insert(0, f"the others wait for rank {rank}: {excess}")
+        first = f"the others wait for rank {rank}: {excess}"
     ranks = len(set(buckets.windows.rank.tolist()))
-    alone = (
-        ["transfer includes waiting for other ranks, of which no profile is here"]
-        if ranks == 1 and mean["communication"]
-        else []
-    )
+    if ranks == 1 and mean["communication"]:
+        notes = [*notes, "transfer includes waiting for other ranks, of which no profile is here"]
     return Verdict(
         verdict=verdict,
-        evidence=evidence,
-        rank=late,
+        evidence=[first, *evidence] if first else evidence,
+        rank=rank if verdict == "straggler" else None,
         ranks=ranks,
         steps=len(set(buckets.windows.step.tolist())),
         wall_ms=round(wall / 1e6, 6),
         shares=shares,
         advice=_advise(losses, mean, wall),
-        notes=[*notes, *buckets.matched.notes, *alone],
+        notes=[*notes, *buckets.matched.notes],
     )
 
 
@@ -145,7 +139,7 @@ def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
 
 def _advise(losses: dict[str, float], mean: dict[str, float], wall: float) -> list[Advice]:
     """Return remedies of what costs 5 % or more. Input and communication can hide behind the rest of the step's work,
-    and gain at most as much as that lasts; half of a straggler's wait, or of host time, is a cautious guess."""
+    and gain at most as much as that lasts; half of the host's time, or of checkpoints, is a cautious guess."""
     busy = mean["compute"]
     predicted = {
         "input": min(losses["input"], wall - losses["input"]),

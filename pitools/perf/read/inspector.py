@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,7 @@ from pitools.perf.read.files import read_chunks
 from pitools.perf.spans import Kind, Names, RankSpans, make_spans, make_windows
 
 _MAX_LINE = 16 << 20
-
-
-class _Header(msgspec.Struct):
-    id: str = ""
-    rank: int = 0
-    n_ranks: int = 0
-
-
-class _Metadata(msgspec.Struct):
-    dump_timestamp_us: int = 0
-
-
-class _Times(msgspec.Struct):
-    coll_start_ts: int = 0
-    kernel_events: list[dict[str, Any]] = []
+_LIMIT = 1 << 62
 
 
 class _Collective(msgspec.Struct):
@@ -36,14 +23,14 @@ class _Collective(msgspec.Struct):
     coll_sn: int
     coll_exec_time_us: float
     coll_msg_size_bytes: int = 0
-    event_trace_ts: _Times | None = None
+    event_trace_ts: dict[str, Any] = {}
 
 
 class _Line(msgspec.Struct):
-    header: _Header | None = None
-    metadata: _Metadata | None = None
+    header: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     coll_perf: _Collective | None = None
-    dump_stats: dict[str, Any] | None = None
+    dump_stats: dict[str, Any] = {}
 
 
 def read_inspector(path: Path, names: Names) -> RankSpans:
@@ -53,82 +40,79 @@ def read_inspector(path: Path, names: Names) -> RankSpans:
     rank is that in the largest communicator. Raises DataError.
     """
     notes: list[str] = []
-    header, metadata = _Header(), _Metadata()
+    header: dict[str, Any] = {}
     rows: list[tuple[int, int, int, int, int, int]] = []
-    unreadable = dropped = expected = got = 0
     ranks: dict[int, int] = {}
+    unreadable = dropped = missing = dump_us = 0
     is_timed = True
-    for text in _lines(path, notes):
+    for data in _lines(path, notes):
         try:
-            line = decode_json(text, _Line)
+            line = decode_json(data, _Line)
         except msgspec.DecodeError:
             unreadable += 1
             continue
-        header, metadata = line.header or header, line.metadata or metadata
         if line.header:
-            ranks.setdefault(header.n_ranks, header.rank)
-        if line.dump_stats is not None:
-            counts = {key: value for key, value in line.dump_stats.items() if isinstance(value, int)}
-            dropped = max(dropped, counts.get("coll_dropped_total", 0))
-            expected += counts.get("coll_records", 0)
+            header = line.header
+            ranks.setdefault(_count(header, "n_ranks"), _count(header, "rank"))
+        dump_us = _count(line.metadata, "dump_timestamp_us") or dump_us
+        dropped = max(dropped, _count(line.dump_stats, "coll_dropped_total"))
+        missing += _count(line.dump_stats, "coll_records")
         if (record := line.coll_perf) is None:
             continue
-        got += line.header is None
-        start, end, has_time = _interval(record, metadata)
+        missing -= not line.header
+        start, end, has_time = _interval(record, dump_us)
         is_timed &= has_time
-        if (
-            not 0 <= start <= end < 1 << 62
-            or not 0 <= record.coll_msg_size_bytes < 1 << 62
-            or record.coll_sn >= 1 << 62
-        ):
+        size, number = record.coll_msg_size_bytes, record.coll_sn
+        if 0 <= start <= end < _LIMIT and 0 <= size < _LIMIT and 0 <= number < _LIMIT:
+            group = names.index(f"group {header.get('id')}")
+            rows.append((names.index(record.coll), start, end, size, group, number))
+        else:
             unreadable += 1
-            continue
-        group, name = names.index(f"group {header.id}"), names.index(record.coll)
-        rows.append((name, start, end, record.coll_msg_size_bytes, group, record.coll_sn))
     if not rows:
         raise DataError(f"no record of a collective ({unreadable} unreadable lines)", where=str(path))
-    if dropped:
-        notes.append(f"{path.name}: NCCL Inspector dropped {dropped} collectives")
-    if got < expected:
-        notes.append(f"{path.name}: {expected - got} of {expected} announced records are missing")
-    if unreadable:
-        notes.append(f"{path.name}: {unreadable} unreadable lines")
-    name_ids, starts, ends, sizes, groups, sequences = map(list, zip(*rows, strict=True))
-    spans = make_spans(
-        kind=Kind.COMMUNICATION,
-        stream=names.index("nccl"),
-        name=name_ids,
-        start_ns=starts,
-        end_ns=ends,
-        bytes=sizes,
-        group=groups,
-        sequence=sequences,
+    for count, what in (
+        (dropped, "collectives were dropped by NCCL Inspector"),
+        (missing, "announced records are missing"),
+        (unreadable, "lines are unreadable"),
+    ):
+        if count > 0:
+            notes.append(f"{path.name}: {count} {what}")
+    columns = dict(
+        zip(("name", "start_ns", "end_ns", "bytes", "group", "sequence"), zip(*rows, strict=True), strict=True)
     )
-    windows = make_windows([(-1, min(starts), max(ends))] if is_timed else [])
-    rank = ranks[max(ranks)] if ranks else -1
+    spans = make_spans(kind=Kind.COMMUNICATION, stream=names.index("nccl"), **columns)
+    windows = make_windows([(-1, int(spans.start_ns.min()), int(spans.end_ns.max()))] if is_timed else [])
+    world_size = max(ranks, default=0)
     return RankSpans(
         path,
-        rank if 0 <= rank < 1 << 31 else None,
+        ranks.get(world_size),
         spans,
         windows,
+        world_size=world_size,
         has_device=True,
         is_timed=is_timed,
         notes=tuple(notes),
     )
 
 
-def _interval(record: _Collective, metadata: _Metadata) -> tuple[int, int, bool]:
+def _interval(record: _Collective, dump_us: int) -> tuple[int, int, bool]:
     """Return start and end in ns, and whether they are known: of the kernels if traced, else of the dump."""
-    events = record.event_trace_ts.kernel_events if record.event_trace_ts else []
-    starts = [each["kernel_start_ts"] for each in events if isinstance(each.get("kernel_start_ts"), int)]
-    ends = [each["kernel_stop_ts"] for each in events if isinstance(each.get("kernel_stop_ts"), int)]
+    events = record.event_trace_ts.get("kernel_events")
+    events = [each for each in events if isinstance(each, dict)] if isinstance(events, list) else []
+    starts = [start for each in events if (start := _count(each, "kernel_start_ts"))]
+    ends = [end for each in events if (end := _count(each, "kernel_stop_ts"))]
     if starts and ends:
         return min(starts) * 1000, max(ends) * 1000, True
-    end = metadata.dump_timestamp_us * 1000
-    return end - round(record.coll_exec_time_us * 1000), end, False
+    return dump_us * 1000 - round(min(record.coll_exec_time_us, 1e15) * 1000), dump_us * 1000, False
 
 
-def _lines(path: Path, notes: list[str]) -> list[bytes] | Any:
+def _count(values: dict[str, Any], key: str) -> int:
+    """Return a number of 0 or more; 0 for anything else."""
+    value = values.get(key)
+    return value if isinstance(value, int) and 0 <= value < 1 << 52 else 0
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
     """Yield the complete lines of a file; a last line without an end is one, too. Raises DataError for a huge one."""
     rest = b""
     for chunk in read_chunks(path, notes):

@@ -100,7 +100,7 @@ def read_kineto(path: Path, names: Names) -> RankSpans:
     return finish_rank(
         RankSpans(
             path,
-            rank if isinstance(rank, int) and 0 <= rank < 1 << 31 else None,
+            rank if isinstance(rank, int) else None,
             spans,
             make_windows([(number, start + base, end + base) for number, start, end in steps]),
             step_stream=max(set(threads), key=threads.count) if threads else -1,

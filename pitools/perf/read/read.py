@@ -53,7 +53,9 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         if not read.is_timed:
             problem = "NCCL Inspector's records say how long, not when (expected event_trace_ts)"
             raise UsageError(problem, where=str(read.path), hint="record them with NCCL_INSPECTOR_DUMP_VERBOSE=1")
-        if (rank := read.rank or 0) in ranks:
+        if not 0 <= (rank := read.rank or 0) < 1 << 31:
+            raise DataError(f"rank {rank} (expected 0 or more)", where=str(read.path))
+        if rank in ranks:
             problem = f"rank {rank} is also in {ranks[rank].path} (expected one file a rank)"
             raise UsageError(problem, where=str(read.path), hint="name the files of one capture")
         ranks[rank] = read.numbered(rank)

@@ -46,5 +46,4 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
     spans = make_spans(
         kind=kinds, stream=stream, name=stream, start_ns=starts, end_ns=ends, group=stream, sequence=sequences
     )
-    rank = logged[0].rank
-    return RankSpans(path, rank if 0 <= rank < 1 << 31 else None, spans, make_windows(windows))
+    return RankSpans(path, logged[0].rank, spans, make_windows(windows))
