@@ -71,110 +71,103 @@ class _Frame(msgspec.Struct):
 
 def read_kineto(path: Path, names: Names) -> RankSpans:
     """Return the spans of a trace. Of a damaged one what precedes the damage, said in its notes. Raises DataError."""
-    parts: list[Spans] = []
-    steps: list[tuple[int, int, int]] = []
-    threads: list[int] = []
-    memos = _Memos(names)
-    frames: list[_Frame] = []
     notes: list[str] = []
-    count = 0
+    trace, base = _Trace(names, str(path)), 0
+    info: dict[str, Any] = {}
     for item in _slices(path, notes):
-        if isinstance(item, _Frame):
-            frames.append(item)
-        else:
-            count += len(item)
-            parts.append(_to_spans(item, memos, steps, threads, str(path)))
-    if not count:
+        if isinstance(item, list):
+            trace.add(item)
+        else:  # what stands before the events, and then what stands after them
+            base, info = base or item.baseTimeNanoseconds, info or item.distributedInfo or {}
+    if not trace.count:
         raise DataError("; ".join(notes) or "no events (expected traceEvents)", where=str(path))
-    base = next((frame.baseTimeNanoseconds for frame in frames if frame.baseTimeNanoseconds), 0)
     if not 0 <= base < _MAX_US * 1000:
         raise DataError("baseTimeNanoseconds is out of range (expected the Unix clock)", where=str(path))
-    info = next((frame.distributedInfo for frame in frames if frame.distributedInfo), {})
-    spans = Spans.join(parts)
-    parts.clear()
+    spans = Spans.join(trace.parts)
+    trace.parts.clear()
     spans = _without_inner(spans)
     if not len(spans):
-        raise DataError(f"{count} events, none of work (expected kernels or operators)", where=str(path))
-    spans = replace(spans, start_ns=spans.start_ns + base, end_ns=spans.end_ns + base)
-    rank, world_size = (info.get(key) for key in ("rank", "world_size"))
+        raise DataError(f"{trace.count} events, none of work (expected kernels or operators)", where=str(path))
+    rank = info.get("rank")
     return finish_rank(
         RankSpans(
             path,
             rank if isinstance(rank, int) else None,
-            spans,
-            make_windows([(number, start + base, end + base) for number, start, end in steps]),
-            step_stream=max(set(threads), key=threads.count) if threads else -1,
-            world_size=_count(world_size),
-            has_device=memos.has_device,
+            replace(spans, start_ns=spans.start_ns + base, end_ns=spans.end_ns + base),
+            make_windows([(number, start + base, end + base) for number, start, end in trace.steps]),
+            step_stream=max(set(trace.threads), key=trace.threads.count) if trace.threads else -1,
+            world_size=_count(info.get("world_size")),
+            has_device=trace.has_device,
             is_unix=bool(base) or int(spans.start_ns[0]) > 10**18,
             notes=tuple(notes),
         )
     )
 
 
-class _Memos:
-    """What a name, thread or group was found to be, as there are few of each and many events."""
+class _Trace:
+    """Spans and steps of the events so far, with times from the trace's base. threads: of each step."""
 
-    def __init__(self, names: Names) -> None:
-        self.names = names
+    def __init__(self, names: Names, where: str) -> None:
+        self.names, self.where = names, where
+        self.count = 0
+        self.parts: list[Spans] = []
+        self.steps: list[tuple[int, int, int]] = []
+        self.threads: list[int] = []
         self.has_device = False
-        self.kinds: dict[tuple[str | None, str], tuple[int, int]] = {}
-        self.streams: dict[tuple[bool, Any, Any], int] = {}
+        # There are few names and threads, and many events.
+        self._kinds: dict[tuple[str | None, str], tuple[int, int]] = {}
+        self._streams: dict[tuple[bool, str, str], int] = {}
 
-    def kind(self, cat: str | None, name: str) -> tuple[int, int]:
+    def add(self, events: Sequence[_Event]) -> None:
+        """Add the spans and steps among some events. Raises DataError for an impossible time."""
+        self.count += len(events)
+        kinds = [self._kind(event.cat, event.name) if event.ph == "X" else (-1, -1) for event in events]
+        rows = [event for event, (kind, _) in zip(events, kinds, strict=True) if kind >= 0]
+        marks = [event for event in events if event.cat == "user_annotation" and event.name.startswith("ProfilerStep#")]
+        for mark, start, end in zip(marks, *_times(marks, self.where), strict=True):
+            number = mark.name.partition("#")[2]
+            if number.isdecimal() and len(number) < 18:
+                self.steps.append((int(number), int(start), int(end)))
+                self.threads.append(self._stream(mark))
+        kind = np.array([kind for kind, _ in kinds if kind >= 0], np.uint8)
+        size, group, sequence = (np.full(len(rows), value, np.int64) for value in (0, -1, -1))
+        for i in np.flatnonzero((kind == Kind.COMMUNICATION) | (kind == Kind.COPY)):
+            if (args := rows[i].args) is not None:
+                unit = _DTYPE_BYTES.get(str(args.dtype).lower(), 0)
+                size[i] = _count(args.bytes) or _count(args.elements) * unit
+                group[i] = -1 if args.group is None else self.names.index(f"group {args.group}")
+                sequence[i] = -1 if args.sequence is None else _count(args.sequence)
+        start_ns, end_ns = _times(rows, self.where)
+        spans = make_spans(
+            kind=kind,
+            stream=[self._stream(event) for event in rows],
+            name=[name for kind, name in kinds if kind >= 0],
+            start_ns=start_ns,
+            end_ns=end_ns,
+            bytes=size,
+            group=group,
+            sequence=sequence,
+        )
+        self.parts.append(_without_inner(spans))
+
+    def _kind(self, cat: str | None, name: str) -> tuple[int, int]:
         """Return the kind of an event, -1 for none, and its name's index."""
-        key = (cat, name)
-        if (memo := self.kinds.get(key)) is None:
+        if (found := self._kinds.get((cat, name))) is None:
             kind: Kind | None = None
             if cat in _DEVICE:
                 kind, self.has_device = device_kind(name, is_copy=cat == "gpu_memcpy"), True
             elif cat in _HOST:
                 kind = host_kind(name, is_annotation=cat == "user_annotation")
-            memo = self.kinds[key] = (-1, -1) if kind is None else (kind, self.names.index(name))
-        return memo
+            found = self._kinds[cat, name] = (-1, -1) if kind is None else (kind, self.names.index(name))
+        return found
 
-    def stream(self, event: _Event) -> int:
+    def _stream(self, event: _Event) -> int:
         """Return the index of the device's stream, or thread, that an event is on."""
-        on_device = event.cat in _DEVICE
-        key = (on_device, str(event.pid), str(event.tid))
-        if (memo := self.streams.get(key)) is None:
-            text = f"device {event.pid} stream {event.tid}" if on_device else f"thread {event.tid}"
-            memo = self.streams[key] = self.names.index(text)
-        return memo
-
-
-def _to_spans(
-    events: Sequence[_Event], memos: _Memos, steps: list[tuple[int, int, int]], threads: list[int], where: str
-) -> Spans:
-    """Return the spans of events, with times from the trace's base; its steps and their threads are appended."""
-    kinds = [memos.kind(event.cat, event.name) if event.ph == "X" else (-1, -1) for event in events]
-    rows = [(event, kind) for event, kind in zip(events, kinds, strict=True) if kind[0] >= 0]
-    marks = [event for event in events if event.cat == "user_annotation" and event.name.startswith("ProfilerStep#")]
-    start_ns, end_ns = _times([event for event, _ in rows], where)
-    for mark, start, end in zip(marks, *_times(marks, where), strict=True):
-        number = mark.name.partition("#")[2]
-        if number.isdecimal() and len(number) < 18:
-            steps.append((int(number), int(start), int(end)))
-            threads.append(memos.stream(mark))
-    kind = np.array([kind for _, (kind, _) in rows], np.uint8)
-    size, group, sequence = (np.full(len(rows), value, np.int64) for value in (0, -1, -1))
-    for i in np.flatnonzero((kind == Kind.COMMUNICATION) | (kind == Kind.COPY)):
-        if (args := rows[i][0].args) is not None:
-            unit = _DTYPE_BYTES.get(str(args.dtype).lower(), 0)
-            size[i] = _count(args.bytes) or _count(args.elements) * unit
-            group[i] = -1 if args.group is None else memos.names.index(f"group {args.group}")
-            sequence[i] = -1 if args.sequence is None else _count(args.sequence)
-    spans = make_spans(
-        kind=kind,
-        stream=[memos.stream(event) for event, _ in rows],
-        name=[name for _, (_, name) in rows],
-        start_ns=start_ns,
-        end_ns=end_ns,
-        bytes=size,
-        group=group,
-        sequence=sequence,
-    )
-    return _without_inner(spans)
+        key = (event.cat in _DEVICE, str(event.pid), str(event.tid))
+        if (found := self._streams.get(key)) is None:
+            text = f"device {event.pid} stream {event.tid}" if key[0] else f"thread {event.tid}"
+            found = self._streams[key] = self.names.index(text)
+        return found
 
 
 def _without_inner(spans: Spans) -> Spans:
