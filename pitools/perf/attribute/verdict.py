@@ -86,7 +86,10 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         verdict = "compute" if mean["compute"] >= _COMPUTE_SHARE * wall else "inconclusive"
         first = f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
     elif cause == "straggler" and rank is None:
-        verdict, first = "inconclusive", "ranks wait for each other, for none of them constantly"
+        verdict, first = (
+            "inconclusive",
+            "ranks wait for each other, but in these steps for none of them surely: profile more",
+        )
     elif cause == "straggler":
         first = f"the others wait for rank {rank}: {excess}"
     ranks = len(set(buckets.windows.rank.tolist()))
