@@ -1,1 +1,1 @@
-"""Where the time of a training step goes."""
+"""Analyse where the time of training steps goes, and how it changes."""

@@ -1,0 +1,1 @@
+"""Find regressions in stored series of measurements, and compare two runs."""

@@ -1,0 +1,147 @@
+"""Judge the newest step of each stored series, with false alarms controlled over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pitools.core.errors import ToolMissing
+from pitools.core.fs import write_atomic
+from pitools.core.record import Record
+from pitools.perf.regression.change_points import ALPHA, MIN_EFFECT, MIN_POINTS, ChangePoint, find_changes
+from pitools.perf.regression.store import Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FALSE_SHARE = 0.05  # of the alarms, expected, over all series of a store
+_PLOTTED = 24
+
+
+class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
+    """The newest step of one series.
+
+    verdict: `short` with too few points for any; `steady` without a step. points: their number. changed_at, source: of
+    the first point after the step. before, after: medians. effect: after ÷ before − 1. p: for this series alone. q: the
+    least share of false alarms among all series at which this is one. changed: `software` if it differs across the
+    step, `cluster` if it is the same, "" if unknown.
+    """
+
+    site: str
+    partition: str
+    device: str
+    measure: str
+    verdict: Literal["regression", "improvement", "steady", "short"]
+    points: int
+    changed_at: str = ""
+    source: str = ""
+    before: float | None = None
+    after: float | None = None
+    effect: float | None = None
+    p: float | None = None
+    q: float | None = None
+    changed: Literal["software", "cluster", ""] = ""
+
+
+def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, since: str = "") -> list[SeriesVerdict]:
+    """Return the verdict on each series, worst first. since: steps before this time (RFC 3339 UTC) are history."""
+    found = [find_changes([point.value for point in one.points], min_effect=min_effect) for one in series]
+    is_short = [len(one.points) < MIN_POINTS for one in series]
+    newest = [changes[-1] if changes else None for changes, _ in found]
+    recent = [
+        change if change and one.points[change.index].t >= since else None
+        for one, change in zip(series, newest, strict=True)
+    ]
+    # What is history is no alarm of today: it counts as a series in which nothing was found.
+    p_values = [1.0 if old and not new else p for old, new, (_, p) in zip(newest, recent, found, strict=True)]
+    q_values = np.ones(len(series))
+    tested = np.flatnonzero(~np.array(is_short, dtype=bool))
+    q_values[tested] = false_discovery_rates([p_values[number] for number in tested])
+    verdicts = [
+        _verdict(one, change, p, float(q), short)
+        for one, change, p, q, short in zip(series, recent, p_values, q_values, is_short, strict=True)
+    ]
+    order = {"regression": 0, "improvement": 1, "steady": 2, "short": 3}
+    return sorted(verdicts, key=lambda verdict: (order[verdict.verdict], -abs(verdict.effect or 0.0)))
+
+
+def _verdict(series: Series, change: ChangePoint | None, p: float, q: float, is_short: bool) -> SeriesVerdict:
+    site, partition, device, measure = series.key
+    points = series.points
+    if is_short or change is None or p > ALPHA or q > FALSE_SHARE:
+        return SeriesVerdict(
+            site=site,
+            partition=partition,
+            device=device,
+            measure=measure,
+            verdict="short" if is_short else "steady",
+            points=len(points),
+            p=None if is_short else p,
+            q=None if is_short else q,
+        )
+    last, first = points[change.index - 1], points[change.index]
+    is_worse = (change.effect > 0) == (first.better == "lower")
+    is_same = last.software == first.software
+    return SeriesVerdict(
+        site=site,
+        partition=partition,
+        device=device,
+        measure=measure,
+        verdict="regression" if is_worse else "improvement",
+        points=len(points),
+        changed_at=first.t,
+        source=first.source,
+        before=change.before,
+        after=change.after,
+        effect=change.effect,
+        p=p,
+        q=q,
+        changed=("cluster" if is_same else "software") if last.software and first.software else "",
+    )
+
+
+def false_discovery_rates(p_values: Sequence[float]) -> np.ndarray:
+    """Return the q-value of each p-value (Benjamini and Hochberg 1995)."""
+    p = np.asarray(p_values, dtype=float)
+    order = p.argsort()[::-1]
+    ranks = np.arange(len(p), 0, -1)
+    q = np.empty(len(p))
+    q[order] = np.minimum.accumulate(p[order] * len(p) / ranks)
+    return np.minimum(q, 1.0)
+
+
+def plot_series(series: Sequence[Series], verdicts: Sequence[SeriesVerdict], target: Path) -> None:
+    """Write a picture of the series, in the order of their verdicts, to a file. Raises ToolMissing, UsageError."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ToolMissing("matplotlib is not installed", hint="pip install 'pitools-hpc[plot]'") from error
+    import io
+
+    by_key = {one.key: one for one in series}
+    shown = verdicts[:_PLOTTED]
+    columns = min(3, len(shown)) or 1
+    rows = -(-len(shown) // columns) or 1
+    figure = Figure(figsize=(4.5 * columns, 2.2 * rows), layout="constrained")
+    for verdict, axes in zip(shown, figure.subplots(rows, columns, squeeze=False).flat, strict=False):
+        _plot_one(axes, by_key[verdict.site, verdict.partition, verdict.device, verdict.measure], verdict)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=target.suffix.lstrip(".").lower() or "png", dpi=130)
+    write_atomic(target, buffer.getvalue())
+
+
+def _plot_one(axes: Axes, series: Series, verdict: SeriesVerdict) -> None:
+    values = [point.value for point in series.points]
+    axes.plot(values, ".-", linewidth=0.6, markersize=3, color="0.4")
+    if verdict.effect is not None and verdict.before is not None and verdict.after is not None:
+        at = next(i for i, point in enumerate(series.points) if point.t == verdict.changed_at)
+        colour = "tab:red" if verdict.verdict == "regression" else "tab:green"
+        axes.axvline(at - 0.5, color=colour, linewidth=0.8)
+        axes.hlines([verdict.before, verdict.after], [0, at], [at - 1, len(values) - 1], colors=colour)
+        axes.set_xlabel(f"{verdict.effect:+.1%} at {verdict.changed_at[:10]}, {verdict.source or 'no source'}", fontsize=7)
+    title = " ".join(word for word in (verdict.site, verdict.partition, verdict.device, verdict.measure) if word)
+    axes.set_title(f"{title}: {verdict.verdict}", fontsize=8)
+    axes.tick_params(labelsize=7)

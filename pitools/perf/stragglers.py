@@ -1,0 +1,187 @@
+"""Find ranks that are slower than the others of their run, with a bound on false alarms.
+
+In a healthy run the ranks' times of a step could be swapped. So a rank's mean excess over the median rank is compared
+with its deviation over all permutations of the ranks within each step, or its own if that is larger, widened for the
+correlation from step to step. What all ranks share, such as a slow step, cancels. Bonferroni's bound is over the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pitools.core.errors import DataError
+from pitools.core.record import Record
+from pitools.run import run_folder
+from pitools.run.steps import Step, read_steps_after
+
+Array = NDArray[np.float64]
+Cause = Literal["input", "compute", "host", "network", "unknown"]
+
+ALPHA = 0.004  # of a run without a slow rank; chosen on AR(1) noise of 0 to 0.7
+MIN_EFFECT = 0.03  # of a step: healthy nodes differ by 1 to 2 percent
+MIN_STEPS = 20
+_CLIP = 3.5  # standard deviations from the median rank
+
+
+class Straggler(Record, frozen=True, kw_only=True, tag="pit.perf-straggler/1"):
+    """A rank that is slower than the median rank.
+
+    cause: the part of its step that is longer; `network` where its collectives end later although its own work is not
+    longer; `unknown` without parts. excess_s: median per step. effect: excess_s ÷ the median step. p: probability of
+    such an excess in a run without a slow rank. steps, ranks: their numbers. node: "" if unknown.
+    """
+
+    node: str
+    rank: int
+    cause: Cause
+    effect: float
+    excess_s: float
+    p: float
+    steps: int
+    ranks: int
+
+
+class SlowRank(NamedTuple):
+    """A column that is larger than the others: its number, its median excess, and the excess's probability."""
+
+    column: int
+    excess: float
+    p: float
+
+
+class RankTimes(NamedTuple):
+    """Seconds by part, each (steps, ranks), and the ranks' numbers. Parts: input, compute, host, network."""
+
+    parts: dict[Cause, Array]
+    ranks: tuple[int, ...]
+    nodes: dict[int, str]
+
+
+def find_slow_ranks(times: Array, scale: float, *, min_effect: float = MIN_EFFECT) -> list[SlowRank]:
+    """Return the ranks whose times exceed the others', largest first.
+
+    times: (steps, ranks), of each rank's own work, or its arrivals at the same collective on one clock. scale: the
+    length of a step, in the unit of times. min_effect: an excess of a smaller share of scale is none. Raises DataError
+    for fewer than MIN_STEPS steps or 2 ranks, or a time that is not finite.
+    """
+    steps, ranks = times.shape
+    if steps < MIN_STEPS or ranks < 2 or not np.isfinite(times).all() or not scale > 0:
+        message = f"{steps} steps of {ranks} ranks (expected at least {MIN_STEPS} of 2, all finite)"
+        raise DataError(message, hint="log more steps")
+    found: list[SlowRank] = []
+    columns = list(range(ranks))
+    while len(columns) > 1:  # each one found would hide the next
+        excess = times[:, columns] - _median_of_others(times[:, columns])
+        medians = np.median(excess, axis=0)
+        p_values = _p_values(excess)
+        candidates = (p_values <= ALPHA) & (medians >= min_effect * scale)
+        if not candidates.any():
+            break
+        worst = int(np.where(candidates, medians, -np.inf).argmax())
+        found.append(SlowRank(columns.pop(worst), float(medians[worst]), float(p_values[worst])))
+    return found
+
+
+def _median_of_others(times: Array) -> Array:
+    """Return for each rank the median of the other ranks, of each step."""
+    ranks = times.shape[1]
+    if ranks > 16:  # the median of all is the same to within the spread of a few
+        return np.median(times, axis=1, keepdims=True)
+    return np.stack([np.median(np.delete(times, rank, axis=1), axis=1) for rank in range(ranks)], axis=1)
+
+
+def _p_values(excess: Array) -> Array:
+    """Return for each rank the probability of its mean excess, or a larger one, times the number of ranks."""
+    steps, ranks = excess.shape
+    middle = np.median(excess)
+    spread = 1.4826 * np.median(np.abs(excess - middle)) or excess.std() or 1.0
+    clipped = np.clip(excess, middle - _CLIP * spread, middle + _CLIP * spread)
+    clipped = clipped - clipped.mean()
+    own = clipped - clipped.mean(axis=0)
+    variance = np.maximum(clipped.var(axis=1, ddof=1).mean(), own.var(axis=0, ddof=1))
+    raw = float((own[1:] * own[:-1]).sum() / max((own**2).sum(), 1e-300))
+    phi = min(0.95, max(0.0, raw + (1 + 3 * raw) / steps + 1 / math.sqrt(steps * ranks)))
+    deviation = np.sqrt(variance * (1 + phi) / (1 - phi) / steps)
+    z = clipped.mean(axis=0) / np.maximum(deviation, 1e-300)
+    normal = NormalDist()
+    return np.array([min(1.0, ranks * normal.cdf(-float(value))) for value in z])
+
+
+def find_stragglers(times: RankTimes, *, min_effect: float = MIN_EFFECT) -> list[Straggler]:
+    """Return the slow ranks of a run, largest excess first, each with its cause. Raises as `find_slow_ranks`."""
+    parts = times.parts
+    own: Array = np.sum([part for name, part in parts.items() if name != "network"], axis=0)
+    end = own + parts["network"] if "network" in parts else own
+    step_s = float(np.median(end))
+    slow = {found.column: (found, "") for found in find_slow_ranks(own, step_s, min_effect=min_effect)}
+    if "network" in parts:
+        for found in find_slow_ranks(end, step_s, min_effect=min_effect):
+            slow.setdefault(found.column, (found, "network"))
+    stragglers = [
+        Straggler(
+            node=times.nodes.get(times.ranks[column], ""),
+            rank=times.ranks[column],
+            cause="network" if cause else _longest_part(parts, column),
+            effect=found.excess / step_s,
+            excess_s=found.excess,
+            p=found.p,
+            steps=len(own),
+            ranks=own.shape[1],
+        )
+        for column, (found, cause) in slow.items()
+    ]
+    return sorted(stragglers, key=lambda straggler: -straggler.excess_s)
+
+
+def _longest_part(parts: Mapping[Cause, Array], column: int) -> Cause:
+    """Return the part of a rank's own work that exceeds the others' by most."""
+    excess = {
+        name: float(np.median(part[:, column] - np.median(np.delete(part, column, axis=1), axis=1)))
+        for name, part in parts.items()
+        if name != "network"
+    }
+    return max(excess, key=lambda name: excess[name])
+
+
+def read_rank_times(run_dir: Path) -> RankTimes:
+    """Return the times of a run's last attempt that has steps, from its step logs; steps that all ranks logged count.
+
+    The first step, which compiles, is left out. Raises DataError without two ranks' logs.
+    """
+    for attempt in reversed(run_folder.attempt_dirs(run_dir)):
+        logs = {int(path.stem): read_steps_after(path, 0)[0] for path in (attempt / "steps").glob("[0-9]*.jsonl")}
+        if len(logs := {rank: log for rank, log in sorted(logs.items()) if log}) > 1:
+            return RankTimes(_parts(list(logs.values())), tuple(logs), _nodes(attempt, logs))
+    hint = "each rank writes its steps with pitools.run.steps.StepLog"
+    raise DataError("step logs of fewer than 2 ranks", where=str(run_dir), hint=hint)
+
+
+def _parts(logs: Sequence[Sequence[Step]]) -> dict[Cause, Array]:
+    by_step = [{step.step: step for step in log} for log in logs]
+    common = sorted(set(by_step[0]).intersection(*by_step[1:]))[1:]
+    cells = [[rank[number] for rank in by_step] for number in common]
+
+    def part(name: str) -> Array:
+        values = [[getattr(step, name) for step in row] for row in cells]
+        return np.array(values, dtype=float).reshape(len(common), len(logs))
+
+    inputs, compute, network = part("input_s"), part("compute_s"), part("comm_s")
+    host = np.maximum(part("wall_s") - inputs - compute - network, 0.0)
+    return {"input": inputs, "compute": compute, "host": host, "network": network}
+
+
+def _nodes(attempt: Path, ranks: Mapping[int, object]) -> dict[int, str]:
+    nodes = {}
+    for rank in ranks:
+        with contextlib.suppress(DataError):
+            if record := run_folder.read_record(attempt / "ranks" / f"{rank}.json", run_folder.RankRecord):
+                nodes[rank] = record.node
+    return nodes
