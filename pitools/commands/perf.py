@@ -8,6 +8,11 @@ from pitools.commands.lazy_group import LazyGroup
 
 COMMANDS = {
     "attribute": ("perf_attribute", "attribute", "Split each step into its parts, and say what limits the run."),
+    "stragglers": ("perf_stragglers", "stragglers", "Find ranks that are slower than the others of their run."),
+    "compare": ("perf_compare", "compare", "Compare the speed of two runs, or two files of numbers."),
+    "watch": ("perf_compare", "watch", "Find regressions in stored series of measurements."),
+    "scaling": ("perf_scaling", "scaling", "Fit step times over sizes: what limits, and what more GPUs would give."),
+    "mfu": ("perf_mfu", "mfu", "Relate a speed to the peak of its devices, in three conventions."),
 }
 
 

@@ -1,6 +1,6 @@
 """Fit how a step's time depends on the number of GPUs, name what limits it, and predict other sizes.
 
-T(n) = serial + work / n + latency · log2 n + ring · (n − 1) / n, no term below 0. In weak scaling, where each GPU keeps
+T(n) = serial + work / n + latency · log2 n + ring · (n - 1) / n, no term below 0. In weak scaling, where each GPU keeps
 its work, work / n is a constant and part of `serial`. A fit is of one layout: a table with two has two fits. With few
 sizes several models fit equally well, so a prediction is their average by Akaike weight, and its band spans them.
 """
@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +43,10 @@ class ScalingPoint(Record, frozen=True, kw_only=True, tag="pit.perf-scaling/1"):
     """A size, measured or not, and what the fit says of it.
 
     measured_s: median of the step's measurements; None for a size that was only asked for. step_s, low_s, high_s: the
-    fit and its 90 % band. efficiency: of a GPU, relative to the smallest measured size. limit: the largest term that more
-    GPUs do not shorten, `work` where that is below a tenth of the step; `serial|ring` where models that fit equally well
-    differ: times alone cannot tell a constant from a ring's (n − 1) / n. terms: seconds by term. note: why the fit is
-    weak.
+    fit and its 90 % band. efficiency: of a GPU, relative to the smallest measured size. limit: the largest term that
+    more GPUs do not shorten, `work` where it is below a tenth of the step; `serial|ring` where models that fit equally
+    well differ: times alone cannot tell a constant from a ring's (n - 1) / n. terms: seconds by term. note: a weakness
+    of the fit.
     """
 
     layout: str
@@ -142,12 +142,13 @@ def _fit_models(sizes: Array, times: Array, kind: Kind) -> list[_Model]:
     distinct = len(np.unique(sizes))
     usable = (0, 2, 3) if kind == "weak" else (0, 1, 2, 3)
     largest = max(1, min(len(usable), distinct - (distinct > 2)))
-    scores, fits = [], []
+    scores: list[float] = []
+    fits: list[tuple[tuple[int, ...], Any]] = []
     design = _design(sizes) / times[:, None]  # relative errors
     for count in range(1, largest + 1):
         for terms in itertools.combinations(usable, count):
             if set(terms) >= {0, 1, 3}:
-                continue  # (n − 1) / n is 1 − 1 / n: the three are two
+                continue  # (n - 1) / n is 1 - 1 / n: the three are two
             chosen = design[:, terms]
             seconds, _, rank, _ = np.linalg.lstsq(chosen, np.ones(len(times)), rcond=None)
             if rank == count and (seconds >= 0).all():

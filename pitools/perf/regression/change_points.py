@@ -30,12 +30,12 @@ _LEVELS = np.log([1.0, 0.5, 0.1, 0.02])  # of the quantiles in null.csv
 
 
 class ChangePoint(NamedTuple):
-    """A step of a series. index: of the first point after it. before, after: medians of the segments on its sides.
+    """A step of a series. at: index of the first point after it. before, after: medians of the segments on its sides.
 
-    effect: after ÷ before − 1. p: probability of so large a step somewhere in a series without one.
+    effect: after ÷ before - 1. p: probability of so large a step somewhere in a series without one.
     """
 
-    index: int
+    at: int
     before: float
     after: float
     effect: float
@@ -43,9 +43,9 @@ class ChangePoint(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The largest step of each series. index: of its first point. statistic: likelihood ratio. phi: correlation."""
+    """The largest step of each series. at: index of its first point. statistic: likelihood ratio. phi: correlation."""
 
-    index: NDArray[np.intp]
+    at: NDArray[np.intp]
     statistic: Array
     phi: Array
 
@@ -79,7 +79,7 @@ def _split(
         return 1.0
     found = scan(part[None])
     p = float(p_value(found, len(part))[0])
-    index = _refine(part, int(found.index[0]))
+    index = _refine(part, int(found.at[0]))
     effect = _effect(float(np.median(part[:index])), float(np.median(part[index:])))
     if p > ALPHA or abs(effect) < min_effect:
         return p
@@ -136,7 +136,7 @@ def _largest_step(scores: Array, phi: Array) -> tuple[Array, NDArray[np.intp]]:
     noise = noise - level * ((level * noise).sum(axis=1, keepdims=True) / level_sq)
     split = np.arange(_MIN_SEGMENT, n - _MIN_SEGMENT + 1)
     after = noise[:, ::-1].cumsum(axis=1)[:, ::-1][:, split] - noise[:, split]
-    # A step at index i, whitened, is 1 at i and 1 − phi later.
+    # A step at index i, whitened, is 1 at i and 1 - phi later.
     product = noise[:, split] + (1 - phi) * after
     later = n - 1 - split
     step_sq = 1 + (1 - phi) ** 2 * later - ((1 - phi) * (1 + (1 - phi) * later)) ** 2 / level_sq
@@ -163,10 +163,10 @@ def _correlation(scores: Array, index: NDArray[np.intp]) -> Array:
 
 def _upper_phi(phi: Array, n: int) -> Array:
     """Return the correlation that a threshold has to allow for, 0 to 0.9, by the estimate from n points."""
-    base = np.clip(phi, 0.0, 0.9)
+    base: Array = np.clip(phi, 0.0, 0.9)
     error = np.sqrt((1 - base**2) / n)
-    upper = 0.25 * (30 / n) ** 3.5 + (base + error) * np.clip((phi - 0.05) / 0.2, 0.0, 1.0)
-    return np.clip(upper, 0.0, 0.9)
+    upper: Array = 0.25 * (30 / n) ** 3.5 + (base + error) * np.clip((phi - 0.05) / 0.2, 0.0, 1.0)
+    return np.minimum(upper, 0.9)
 
 
 def p_value(found: Scan, n: int) -> Array:
@@ -180,7 +180,7 @@ def p_value(found: Scan, n: int) -> Array:
 
 
 def _log_p(rows: Array, phis: Array, found: Scan) -> Array:
-    """Return log p of each statistic for one number of points. rows: for each phi the quantiles, and the tail's mean."""
+    """Return log p of each statistic for one number of points. rows: for each phi, quantiles and the tail's mean."""
     logs = np.empty((len(phis), len(found.statistic)))
     for number, (*quantiles, tail) in enumerate(rows):
         logs[number] = np.interp(found.statistic, [0.0, *quantiles], _LEVELS)

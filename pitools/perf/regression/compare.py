@@ -19,7 +19,7 @@ _BLOCKS = 40  # a run's steps are summarized into at most so many medians: slow 
 
 
 class Comparison(Record, frozen=True, kw_only=True, tag="pit.perf-compare/1"):
-    """B against A. effect: B ÷ A − 1, the median of all pairs; effect_low, effect_high: its 99 % interval.
+    """B against A. effect: B ÷ A - 1, the median of all pairs; effect_low, effect_high: its 99 % interval.
 
     verdict: `regression` or `improvement` if the interval excludes 0 and the effect is at least the least that counts;
     `same` if the interval is within it on both sides; else `inconclusive`. a_points, b_points: numbers of measurements.
@@ -49,8 +49,8 @@ def compare(
 ) -> Comparison:
     """Compare two sets of positive measurements, each in the order of time.
 
-    The interval is Hodges and Lehmann's, widened for the correlation of neighbours. Raises DataError for an empty set or
-    values that are not positive.
+    The interval is Hodges and Lehmann's, widened for the correlation of neighbours. Raises DataError for an empty
+    set or values that are not positive.
     """
     for name, values in zip(names, (a, b), strict=True):
         if not len(values) or not all(math.isfinite(value) and value > 0 for value in values):

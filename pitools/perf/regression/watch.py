@@ -25,7 +25,7 @@ class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
     """The newest step of one series.
 
     verdict: `short` with too few points for any; `steady` without a step. points: their number. changed_at, source: of
-    the first point after the step. before, after: medians. effect: after ÷ before − 1. p: for this series alone. q: the
+    the first point after the step. before, after: medians. effect: after ÷ before - 1. p: for this series alone. q: the
     least share of false alarms among all series at which this is one. changed: `software` if it differs across the
     step, `cluster` if it is the same, "" if unknown.
     """
@@ -52,7 +52,7 @@ def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, si
     is_short = [len(one.points) < MIN_POINTS for one in series]
     newest = [changes[-1] if changes else None for changes, _ in found]
     recent = [
-        change if change and one.points[change.index].t >= since else None
+        change if change and one.points[change.at].t >= since else None
         for one, change in zip(series, newest, strict=True)
     ]
     # What is history is no alarm of today: it counts as a series in which nothing was found.
@@ -82,7 +82,7 @@ def _verdict(series: Series, change: ChangePoint | None, p: float, q: float, is_
             p=None if is_short else p,
             q=None if is_short else q,
         )
-    last, first = points[change.index - 1], points[change.index]
+    last, first = points[change.at - 1], points[change.at]
     is_worse = (change.effect > 0) == (first.better == "lower")
     is_same = last.software == first.software
     return SeriesVerdict(
@@ -141,7 +141,9 @@ def _plot_one(axes: Axes, series: Series, verdict: SeriesVerdict) -> None:
         colour = "tab:red" if verdict.verdict == "regression" else "tab:green"
         axes.axvline(at - 0.5, color=colour, linewidth=0.8)
         axes.hlines([verdict.before, verdict.after], [0, at], [at - 1, len(values) - 1], colors=colour)
-        axes.set_xlabel(f"{verdict.effect:+.1%} at {verdict.changed_at[:10]}, {verdict.source or 'no source'}", fontsize=7)
+        axes.set_xlabel(
+            f"{verdict.effect:+.1%} at {verdict.changed_at[:10]}, {verdict.source or 'no source'}", fontsize=7
+        )
     title = " ".join(word for word in (verdict.site, verdict.partition, verdict.device, verdict.measure) if word)
     axes.set_title(f"{title}: {verdict.verdict}", fontsize=8)
     axes.tick_params(labelsize=7)
