@@ -83,8 +83,8 @@ def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind
     kind = kind or _kind(measured, where)
     sizes = np.array([point.gpus for point in measured])
     times = np.array([point.step_s for point in measured])
-    distinct = np.unique(sizes)
-    asked = sorted({int(size) for size in distinct} | set(at))
+    distinct = [int(size) for size in np.unique(sizes)]
+    asked = sorted({*distinct, *at})
     if len(distinct) < 2 or sizes.min() < 1 or not (times > 0).all() or min(asked, default=1) < 1:
         message = f"{len(distinct)} sizes (expected at least 2, of 1 GPU or more, with times above 0)"
         raise DataError(message, where=where, hint="measure 3 sizes or more with this layout")
@@ -95,7 +95,7 @@ def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind
     models = _fit_models(sizes, times, kind)
     note = "2 sizes: no test of the fit" if len(distinct) == 2 else ""
     low, high = _band(sizes, times, kind, models, np.array(asked))
-    base = _predict(models, int(distinct[0]))
+    base = _predict(models, distinct[0])
     points = []
     for number, size in enumerate(asked):
         here = times[sizes == size]

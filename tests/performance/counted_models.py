@@ -22,7 +22,7 @@ class Ops(NamedTuple):
 
 def random_weights(tower: Tower, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
     width, kv = tower.d_model, tower.d_model // tower.heads * (tower.kv_heads or tower.heads)
-    experts = tower.active_experts and tower.experts or 1
+    experts = (tower.active_experts and tower.experts) or 1
     shapes = {
         "q": (width, width), "k": (width, kv), "v": (width, kv), "o": (width, width), "router": (width, tower.experts),
         "gate": (experts, width, tower.d_ff), "up": (experts, width, tower.d_ff), "down": (experts, tower.d_ff, width),

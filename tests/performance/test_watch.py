@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
+from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.core.timestamps import to_rfc3339
 from pitools.perf.regression import store as store_module
 from pitools.perf.regression.compare import compare
@@ -162,8 +162,16 @@ def test_points_of_files(tmp_path: Path) -> None:
         assert error.value.where.endswith("b.csv:2")
 
 
-@pytest.mark.parametrize(("factor", "better", "verdict"), [(1.05, "lower", "regression"), (0.95, "lower", "improvement"),
-    (0.95, "higher", "regression"), (1.0, "lower", "same"), (1.01, "lower", "same")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factor", "better", "verdict"),
+    [
+        (1.05, "lower", "regression"),
+        (0.95, "lower", "improvement"),
+        (0.95, "higher", "regression"),
+        (1.0, "lower", "same"),
+        (1.01, "lower", "same"),
+    ],
+)
 def test_two_runs_compared(factor: float, better: str, verdict: str) -> None:
     """A difference of 5 % is told from none, in the direction that is worse, with an interval that holds it."""
     a, b = 1 + 0.02 * np.random.default_rng(6).standard_normal((2, 300))

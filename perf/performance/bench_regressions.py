@@ -1,0 +1,130 @@
+"""Steps in healthy and in slower series, and in a real history: the share of false alarms and of those found.
+
+perf/run performance_regressions [--quick]      needs the network once, to install apache-otava and asv in .venv-otava,
+beside us: they need another numpy. Otava and asv judge the same series as we do, with their defaults; asv's steps count
+from its own 5 % threshold. A ratio is the limit over our rate, or our rate over the least. The real history is
+TigerBeetle's, of Otava's own tests (shared/data): two steps are expected there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from perf.harness.harness import Case, from_ratios, report
+from perf.performance.null_table import simulate
+from pitools.perf.regression.change_points import ALPHA, find_changes, p_value, scan
+from pitools.perf.regression.store import Point, Series
+from pitools.perf.regression.watch import judge_series
+
+REPO = Path(__file__).resolve().parents[2]
+VENV = REPO / ".venv-otava"
+HISTORY = REPO.parent / "shared/data/perf/series/otava/tigerbeetle.csv"
+FALSE, POWER, SECONDS = 0.01, 0.85, 60.0
+FAMILIES = {
+    "gauss": lambda rng, count, n: 1 + 0.02 * rng.standard_normal((count, n)),
+    "lognormal": lambda rng, count, n: np.exp(0.3 * rng.standard_normal((count, n))),
+    "ar1": lambda rng, count, n: 1 + 0.02 * simulate(rng, count, n, 0.5),
+    "spikes": lambda rng, count, n: 1 + 0.02 * rng.standard_normal((count, n)) + 0.3 * (rng.random((count, n)) < 0.05),
+}
+# Reads a list of series, and writes the indices of their steps, for each peer.
+PEERS = """
+import json, sys
+from asv import step_detect
+from otava.series import AnalysisOptions, Metric, Series
+def otava(x):
+    series = Series("t", None, list(range(len(x))), {"m": Metric(1, 1.0)}, {"m": x}, {})
+    return [int(point.index) for point in series.analyze(AnalysisOptions()).change_points["m"]]
+def asv(x):
+    steps = step_detect.detect_steps(x, None)
+    pairs = zip(steps, steps[1:])
+    return [int(b[0]) for a, b in pairs if abs(b[2] - a[2]) > 0.05 * abs(a[2])]
+json.dump({"otava": list(map(otava, series := json.load(sys.stdin))), "asv": list(map(asv, series))}, sys.stdout)
+"""
+
+
+def peers(series: np.ndarray) -> dict[str, list[list[int]]]:
+    """Return the steps that each peer finds in each series."""
+    python = VENV / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "apache-otava==0.8.0", "asv==0.6.6"], check=True)
+    done = subprocess.run([python, "-c", PEERS], input=json.dumps(series.tolist()), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, list[list[int]]] = json.loads(done.stdout)
+    return found
+
+
+def rate(series: np.ndarray) -> float:
+    """Return the share of series in which we find a step."""
+    return float((p_value(scan(series), series.shape[1]) <= ALPHA).mean())
+
+
+def limit_case(case: str, limit: float, ours: float, theirs: str) -> Case:
+    """Return a case of a rate that is to stay below a limit."""
+    return from_ratios(
+        f"{case}: ours {ours:.4f}, {theirs}", "the limit", f"{limit}", [limit / max(ours, 1e-4)], target=1
+    )
+
+
+def main(quick: bool) -> int:
+    count, few = (2000, 30) if quick else (20_000, 200)
+    cases = []
+    for name, family in FAMILIES.items():
+        for n in (30, 100):
+            series = family(np.random.default_rng([n, 11]), count, n)
+            shares = {peer: np.mean([bool(steps) for steps in found]) for peer, found in peers(series[:few]).items()}
+            said = ", ".join(f"{peer} {share:.3f} of {few}" for peer, share in shares.items())
+            cases.append(limit_case(f"false alarms, {name}, n = {n}", FALSE, rate(series), said))
+    for after in (5, 8, 20):
+        series = FAMILIES["gauss"](np.random.default_rng([after, 12]), count, 60 + after)
+        series[:, 60:] *= 1.05
+        ours = rate(series)
+        shares = {
+            peer: np.mean([any(abs(step - 60) <= 3 for step in steps) for steps in found])
+            for peer, found in peers(series[:few]).items()
+        }
+        said = ", ".join(f"{peer} {share:.2f} of {few}" for peer, share in shares.items())
+        name = f"a step of 5 % found, {after} points after: ours {ours:.3f}, {said}"
+        cases.append(from_ratios(name, "the least", f"{POWER}", [ours / POWER], target=1))
+    cases += history_cases()
+    cases.append(time_case(1000 if quick else 10_000))
+    return report(cases)
+
+
+def history_cases() -> list[Case]:
+    if not HISTORY.exists():
+        print(f"no {HISTORY}: the real history is left out", file=sys.stderr)
+        return []
+    values = np.loadtxt(HISTORY, delimiter=",", skiprows=1)[:, 1]
+    ours = [change.at for change in find_changes(values)[0]]
+    otava = peers(values[None])["otava"][0]
+    found, theirs = ({15, 71} & set(steps) for steps in (ours, otava))
+    name = f"TigerBeetle: both steps, fewer alarms: ours {ours}, otava {otava}"
+    better = found >= theirs and len(ours) < len(otava)
+    return [from_ratios(name, "apache-otava", "0.8.0", [len(otava) / len(ours) * better], target=1)]
+
+
+def time_case(count: int) -> Case:
+    """Judge many series of different lengths, with the control over all of them, on one core."""
+    rng = np.random.default_rng(13)
+    series = [
+        Series(tuple(Point(measure=f"m{number}", value=value, t=f"{day:04}") for day, value in enumerate(values)))
+        for number in range(count)
+        if len(values := (1 + 0.02 * rng.standard_normal(rng.integers(30, 120))).tolist())
+    ]
+    began = time.perf_counter()
+    alarms = sum(verdict.verdict != "steady" for verdict in judge_series(series))
+    took = time.perf_counter() - began
+    name = f"{count} healthy series of 30 to 120 points: {took:.1f} s, {alarms} alarms"
+    return from_ratios(name, "the limit", f"{SECONDS} s for 10,000", [SECONDS * count / 10_000 / took], target=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main("--quick" in sys.argv))

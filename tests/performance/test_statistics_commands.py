@@ -1,0 +1,121 @@
+"""`pit perf stragglers|compare|watch|scaling|mfu`, as typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitools.core.timestamps import to_rfc3339
+from pitools.perf.flops.mfu import Calibration, Mfu
+from pitools.perf.regression.compare import Comparison
+from pitools.perf.regression.store import Point
+from pitools.perf.regression.watch import SeriesVerdict
+from pitools.perf.scaling import ScalingPoint
+from pitools.perf.stragglers import Straggler
+from tests.performance.test_stragglers import write_run
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def records(done: subprocess.CompletedProcess[str], code: int = 0) -> list[dict[str, Any]]:
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_frozen_keys() -> None:
+    """Of each record: keys are only ever added."""
+    assert {kind.__struct_config__.tag: kind.__struct_fields__ for kind in (
+        Straggler, Comparison, Point, SeriesVerdict, ScalingPoint, Mfu, Calibration)} == {
+        "pit.perf-straggler/1": ("node", "rank", "cause", "effect", "excess_s", "p", "steps", "ranks"),
+        "pit.perf-compare/1": ("a", "b", "measure", "verdict", "effect", "effect_low", "effect_high", "a_median",
+                               "b_median", "a_points", "b_points"),
+        "pit.perf-point/1": ("measure", "value", "t", "site", "partition", "device", "source", "software", "better"),
+        "pit.perf-series/1": ("site", "partition", "device", "measure", "verdict", "points", "changed_at", "source",
+                              "before", "after", "effect", "p", "q", "changed"),
+        "pit.perf-scaling/1": ("layout", "kind", "gpus", "measured_s", "step_s", "low_s", "high_s", "efficiency",
+                               "limit", "terms", "note"),
+        "pit.perf-mfu/1": ("convention", "flops_per_token", "tflops_per_device", "mfu", "device", "dtype",
+                           "peak_tflops", "peak_source"),
+        "pit.perf-calibration/1": ("device", "dtype", "size", "tflops", "library"),
+    }  # fmt: skip
+
+
+def test_a_slow_rank_is_one_line(pit: Pit, tmp_path: Path) -> None:
+    """With its node, which `--format hosts` alone prints, and exit code 1; a healthy run is silent, and 0."""
+    write_run(tmp_path / "slow", slow=2)
+    (found,) = records(pit("perf", "stragglers", "./slow"), 1)
+    assert (found["rank"], found["node"], found["cause"]) == (2, "n1", "compute")
+    assert pit("perf", "stragglers", "./slow", "--format", "hosts").stdout == "n1\n"
+    write_run(tmp_path / "healthy")
+    assert records(pit("perf", "stragglers", "./healthy")) == []
+
+
+def test_runs_and_files_are_compared(pit: Pit, tmp_path: Path) -> None:
+    """A slower run is a regression, exit 1; the same numbers as rates are an improvement; text is refused, exit 5."""
+    write_run(tmp_path / "a", slow=3)
+    write_run(tmp_path / "b", slow=0)
+    (found,) = records(pit("perf", "compare", "./a", "./b"), 1)
+    assert (found["verdict"], found["measure"], found["a_points"]) == ("regression", "step_s", 39)
+    assert 0.1 < found["effect"] < 0.25
+    rng = np.random.default_rng(1)
+    for name, level in (("a.txt", 100), ("b.txt", 110)):
+        (tmp_path / name).write_text("# rates\n" + "\n".join(str(x) for x in level + rng.standard_normal(30)))
+    (found,) = records(pit("perf", "compare", "a.txt", "b.txt", "--higher-is-better"))
+    assert found["verdict"] == "improvement"
+    (tmp_path / "b.txt").write_text("many\n")
+    assert pit("perf", "compare", "a.txt", "b.txt").returncode == 5
+
+
+def test_series_are_watched(pit: Pit, tmp_path: Path) -> None:
+    """Points of a file and of runs are stored once; a step of the last days is exit 1; without a store, exit 4."""
+    assert pit("perf", "watch", "perf.sqlite").returncode == 4
+    now = datetime.now(UTC)
+    values = 1 + 0.01 * np.random.default_rng(2).standard_normal(60)
+    values[-8:] *= 1.1
+    times = [to_rfc3339(now - timedelta(days=60 - day)) for day in range(60)]
+    lines = ["measure,value,t,site"] + [f"step_s,{x},{t},alpha" for x, t in zip(values, times, strict=True)]
+    (tmp_path / "points.csv").write_text("\n".join(lines))
+    write_run(tmp_path / "run")
+    adding = ("--add", "points.csv", "--add", "./run")
+    done = pit("perf", "watch", "perf.sqlite", *adding, "--plot", "series.svg")
+    worst, short = records(done, 1)
+    assert (worst["site"], worst["verdict"], worst["changed_at"]) == ("alpha", "regression", times[-8])
+    assert [short[key] for key in ("measure", "device", "verdict", "points")] == ["bc/step_s", "2x2 cpu", "short", 1]
+    assert (tmp_path / "series.svg").stat().st_size
+    again = pit("perf", "watch", "perf.sqlite", *adding, "--since", "2d")
+    assert "0 new points" in again.stderr
+    assert records(again)[0]["verdict"] == "steady"
+
+
+def test_sizes_are_fitted(pit: Pit, tmp_path: Path) -> None:
+    """Each layout of a table by itself, or one; a layout that is not there is exit 2; runs need several sizes."""
+    rows = [f"{n},{1 / n + 0.02},{layout},1000" for layout in ("a", "b") for n in (1, 2, 4, 8)]
+    (tmp_path / "steps.csv").write_text("\n".join(["gpus,step_s,layout,tokens_per_step", *rows]))
+    assert [row["layout"] for row in records(pit("perf", "scaling", "steps.csv"))] == ["a"] * 4 + ["b"] * 4
+    found = records(pit("perf", "scaling", "steps.csv", "--layout", "b", "--at", "16"))
+    assert found[-1]["gpus"] == 16
+    assert found[-1]["step_s"] == pytest.approx(1 / 16 + 0.02, rel=0.05)
+    assert pit("perf", "scaling", "steps.csv", "--layout", "c").returncode == 2
+    write_run(tmp_path / "run")
+    assert pit("perf", "scaling", "./run").returncode == 5
+
+
+def test_a_speed_is_related_to_a_peak(pit: Pit, tmp_path: Path) -> None:
+    """In three conventions; an unknown device has no utilization; without a speed, exit 2."""
+    (tmp_path / "m.toml").write_text(
+        "[towers.language]\nlayers = 32\nd_model = 4096\nheads = 32\nkv_heads = 8\nd_ff = 14336\nvocab = 128256\n"
+        "seq_lens = [8192]\n"
+    )
+    found = records(pit("perf", "mfu", "m.toml", "--tokens-per-s", "80000", "--devices", "8", "--device", "H100 SXM"))
+    assert [row["convention"] for row in found] == ["weights", "causal", "full"]
+    assert found[1]["mfu"] == pytest.approx(51.47e9 * 10000 / 989.4e12, rel=1e-3)
+    assert {row["mfu"] for row in records(pit("perf", "mfu", "m.toml", "--tokens-per-s", "1"))} == {None}
+    assert pit("perf", "mfu", "m.toml").returncode == 2
+    assert records(pit("perf", "mfu", "m.toml", "--tokens-per-s", "9", "--peak", "9"))[0]["peak_source"] == "given"
