@@ -53,6 +53,19 @@ def test_all_steps_are_found_in_their_order() -> None:
     assert p == changes[-1].p <= ALPHA
 
 
+def test_many_steps_do_not_look_like_correlated_noise() -> None:
+    """Slower by 4 % for a while, with noise of 1 %: not taken for noise that is correlated from point to point."""
+    values = np.repeat([100.0, 104.0, 100.0], 40) + np.random.default_rng(3).standard_normal(120)
+    assert [change.at for change in find_changes(values)[0]] == pytest.approx([40, 80], abs=1)
+
+
+def test_an_old_small_step_hides_no_new_one() -> None:
+    """A certain step of 1.5 % is left out, and what follows is compared with the points on both of its sides."""
+    values = np.repeat([100.0, 101.5, 107.0], [60, 60, 6]) + 0.5 * np.random.default_rng(3).standard_normal(126)
+    (change,), _ = find_changes(values)
+    assert (change.at, change.before) == (120, pytest.approx(100.7, abs=0.5))
+
+
 def test_the_least_effect_counts() -> None:
     """A certain step of 5 % is none where 6 % is the least, and its p-value is still known."""
     values = 100 + 0.1 * np.random.default_rng(3).standard_normal(60)

@@ -33,11 +33,13 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("count", [counted_models.torch_count, counted_models.xla_count], ids=["torch", "xla"])
 def test_three_counts_agree(name: str, count: object) -> None:
-    """The closed form, with all pairs of a sequence as these libraries compute them, is within 2 % of each counter."""
+    """The closed form, with all pairs of a sequence as they compute them, is torch's, and XLA's within 2 %."""
     pytest.importorskip("torch" if count is counted_models.torch_count else "jax")
     model = SHAPES[name]
     counted = count(model, counted_models.maker(model))  # type: ignore[operator]
-    assert flops_per_sample(model, "full") == pytest.approx(counted, rel=0.02)
+    # XLA also counts additions, exponentials and such.
+    rel = 1e-9 if count is counted_models.torch_count else 0.02
+    assert flops_per_sample(model, "full") == pytest.approx(counted, rel=rel)
 
 
 # Llama 3 8B.

@@ -10,8 +10,9 @@ AR(1) noise of 0 to 0.7, 20 to 200 points; `perf/run performance_regressions` ha
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,36 +59,40 @@ def find_changes(values: Sequence[float] | Array, *, min_effect: float = MIN_EFF
     series = np.asarray(values, dtype=float)
     skipped = max(0, len(series) - MAX_POINTS)
     series = series[skipped:]
-    bounds = [0, len(series)]
     p_values: dict[int, float] = {}
-    first_p = _split(series, 0, len(series), bounds, p_values, min_effect)
-    bounds.sort()
-    changes = []
-    for start, index, end in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        before, after = float(np.median(series[start:index])), float(np.median(series[index:end]))
-        changes.append(ChangePoint(index + skipped, before, after, _effect(before, after), p_values[index]))
-    kept = [change for change in changes if abs(change.effect) >= min_effect]  # a neighbour may have shrunk it
+    first_p = _split(series, 0, len(series), p_values)
+    while changes := _changes(series, p_values):
+        smallest = min(changes, key=lambda change: abs(change.effect))
+        if abs(smallest.effect) >= min_effect:
+            break
+        del p_values[smallest.at]  # its neighbours' segments grow
+    kept = [change._replace(at=change.at + skipped) for change in changes]
     return kept, (kept[-1].p if kept else first_p)
 
 
-def _split(
-    series: Array, start: int, end: int, bounds: list[int], p_values: dict[int, float], min_effect: float
-) -> float:
-    """Add the steps between two points to `bounds`, by binary segmentation; return the p-value of the largest."""
+def _split(series: Array, start: int, end: int, p_values: dict[int, float]) -> float:
+    """Add the steps between two points to `p_values`, by binary segmentation; return the p-value of the largest."""
     part = series[start:end]
     if len(part) < MIN_POINTS:
         return 1.0
     found = scan(part[None])
     p = float(p_value(found, len(part))[0])
-    index = _refine(part, int(found.at[0]))
-    effect = _effect(float(np.median(part[:index])), float(np.median(part[index:])))
-    if p > ALPHA or abs(effect) < min_effect:
-        return p
-    bounds.append(start + index)
-    p_values[start + index] = p
-    _split(series, start, start + index, bounds, p_values, min_effect)
-    _split(series, start + index, end, bounds, p_values, min_effect)
+    if p <= ALPHA:
+        at = start + _refine(part, int(found.at[0]))
+        p_values[at] = p
+        _split(series, start, at, p_values)
+        _split(series, at, end, p_values)
     return p
+
+
+def _changes(series: Array, p_values: Mapping[int, float]) -> list[ChangePoint]:
+    """Return the steps at these indices, with the medians of the segments between them."""
+    bounds = [0, *sorted(p_values), len(series)]
+    medians = [float(np.median(series[start:end])) for start, end in pairwise(bounds)]
+    return [
+        ChangePoint(at, before, after, _effect(before, after), p_values[at])
+        for at, (before, after) in zip(bounds[1:], pairwise(medians), strict=False)
+    ]
 
 
 def _refine(values: Array, index: int) -> int:
