@@ -107,12 +107,29 @@ def _p_values(excess: Array) -> Array:
     clipped = clipped - clipped.mean()
     own = clipped - clipped.mean(axis=0)
     variance = np.maximum(clipped.var(axis=1, ddof=1).mean(), own.var(axis=0, ddof=1))
-    raw = float((own[1:] * own[:-1]).sum() / max((own**2).sum(), 1e-300))
-    phi = min(0.95, max(0.0, raw + (1 + 3 * raw) / steps + 1 / math.sqrt(steps * ranks)))
-    deviation = np.sqrt(variance * (1 + phi) / (1 - phi) / steps)
+    deviation = np.sqrt(variance * _inflation(own) / steps)
     z = clipped.mean(axis=0) / np.maximum(deviation, 1e-300)
     normal = NormalDist()
     return np.array([min(1.0, ranks * normal.cdf(-float(value))) for value in z])
+
+
+def _inflation(own: Array) -> float:
+    """Return how much larger the variance of a mean is than for independent steps, by the ranks' common correlation.
+
+    own: each rank's deviations from its mean. Lags count up to the first whose correlation is within its error.
+    """
+    steps, ranks = own.shape
+    error = 1 / math.sqrt(steps * ranks)
+    inflation = 1.0
+    for _ in range(3):  # a mean taken out makes each correlation lower by inflation / steps
+        total = 1.0 + 2 * error
+        for lag in range(1, steps // 2):
+            products = (own[lag:] * own[:-lag]).mean() / max((own**2).mean(), 1e-300)
+            if (correlation := float(products) + inflation / steps) < error:
+                break
+            total += 2 * correlation
+        inflation = total
+    return inflation
 
 
 def find_stragglers(times: RankTimes, *, min_effect: float = MIN_EFFECT) -> list[Straggler]:
