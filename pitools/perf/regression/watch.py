@@ -11,7 +11,7 @@ import numpy as np
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
 from pitools.core.record import Record
-from pitools.perf.regression.change_points import ALPHA, MIN_EFFECT, MIN_POINTS, ChangePoint, find_changes
+from pitools.perf.regression.change_points import ALPHA, MIN_EFFECT, MIN_POINTS, ChangePoint, find_changes_of_each
 from pitools.perf.regression.store import Series
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
 
 def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, since: str = "") -> list[SeriesVerdict]:
     """Return the verdict on each series, worst first. since: steps before this time (RFC 3339 UTC) are history."""
-    found = [find_changes([point.value for point in one.points], min_effect=min_effect) for one in series]
+    found = find_changes_of_each([[point.value for point in one.points] for one in series], min_effect=min_effect)
     is_short = [len(one.points) < MIN_POINTS for one in series]
     newest = [changes[-1] if changes else None for changes, _ in found]
     recent = [
