@@ -143,7 +143,7 @@ def calibrate(dtype: str) -> list[Calibration]:
         rows.append(
             Calibration(device=device, dtype=dtype, size=size, tflops=2 * size**3 / seconds / 1e12, library=library)
         )
-        if seconds > _SECONDS_A_SIZE:  # larger ones take eight times as long, and reach no more
+        if seconds > _SECONDS_A_SIZE / 8:  # larger ones take eight times as long, and reach no more
             break
     return rows
 

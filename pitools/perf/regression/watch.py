@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -69,27 +69,17 @@ def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, si
 
 
 def _verdict(series: Series, change: ChangePoint | None, p: float, q: float, is_short: bool) -> SeriesVerdict:
-    site, partition, device, measure = series.key
     points = series.points
-    if is_short or change is None or p > ALPHA or q > FALSE_SHARE:
-        return SeriesVerdict(
-            site=site,
-            partition=partition,
-            device=device,
-            measure=measure,
-            verdict="short" if is_short else "steady",
-            points=len(points),
-            p=None if is_short else p,
-            q=None if is_short else q,
-        )
+    names: dict[str, Any] = dict(zip(("site", "partition", "device", "measure"), series.key, strict=True))
+    if is_short:
+        return SeriesVerdict(**names, verdict="short", points=len(points))
+    if change is None or p > ALPHA or q > FALSE_SHARE:
+        return SeriesVerdict(**names, verdict="steady", points=len(points), p=p, q=q)
     last, first = points[change.at - 1], points[change.at]
     is_worse = (change.effect > 0) == (first.better == "lower")
     is_same = last.software == first.software
     return SeriesVerdict(
-        site=site,
-        partition=partition,
-        device=device,
-        measure=measure,
+        **names,
         verdict="regression" if is_worse else "improvement",
         points=len(points),
         changed_at=first.t,
