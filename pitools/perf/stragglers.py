@@ -3,6 +3,8 @@
 In a healthy run the ranks' times of a step could be swapped. So a rank's mean excess over the median rank is compared
 with its deviation over all permutations of the ranks within each step, or its own if that is larger, widened for the
 correlation from step to step. What all ranks share, such as a slow step, cancels. Bonferroni's bound is over the ranks.
+For permutations two ranks, or the steps of a profile, are too few: there the deviation is the rank's own, and the test
+a t-test. Below 8 steps these count as independent: with a correlation of 0.5, 8 of 100 healthy runs are called slow.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ Array = NDArray[np.float64]
 Cause = Literal["input", "compute", "host", "network", "unknown"]
 
 ALPHA = 0.004  # of a run without a slow rank; chosen on AR(1) noise of 0 to 0.7
+_ALPHA_OF_FEW = 0.01  # of fewer than MIN_STEPS steps
+_MIN_CORRELATED = 8  # steps; the correlation of fewer cannot be estimated
 MIN_EFFECT = 0.03  # of a step: healthy nodes differ by 1 to 2 percent
 MIN_STEPS = 20
 _CLIP = 3.5  # standard deviations from the median rank
@@ -65,16 +69,18 @@ class RankTimes(NamedTuple):
     nodes: dict[int, str]
 
 
-def find_slow_ranks(times: Array, scale: float, *, min_effect: float = MIN_EFFECT) -> list[SlowRank]:
+def find_slow_ranks(
+    times: Array, scale: float, *, min_effect: float = MIN_EFFECT, min_steps: int = MIN_STEPS
+) -> list[SlowRank]:
     """Return the ranks whose times exceed the others', largest first.
 
     times: (steps, ranks), of each rank's own work, or its arrivals at the same collective on one clock. scale: the
-    length of a step, in the unit of times. min_effect: an excess of a smaller share of scale is none. Raises DataError
-    for fewer than MIN_STEPS steps or 2 ranks, or a time that is not finite.
+    length of a step, in the unit of times. min_effect: an excess of a smaller share of scale is none. min_steps: at
+    least 3. Raises DataError for fewer steps, fewer than 2 ranks, or a time that is not finite.
     """
     steps, ranks = times.shape
-    if steps < MIN_STEPS or ranks < 2 or not np.isfinite(times).all() or not scale > 0:
-        message = f"{steps} steps of {ranks} ranks (expected at least {MIN_STEPS} of 2, all finite)"
+    if steps < min_steps or ranks < 2 or not np.isfinite(times).all() or not scale > 0:
+        message = f"{steps} steps of {ranks} ranks (expected at least {min_steps} of 2, all finite)"
         raise DataError(message, hint="log more steps")
     found: list[SlowRank] = []
     columns = list(range(ranks))
@@ -82,7 +88,7 @@ def find_slow_ranks(times: Array, scale: float, *, min_effect: float = MIN_EFFEC
         excess = times[:, columns] - _median_of_others(times[:, columns])
         medians = np.median(excess, axis=0)
         p_values = _p_values(excess)
-        candidates = (p_values <= ALPHA) & (medians >= min_effect * scale)
+        candidates = (p_values <= (ALPHA if steps >= MIN_STEPS else _ALPHA_OF_FEW)) & (medians >= min_effect * scale)
         if not candidates.any():
             break
         worst = int(np.where(candidates, medians, -np.inf).argmax())
@@ -101,14 +107,22 @@ def _median_of_others(times: Array) -> Array:
 def _p_values(excess: Array) -> Array:
     """Return for each rank the probability of its mean excess, or a larger one, times the number of ranks."""
     steps, ranks = excess.shape
-    middle = np.median(excess)
-    spread = 1.4826 * np.median(np.abs(excess - middle)) or excess.std() or 1.0
-    clipped = np.clip(excess, middle - _CLIP * spread, middle + _CLIP * spread)
-    clipped = clipped - clipped.mean()
-    own = clipped - clipped.mean(axis=0)
-    variance = np.maximum(clipped.var(axis=1, ddof=1).mean(), own.var(axis=0, ddof=1))
-    deviation = np.sqrt(variance * _inflation(own) / steps)
-    z = clipped.mean(axis=0) / np.maximum(deviation, 1e-300)
+    if steps >= MIN_STEPS:
+        middle = np.median(excess)
+        spread = 1.4826 * np.median(np.abs(excess - middle)) or excess.std() or 1.0
+        excess = np.clip(excess, middle - _CLIP * spread, middle + _CLIP * spread)
+    excess = excess - excess.mean()
+    own = excess - excess.mean(axis=0)
+    variance = own.var(axis=0, ddof=1)
+    inflation = _inflation(own) if steps >= _MIN_CORRELATED else 1.0
+    is_permuted = ranks > 2 and steps >= MIN_STEPS  # two ranks' variance would be the excess itself
+    if is_permuted:
+        variance = np.maximum(variance, excess.var(axis=1, ddof=1).mean())
+    z = excess.mean(axis=0) / np.maximum(np.sqrt(variance * inflation / steps), 1e-300)
+    if not is_permuted:  # Student's t as a normal score, by Wallace's approximation
+        free = max(steps / inflation - 1, 1.0)
+        z = np.clip(z, -1e9, 1e9)
+        z = np.sign(z) * (8 * free + 1) / (8 * free + 3) * np.sqrt(free * np.log1p(z**2 / free))
     normal = NormalDist()
     return np.array([min(1.0, ranks * normal.cdf(-float(value))) for value in z])
 

@@ -51,6 +51,16 @@ def test_false_alarms_and_power(family: str, ranks: int) -> None:
     assert found >= 180
 
 
+@pytest.mark.parametrize(("steps", "ranks"), [(5, 2), (10, 8), (20, 2), (50, 2)])
+def test_the_steps_of_a_profile_and_two_ranks(steps: int, ranks: int) -> None:
+    """Of 200 healthy runs with independent steps at most 4 have a slow rank; one twice as slow is found in 180."""
+    rng = np.random.default_rng([steps, ranks])
+    runs = [1 + 0.1 * rng.standard_normal((steps, ranks)) for _ in range(200)]
+    assert sum(bool(find_slow_ranks(times, 1.0, min_steps=3)) for times in runs) <= 4
+    slow = [find_slow_ranks(times + np.eye(ranks)[1], 1.0, min_steps=3) for times in runs]
+    assert sum([one.column for one in found] == [1] for found in slow) >= 180
+
+
 @pytest.mark.parametrize("ranks", [2, 32])
 def test_the_error_is_bounded_without_a_least_effect(ranks: int) -> None:
     """Of 200 healthy runs with correlated steps at most 2 have a slow rank, by the p-value alone."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from pitools.core.record import Record
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
+from pitools.perf.stragglers import find_slow_ranks
 
 _MIN_SHARE = 0.15  # of the wall time, to be worth a verdict
 _ADVICE_SHARE = 0.05
 _COMPUTE_SHARE = 0.6
-_CHANCE = 0.01  # that a healthy run has a straggler
 _MIN_STEPS = 3
 
 _LABEL = {
@@ -109,35 +109,30 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
 
 
 def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
-    """Return the rank that the others constantly wait for, how it differs, and their mean wait, ns; None without one.
+    """Return the rank that the others wait for, how it differs, and their mean wait, ns; None if none is surely slow.
 
-    A rank is constantly late if its steps without communication are longer than the others' by a t-test over steps, at
-    1 % for all ranks together: noise is late too, but not always on the same rank.
+    What is compared is each rank's steps without communication.
     """
     ranks, steps = np.unique(buckets.windows.rank), np.unique(buckets.windows.step)
     if not len(buckets.matched.rank):
         return None, "", 0.0
     waited = np.array([buckets.skew_ns[buckets.windows.rank == rank].mean() for rank in ranks])
     lost = float(np.sort(waited)[1:].mean()) if len(waited) > 1 else 0.0
-    own = np.full((len(ranks), len(steps)), np.nan)
-    row, column = np.searchsorted(ranks, buckets.windows.rank), np.searchsorted(steps, buckets.windows.step)
+    own = np.full((len(steps), len(ranks)), np.nan)
+    row, column = np.searchsorted(steps, buckets.windows.step), np.searchsorted(ranks, buckets.windows.rank)
     own[row, column] = buckets.wall_ns - buckets.parts_ns[:, BUCKETS.index("communication")]
-    own = own[:, ~np.isnan(own).any(axis=0)]
-    if own.shape[1] < _MIN_STEPS:
+    own = own[~np.isnan(own).any(axis=1)]
+    if len(own) < _MIN_STEPS:
         return None, "", lost
-    from scipy.special import stdtr  # 0.1 s, for several ranks alone
-
-    late = int(waited.argmin())
-    excess = own[late] - np.delete(own, late, axis=0).mean(axis=0)
-    error = max(float(excess.std(ddof=1)) / len(excess) ** 0.5, 1.0)
-    chance = float(stdtr(len(excess) - 1, -excess.mean() / error)) * len(ranks)
-    if chance > _CHANCE:
+    found = find_slow_ranks(own, float(buckets.wall_ns.mean()), min_steps=_MIN_STEPS)
+    if not found:
         return None, "", lost
-    others = buckets.windows.rank != ranks[late]
+    slow = int(ranks[found[0].column])
+    others = buckets.windows.rank != slow
     parts = buckets.parts_ns[~others].mean(axis=0) - buckets.parts_ns[others].mean(axis=0)
     parts[BUCKETS.index("communication")] = 0
     most = int(parts.argmax())
-    return int(ranks[late]), f"its {BUCKETS[most]} is {parts[most] / 1e6:.3f} ms a step longer", lost
+    return slow, f"its {BUCKETS[most]} is {parts[most] / 1e6:.3f} ms a step longer", lost
 
 
 def _advise(losses: dict[str, float], mean: dict[str, float], wall: float) -> list[Advice]:
