@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from pitools.commands.lazy_group import LazyGroup
@@ -19,3 +21,16 @@ COMMANDS = {
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 def group() -> None:
     """Where the time of training steps goes: profiles and step logs of PyTorch and JAX."""
+
+
+def find_source(source: str, site_name: str) -> Path:
+    """Return the path of a file, folder, or run. Raises UsageError for none of them."""
+    from pitools.launch.run_lookup import find_run_dir
+    from pitools.run.run_folder import RunNotFound
+
+    if (path := Path(source)).exists():
+        return path
+    try:
+        return find_run_dir(source, site_name)
+    except RunNotFound as error:
+        raise RunNotFound(f'no file, folder or run "{source}"', where=error.where, hint=error.hint) from error

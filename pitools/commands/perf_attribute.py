@@ -9,6 +9,7 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import LocalPath, rows_format_option, site_option
+from pitools.commands.perf import find_source
 
 _PARTS = ("wall", "compute", "communication", "skew", "copy", "input", "host", "compile", "checkpoint", "idle")
 COLUMNS = ("rank", "step", *(f"{part}_ms" for part in _PARTS))
@@ -47,7 +48,7 @@ def attribute(
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".html"):
         raise UsageError(f'"{plot.name}" (expected .png, .svg or .html)', where="--plot")
-    found = find_files([_resolve(source, site_name) for source in sources])
+    found = find_files([find_source(source, site_name) for source in sources])
     if dumps := [each.path for each in found if each.form == "flight"]:
         hangs = find_hangs(dumps)
         with Output(form, _HANG_COLUMNS) as out:
@@ -78,14 +79,6 @@ def attribute(
         from pitools.perf.attribute.plot import draw
 
         draw(table, buckets, verdict, plot, step)
-
-
-def _resolve(source: str, site_name: str) -> Path:
-    """Return the path of a file, folder, or run."""
-    from pitools.launch.run_lookup import find_run_dir
-
-    path = Path(source)
-    return path if path.exists() else find_run_dir(source, site_name)
 
 
 def _span(numbers: Iterable[int]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pitools.commands import completion
 from pitools.commands.options import rows_format_option, site_option
+from pitools.commands.perf import find_source
 
 if TYPE_CHECKING:
     from pitools.perf.scaling import Kind, Measured
@@ -55,13 +55,13 @@ def _read(source: str, site_name: str) -> list[Measured]:
     """Return the rows of a table, or a run's median step."""
     from statistics import median
 
-    from pitools.launch.run_lookup import find_run_dir
     from pitools.perf.regression.sources import read_run
     from pitools.perf.scaling import Measured, read_table
 
-    if Path(source).is_file():
-        return read_table(Path(source))
-    run = read_run(find_run_dir(source, site_name))
+    path = find_source(source, site_name)
+    if path.is_file():
+        return read_table(path)
+    run = read_run(path)
     step_s = median(step.wall_s for step in run.steps)
     work = float(run.steps[-1].rank_samples * run.ranks)
     return [Measured(run.ranks, step_s, str(run.plan.get("name", "")), work or None)]

@@ -11,7 +11,13 @@ COLUMNS = ("node", "rank", "cause", "effect", "excess_s", "p", "steps", "ranks")
 
 @click.command()
 @run_argument()
-@click.option("--min-effect", type=float, default=0.03, show_default=True, help="Least excess, as a share of a step.")
+@click.option(
+    "--min-effect",
+    type=click.FloatRange(min=0),
+    default=0.03,
+    show_default=True,
+    help="Least excess, as a share of a step.",
+)
 @site_option
 @format_option
 @click.pass_context

@@ -86,7 +86,7 @@ def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind
     distinct = [int(size) for size in np.unique(sizes)]
     asked = sorted({*distinct, *at})
     if len(distinct) < 2 or sizes.min() < 1 or not (times > 0).all() or min(asked, default=1) < 1:
-        message = f"{len(distinct)} sizes (expected at least 2, of 1 GPU or more, with times above 0)"
+        message = f"sizes {distinct} (expected at least 2, of 1 GPU or more, with times above 0)"
         raise DataError(message, where=where, hint="measure 3 sizes or more with this layout")
     if asked[-1] > (2 if len(distinct) == 2 else 8) * distinct[-1]:
         hint = "measure more and larger sizes" if len(distinct) > 2 else "measure a third size"

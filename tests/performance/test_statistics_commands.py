@@ -58,7 +58,7 @@ def test_a_slow_rank_is_one_line(pit: Pit, tmp_path: Path) -> None:
 
 
 def test_runs_and_files_are_compared(pit: Pit, tmp_path: Path) -> None:
-    """A slower run is a regression, exit 1; the same numbers as rates are an improvement; text is refused, exit 5."""
+    """A slower run is a regression, exit 1; higher rates are an improvement; too few numbers give no answer."""
     write_run(tmp_path / "a", slow=3)
     write_run(tmp_path / "b", slow=0)
     (found,) = records(pit("perf", "compare", "./a", "./b"), 1)
@@ -69,8 +69,35 @@ def test_runs_and_files_are_compared(pit: Pit, tmp_path: Path) -> None:
         (tmp_path / name).write_text("# rates\n" + "\n".join(str(x) for x in level + rng.standard_normal(30)))
     (found,) = records(pit("perf", "compare", "a.txt", "b.txt", "--higher-is-better"))
     assert found["verdict"] == "improvement"
-    (tmp_path / "b.txt").write_text("many\n")
-    assert pit("perf", "compare", "a.txt", "b.txt").returncode == 5
+    (tmp_path / "few.txt").write_text("100\n101\n")
+    few = pit("perf", "compare", "a.txt", "few.txt")
+    assert records(few)[0]["verdict"] == "inconclusive"
+    assert "30 and 2 numbers are too few" in few.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("a.txt", "text"), 5, '"many" (expected a number)\n  where: text:1'),
+        (("a.txt", "zero"), 5, "0 (expected positive numbers)\n  where: zero"),
+        (("empty", "a.txt"), 5, "no numbers"),
+        (("a.txt", "binary"), 5, "not text (expected UTF-8)\n  where: binary"),
+        (("a.txt", "nothing"), 2, 'no file, folder or run "nothing"'),
+        (("a.txt", "a.txt", "--min-effect", "-1"), 2, "--min-effect"),
+        (("./run", "a.txt"), 2, "a run and a file"),
+        (("./run", "./run", "--higher-is-better"), 2, "the times of runs"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    pit: Pit, tmp_path: Path, words: tuple[str, ...], code: int, problem: str
+) -> None:
+    """With the file and the line, and what was expected."""
+    write_run(tmp_path / "run", steps=3)
+    files = {"a.txt": b"1\n", "text": b"many\n", "zero": b"1\n0\n", "empty": b"", "binary": b"\x89HDF"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    done = pit("perf", "compare", *words)
+    assert (done.returncode, problem in done.stderr) == (code, True), done.stderr
 
 
 def test_series_are_watched(pit: Pit, tmp_path: Path) -> None:

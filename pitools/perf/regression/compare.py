@@ -53,8 +53,9 @@ def compare(
     set or values that are not positive.
     """
     for name, values in zip(names, (a, b), strict=True):
-        if not len(values) or not all(math.isfinite(value) and value > 0 for value in values):
-            raise DataError(f"{len(values)} measurements (expected positive numbers)", where=name)
+        wrong = [f"{value:g}" for value in values if not (math.isfinite(value) and value > 0)]
+        if wrong or not len(values):
+            raise DataError(f"{wrong[0] if wrong else 'no numbers'} (expected positive numbers)", where=name)
     logs = [_block_medians(np.log(np.asarray(values, dtype=float))) for values in (a, b)]
     pairs = np.sort(np.subtract.outer(logs[1], logs[0]).ravel())
     variance = sum(_inflation(part) / len(part) for part in logs) / 12

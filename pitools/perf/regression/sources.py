@@ -55,17 +55,26 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise DataError(str(error), where=str(path)) from error
 
 
+def _read_text(path: Path) -> str:
+    """Return a file's text. Raises DataError."""
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise DataError("not text (expected UTF-8)", where=str(path)) from error
+
+
 def read_numbers(path: Path) -> list[float]:
     """Return a run's step times in seconds, or the numbers of a file, one a line. Raises DataError with the line."""
     if path.is_dir():
         return [step.wall_s for step in read_run(path).steps]
     numbers = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(_read_text(path).splitlines(), 1):
         if text := line.partition("#")[0].strip():
             try:
                 numbers.append(float(text))
             except ValueError as error:
-                raise DataError(f'"{text}" (expected a number)', where=f"{path}:{number}") from error
+                hint = "one number a line; a comment begins with #"
+                raise DataError(f'"{text}" (expected a number)', where=f"{path}:{number}", hint=hint) from error
     return numbers
 
 
@@ -73,7 +82,7 @@ def read_points(path: Path) -> list[Point]:
     """Return a run's median step time as a point, or the points of a CSV or JSON Lines file. Raises DataError."""
     if path.is_dir():
         return [_point_of_run(path)]
-    text = path.read_text()
+    text = _read_text(path)
     is_json = text.lstrip().startswith("{")
     points = []
     rows: Iterable[Any] = text.splitlines() if is_json else csv.DictReader(io.StringIO(text))
