@@ -24,8 +24,8 @@ COLUMNS = ("node", "rank", "cause", "effect", "excess_s", "p", "steps", "ranks")
 def stragglers(ctx: click.Context, run: str, min_effect: float, site_name: str, form: str) -> None:
     """Find ranks that are slower than the others of their run, by the step logs of its last attempt.
 
-    Prints a line for each, with its node and what takes longer: input, compute, host, or network. A run without a slow
-    rank gives one in fewer than 1 of 100 cases. Exit 1: there is one.
+    Prints a line for each, with its node and what takes longer: input, compute, host, or network. A run of nodes that
+    are alike to within 1 % gives one in fewer than 1 of 100 cases; by 2 %, in 2 or 3. Exit 1: there is a slow rank.
 
     \b
     pit perf stragglers RUN --format hosts
