@@ -29,6 +29,15 @@ _SHOWN = {
         r'"event":"verdict"',
     ],
     "failures.md": [r'"state":"FAILED"', "ModuleNotFoundError", r'"state":"COMPLETED"'],
+    "performance.md": [
+        r" 0 +10 +40 +20 ",
+        r'"verdict":"input"',
+        r'"rank":1,"cause":"compute"',
+        r'"verdict":"regression"',
+        "short",
+        "TP4",
+        r"causal +0\.\d",
+    ],
     "index.md": [r'"state":"COMPLETED"', r"1: rank 1 of 2 reads \S*/objects/"],
     "cluster.md": [r'"state":"COMPLETED"', "1: rank 1 on alpha"],
 }

@@ -260,6 +260,18 @@ def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
     assert (waits[0], waits[1]) == pytest.approx((20e6, 0), abs=2e6)  # the log's times are whole milliseconds
 
 
+def test_a_log_without_communication_has_no_collectives(tmp_path: Path, read: Read) -> None:
+    """Ranks that never wait for each other are not taken for ranks whose collectives do not match."""
+    from pitools.perf.attribute.buckets import split_steps
+
+    for rank in (0, 1):
+        log = StepLog(tmp_path / "attempts" / "0" / "steps", rank)
+        for step in range(4):
+            log.write(step=step, loss=1.0, wall_s=1.0 + rank, input_s=0, compute_s=1.0, comm_s=0.0, rank_samples=1)
+        log.close()
+    assert split_steps(read(tmp_path)).matched.notes == ()
+
+
 def inspector_lines() -> str:
     header = {"id": "0x7", "rank": 1, "n_ranks": 2, "nnodes": 1}
     metadata = {"inspector_output_format_version": "v4.4", "dump_timestamp_us": 10**15}

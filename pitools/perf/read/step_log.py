@@ -37,6 +37,8 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
         windows.append((step.step, start, end))
         for kind, value in reversed(parts):
             begin = max(start, end - round(value * 1e9))
+            if begin == end:  # a program without communication has no collective
+                continue
             kinds.append(kind)
             starts.append(begin)
             ends.append(end)
