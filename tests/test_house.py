@@ -61,7 +61,7 @@ def test_subprocess_lives_in_one_place(repo: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["site", "list"], ["stage", "--help"], ["launch", "--help"]], ids=" ".join
+    "words", [["--help"], ["site", "list"], *([noun, "--help"] for noun in ("stage", "launch", "perf"))], ids=" ".join
 )
 def test_what_is_typed_most_imports_nothing_heavy(words: list[str]) -> None:
     """Start-up is the import list: none of the heavy packages is on it."""
