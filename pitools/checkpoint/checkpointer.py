@@ -31,6 +31,7 @@ from pitools.checkpoint.search import RestoreSearch
 from pitools.checkpoint.store import layout, locks, owner, publish, retention, rng_state, state_schema
 from pitools.core.errors import ConfigError, PitError, Unreachable, UsageError
 from pitools.run.steps import SAVE_TIMEOUT_S
+from pitools.run.trace_capture import annotate
 
 # How long a failed loop waits for an unfinished save: its peers may have died with it.
 _LEAVE_TIMEOUT_S = 5.0
@@ -130,6 +131,7 @@ class Checkpointer:
         self._saved = manifest.step
         return Restored(manifest.step, state, manifest.loader_state, manifest.custom_metadata)
 
+    @annotate("checkpoint")
     def save(
         self, step: int, state: Any, loader_state: Any = None, custom_metadata: Mapping[str, Any] | None = None
     ) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from pitools.loader.loader import Loader, LoaderState, LoaderStats, NumpyBatch, Stateful
+from pitools.run.trace_capture import annotate
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ class DevicePrefetcher(Stateful, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self
 
+    @annotate("input")
     def __next__(self) -> T:
         """Return the next batch. Raises as the loader, `put` and `wait`; the call after an error returns that batch."""
         batch, state = self._next or self._copy_next()

@@ -11,6 +11,7 @@
     cancel.json         pit.cancel/1: a request to cancel the run
     verdict.json        pit.verdict/1: how the run ended; absent until then. verdicts/ has those that were withdrawn
     move.json           pit.move/1: a move to another site, from its begin
+    trace.json          pit.trace-request/1: steps that the ranks trace
     hooks.json          pit.hooks/1, with hooks.out: `launch/hooks.py` draws them
     slurm-*.out         the output of jobs; supervisor.out, supervisor.<k>.out: of local supervisors
     provenance.json     the run's sources, with site.json, code.json, code/, environment.txt, dirty.patch:
@@ -23,6 +24,7 @@
         nodes/<node>/<dataset>.json     pit.stage-run/1: the staging of a dataset on that node
         ranks/<rank>.json               pit.rank/1: that rank's node, process and datasets
         steps/<rank>.jsonl              pit.step/1
+        traces/                         `run/traces.py` draws it
         logs/                           <rank>.out, srun.err, stage.<node>.out
 """
 

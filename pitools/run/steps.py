@@ -20,6 +20,7 @@ from pitools.core.errors import DataError
 from pitools.core.fs import open_0644
 from pitools.core.record import Record, decode_json
 from pitools.run import run_folder
+from pitools.run.trace_capture import TraceCapture
 
 # The longest time that a save or another piece of work between two steps may take.
 SAVE_TIMEOUT_S = 1800.0
@@ -65,7 +66,10 @@ class StepSummary(Record, frozen=True, kw_only=True, tag="pit.steps/1"):
 
 
 class StepLog:
-    """Append steps to one rank's file, unbuffered: a killed rank loses at most its current step."""
+    """Append steps to one rank's file, unbuffered: a killed rank loses at most its current step.
+
+    `pit perf trace` has it record a trace of some steps.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -73,6 +77,7 @@ class StepLog:
         self._file: IO[bytes] = open(  # noqa: SIM115
             folder / f"{rank}.jsonl", "ab", buffering=0, opener=open_0644
         )
+        self._capture = TraceCapture(folder.parent, rank)
 
     def write(
         self,
@@ -104,6 +109,7 @@ class StepLog:
         line = msgspec.json.encode(record) + b"\n"
         if self._file.write(line) != len(line):  # the rest of the line would be glued to the next
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        self._capture.end_step(step)
 
     def heartbeat(self, timeout_s: float = SAVE_TIMEOUT_S) -> None:
         """Report that this rank works on something other than a step, such as an evaluation or a checkpoint.
@@ -119,6 +125,7 @@ class StepLog:
         """Close the file. Work after the last step, such as the last checkpoint, counts as a hang after
         SAVE_TIMEOUT_S."""
         if not self._file.closed:
+            self._capture.close()
             self.heartbeat()
         self._file.close()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.perf.read import kineto
-from pitools.perf.read.classify import host_kind
+from pitools.perf.read.classify import hlo_kind, host_kind
 from pitools.perf.read.files import find_files, read_chunks
 from pitools.perf.read.flight_recorder import find_hangs
 from pitools.perf.read.kineto import read_kineto
@@ -374,10 +374,12 @@ def test_two_files_of_a_rank_are_refused(tmp_path: Path, read: Read) -> None:
         read(trace(tmp_path / "a.json"), trace(tmp_path / "b.json"))
 
 
-def test_captures_one_after_the_other_are_no_ranks(profiles: Path, read: Read) -> None:
+def test_captures_one_after_the_other_are_no_ranks(profiles: Path, tmp_path: Path, read: Read) -> None:
     """XLA's profiles do not name ranks: two of one process, taken at different times, are not those of two ranks."""
+    for name in ("jax-healthy", "jax-slow-rank"):
+        (tmp_path / f"{name}.xplane.pb.gz").write_bytes((profiles / name / "0.xplane.pb.gz").read_bytes())
     with pytest.raises(UsageError, match="of different times"):
-        read(profiles / "jax-healthy" / "0.xplane.pb.gz", profiles / "jax-slow-rank" / "0.xplane.pb.gz")
+        read(*tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -398,3 +400,12 @@ def test_captures_one_after_the_other_are_no_ranks(profiles: Path, read: Read) -
 def test_names_of_the_host_have_their_kind(name: str, is_annotation: bool, kind: Kind | None) -> None:
     """Input and checkpoints are what the program named so; launches and waits are no work."""
     assert host_kind(name, is_annotation=is_annotation) is kind
+
+
+@pytest.mark.parametrize(
+    "name", ["all-reduce.1", "all-gather-start", "psum_invariant.7", "reduce_scatter", "ppermute.2"]
+)
+def test_collectives_of_xla_have_the_names_of_hlo_or_of_jax(name: str) -> None:
+    """JAX names operations by its primitives: a loop's all-reduce by `psum` is no computation."""
+    assert hlo_kind(name) is Kind.COMMUNICATION
+    assert hlo_kind(f"{name}_fusion") is Kind.COMPUTE

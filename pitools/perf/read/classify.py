@@ -12,9 +12,11 @@ _COLLECTIVE_KERNEL = re.compile(
 )
 # What runs a collective on the host: gloo's and MPI's threads. (`nccl:…` there is the launch alone.)
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc|xccl):")
+# XLA's operations, and those that JAX names by its primitives.
 _HLO_COLLECTIVE = re.compile(
-    r"(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|collective-(permute|broadcast)|send|recv)"
-    r"(-start|-done)?(\.\d+)?"
+    r"(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|collective-(permute|broadcast)|send|recv|psend|precv"
+    r"|(unreduced_)?(psum|all_gather|reduce_scatter)(_invariant|_reduced)?|p(max|min|permute|broadcast)"
+    r"|(ragged_)?all_to_all)([-_](start|done))?(\.\d+)?"
 )
 _ANNOTATIONS = (
     (

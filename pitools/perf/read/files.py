@@ -76,12 +76,15 @@ def find_files(paths: Sequence[Path]) -> list[Found]:
 
 
 def _walk(folder: Path) -> list[Path]:
-    """Return the files below a folder, in the order of their numbers; of a run's attempts, the last's alone."""
+    """Return the files below a folder, in the order of their numbers; of a run's attempts, and an attempt's traces, the
+    last's alone."""
     attempts = sorted((folder / "attempts").glob("*"), key=natural_key)
+    traces = sorted((attempts[-1] if attempts else folder).glob("traces/*-*"), key=natural_key)
+    older = {*attempts[:-1], *traces[:-1]}
     files: list[Path] = []
     for each in sorted(folder.rglob("*"), key=natural_key):
         relative = each.relative_to(folder).parts
-        if attempts and relative[0] == "attempts" and each != attempts[-1] and attempts[-1] not in each.parents:
+        if older and not older.isdisjoint((each, *each.parents)):
             continue
         if not set(relative) & set(_SKIPPED_FOLDERS) and each.is_file():
             files.append(each)

@@ -11,6 +11,7 @@ XLA's operations on the host compute.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from pitools.perf.spans import Kind, Names, RankSpans, finish_rank, make_spans, 
 _MAX_BYTES = 2 << 30  # protobuf's own limit of a message
 _DEVICE_LINES = ("Stream #", "XLA Ops", "Async XLA Ops")
 _MAX_NS = 1 << 61
+_RANK = re.compile(r"(\d{1,9})\.xplane\.pb(?:\.gz)?")  # as `pit perf trace` names it
 
 
 class _Bad(Exception):
@@ -76,7 +78,7 @@ def read_xplane(path: Path, names: Names) -> RankSpans:
     return finish_rank(
         RankSpans(
             path,
-            None,
+            int(named[1]) if (named := _RANK.fullmatch(path.name)) else None,
             without_nested(spans, (spans.kind == Kind.OP) | (spans.kind == Kind.HOST)),
             make_windows([(number, at + origin, end + origin) for number, at, end in columns.steps]),
             step_stream=columns.step_stream,

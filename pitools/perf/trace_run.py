@@ -1,0 +1,132 @@
+"""Ask a running attempt for a trace of some steps, and say when it will be there, or why it will not.
+
+The ranks see the request at the end of a step, at most a second after it is written, and later where a network file
+system caches attributes. So the first step is some seconds ahead, for all ranks to record the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pitools.core import timestamps
+from pitools.core.errors import DataError, TryLater, UsageError
+from pitools.run import run_folder, traces
+from pitools.run.steps import Step, read_steps_after
+from pitools.run.traces import RankTrace, TraceRequest, read_traces
+
+_AHEAD_S = 3.0
+_TAIL_BYTES = 16 << 10
+_STEADY_STEPS = 8
+HOW_TO_LOG = """\
+add to the program, and run it again:
+    log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"]) / "steps", rank)  # from pitools.run.steps import StepLog
+    log.write(step=step, loss=loss, wall_s=wall_s, …)                   # at the end of each step"""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a rank is: its last logged step, -1 before the first. wall_s: of a fast step, among the last `count`."""
+
+    step: int = -1
+    wall_s: float = 0.0
+    count: int = 0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether its speed is known: the first steps are slow."""
+        return self.count >= _STEADY_STEPS or self.wall_s > _AHEAD_S
+
+
+def position(attempt: Path, rank: int) -> Position:
+    """Return where a rank is, by its step log."""
+    path = attempt / "steps" / f"{rank}.jsonl"
+    try:
+        offset = max(0, path.stat().st_size - _TAIL_BYTES)
+    except OSError:
+        return Position()
+    steps: list[Step] = read_steps_after(path, offset, at_line_start=not offset)[0]
+    if not steps:
+        return Position()
+    walls = sorted(step.wall_s for step in steps)
+    return Position(steps[-1].step, walls[len(walls) // 4], len(walls))
+
+
+def first_possible(now: Position) -> int:
+    """Return the first step that all ranks can record: they are in the step after `now`, see the request by the end of
+    it or some seconds later, and start the profiler one step early."""
+    return max(now.step + 3 + int(_AHEAD_S / max(now.wall_s, 1e-6)), traces.FIRST_STEP)
+
+
+def ask(attempt: Path, now: Position, *, steps: int, ranks: str, after: int | None) -> TraceRequest:
+    """Write a request of `steps` steps into an attempt. after: a step; None for as soon as all ranks can.
+
+    Raises UsageError for a step that is over, TryLater while an earlier request is carried out.
+    """
+    first = first_possible(now)
+    if after is not None and after + 1 < first:
+        problem = f"step {after + 1} is too early: the run is at step {now.step} (expected {first - 1} or more)"
+        raise UsageError(problem, where="--after", hint="leave it out to trace as soon as possible")
+    if (earlier := pending(attempt)) is not None:
+        problem = f"a trace of steps {earlier.window} is going on, asked for at {earlier.t}"
+        hint = f"wait for it, or withdraw it: rm {attempt}/traces/request.json"
+        raise TryLater(problem, where=str(attempt), hint=hint)
+    first = first if after is None else after + 1
+    request = TraceRequest(
+        t=timestamps.now_rfc3339(), first_step=first, last_step=first + steps - 1, ranks=ranks
+    )  # fmt: skip
+    (attempt / "traces" / request.window).mkdir(mode=0o755, parents=True, exist_ok=True)
+    run_folder.write_record(attempt / "traces" / traces.REQUEST_FILE, request)
+    return request
+
+
+def pending(attempt: Path) -> TraceRequest | None:
+    """Return the attempt's request if a rank that logs steps has neither carried it out nor failed to."""
+    try:
+        request = run_folder.read_record(attempt / "traces" / traces.REQUEST_FILE, TraceRequest)
+    except DataError:
+        return None
+    return request if request is not None and unfinished(attempt, request, logging_ranks(attempt)) else None
+
+
+def withdraw(attempt: Path) -> None:
+    """Withdraw a request that no rank has begun to carry out."""
+    (attempt / "traces" / traces.REQUEST_FILE).unlink(missing_ok=True)
+
+
+def logging_ranks(attempt: Path) -> list[int]:
+    """Return the ranks that write a step log."""
+    return sorted(int(path.stem) for path in (attempt / "steps").glob("*.jsonl") if path.stem.isdecimal())
+
+
+def unfinished(attempt: Path, request: TraceRequest, ranks: Sequence[int]) -> list[int]:
+    """Return which of some ranks are asked, and have neither written their trace nor failed."""
+    known = read_traces(attempt / "traces" / request.window)
+    ended = {rank for rank, each in known.items() if each.state != "recording"}
+    return [rank for rank in ranks if request.includes(rank) and rank not in ended]
+
+
+def describe(attempt: Path, request: TraceRequest, left: Sequence[int]) -> str:
+    """Return what a request waits for: its first step, its last, or the files. left: ranks that are unfinished."""
+    now = position(attempt, left[0])
+    steps = f"steps {request.first_step} to {request.last_step}"
+    if now.step < request.first_step - 1:
+        about = (request.first_step - 1 - now.step) * now.wall_s
+        return f"waits for {steps}: the run is at step {now.step}, {about:.0f} s before them"
+    who = f"rank {left[0]}" if len(left) == 1 else f"{len(left)} ranks, first rank {left[0]}"
+    known = read_traces(attempt / "traces" / request.window).get(left[0])
+    if known is None:
+        return f"waits for {who} to see the request: the run is at step {now.step}"
+    return f"waits for {who}, which {'is' if len(left) == 1 else 'are'} recording or writing {steps}"
+
+
+def results(attempt: Path, request: TraceRequest, ranks: Sequence[int], why: str) -> list[RankTrace]:
+    """Return what each asked rank recorded. why: the reason where a rank that logs steps has no result."""
+    known, logging = read_traces(attempt / "traces" / request.window), logging_ranks(attempt)
+    found = []
+    for rank in filter(request.includes, ranks):
+        error = why if rank in logging else "it writes no step log"
+        each = known.get(rank)
+        found.append(each if each and each.state != "recording" else RankTrace(rank=rank, state="failed", error=error))
+    return found

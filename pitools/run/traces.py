@@ -1,0 +1,64 @@
+"""The traces of a run: which steps are asked for, and what each rank recorded.
+
+<run>/trace.json                    pit.trace-request/1: of a run that is traced from its start
+<attempt>/traces/
+    request.json                    pit.trace-request/1: the newest request, which the ranks' step logs look for
+    <first>-<last>/                 the steps that were asked for
+        <rank>.json.gz              of PyTorch's profiler; or <rank>.xplane.pb, of JAX's
+        <rank>.status.json          pit.rank-trace/1
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pitools.core.record import Record
+from pitools.run import run_folder
+
+FIRST_STEP = 2  # the earliest that can be recorded: the profiler starts one step before, and after the first step
+REQUEST_FILE = "request.json"  # in the folder of an attempt's traces
+RUN_REQUEST_FILE = "trace.json"  # in a run's folder, for all its attempts
+
+
+class TraceRequest(Record, frozen=True, kw_only=True, tag="pit.trace-request/1"):
+    """Steps to trace, both included. ranks: as `0-3,7`; "" for all. t: when it was asked."""
+
+    t: str
+    first_step: int
+    last_step: int
+    ranks: str = ""
+
+    @property
+    def window(self) -> str:
+        """The name of its folder."""
+        return f"{self.first_step}-{self.last_step}"
+
+    def includes(self, rank: int) -> bool:
+        """Return whether a rank is to be traced."""
+        bounds = [part.partition("-") for part in self.ranks.split(",") if part]
+        return not bounds or any(int(first) <= rank <= int(last or first) for first, _, last in bounds)
+
+
+class RankTrace(Record, frozen=True, kw_only=True, tag="pit.rank-trace/1"):
+    """What a rank recorded, or why it did not.
+
+    state: recording, done or failed. framework: torch or jax. first_step, last_step: recorded; they are later than
+    requested where the rank saw the request late. file: its trace. bytes: its size. blocked_s: for how long starting
+    and stopping the profiler held the rank up.
+    """
+
+    rank: int
+    state: str
+    framework: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
+    file: str = ""
+    bytes: int = 0
+    blocked_s: float = 0.0
+    error: str = ""
+
+
+def read_traces(folder: Path) -> dict[int, RankTrace]:
+    """Return rank → what it recorded, of a folder of one capture."""
+    found = (run_folder.read_or_none(path, RankTrace) for path in folder.glob("*.status.json"))
+    return {each.rank: each for each in found if each}
