@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pitools.run.traces import RankTrace, TraceRequest
     from pitools.site.schema import Site
 
-COLUMNS = ("rank", "state", "framework", "first_step", "last_step", "bytes", "blocked_s", "file", "error")
+COLUMNS = ("rank", "state", "framework", "first_step", "last_step", "bytes", "file", "blocked_s", "error")
 _WITHOUT_LOG = "a program without pitools' step log cannot be traced, see --help"
 _NEW_RUN_AFTER = 9  # compiling and filling of caches are over
 _POLL_S, _SAY_EVERY_S, _SILENT_S = 0.5, 10.0, 10.0

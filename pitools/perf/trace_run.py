@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from pitools.core import timestamps
 from pitools.core.errors import DataError, TryLater, UsageError
 from pitools.run import run_folder, traces
@@ -122,11 +124,15 @@ def describe(attempt: Path, request: TraceRequest, left: Sequence[int]) -> str:
 
 
 def results(attempt: Path, request: TraceRequest, ranks: Sequence[int], why: str) -> list[RankTrace]:
-    """Return what each asked rank recorded. why: the reason where a rank that logs steps has no result."""
-    known, logging = read_traces(attempt / "traces" / request.window), logging_ranks(attempt)
+    """Return what each asked rank recorded, with the path of its file. why: the reason where a rank that logs steps has
+    no result."""
+    folder = attempt / "traces" / request.window
+    known, logging = read_traces(folder), logging_ranks(attempt)
     found = []
     for rank in filter(request.includes, ranks):
         error = why if rank in logging else "it writes no step log"
         each = known.get(rank)
-        found.append(each if each and each.state != "recording" else RankTrace(rank=rank, state="failed", error=error))
+        if each is None or each.state == "recording":
+            each = RankTrace(rank=rank, state="failed", error=error)
+        found.append(msgspec.structs.replace(each, file=str(folder / each.file) if each.file else ""))
     return found

@@ -245,6 +245,8 @@ class TraceCapture:
             _recording = None
             with contextlib.suppress(Exception):
                 profiler.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
         problem = str(error) or type(error).__name__
         print(f"pit: trace: rank {self._rank}: {problem}; the run goes on without", file=sys.stderr, flush=True)
         self._status = msgspec.structs.replace(self._status, state="failed", error=problem[:1000])
