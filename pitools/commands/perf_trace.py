@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 COLUMNS = ("rank", "state", "framework", "first_step", "last_step", "bytes", "file", "blocked_s", "error")
 _WITHOUT_LOG = "a program without pitools' step log cannot be traced, see --help"
 _NEW_RUN_AFTER = 9  # compiling and filling of caches are over
+_MAX_RANKS = 64  # that are traced unless asked
 _POLL_S, _SAY_EVERY_S, _SILENT_S = 0.5, 10.0, 10.0
 
 
 @click.command()
 @click.argument("run", metavar="RUN|REQUEST", shell_complete=completion.complete_runs)
 @click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="How many steps.")
-@click.option("--ranks", default="all", show_default=True, metavar="0-3,7", help="Of which ranks.")
+@click.option("--ranks", metavar="0-3,7", help="Of which ranks. [default: all, of a large run the first 64]")
 @click.option("--after", type=click.IntRange(1), help="The last step before. [default: soon; of a new run: 9]")
-@click.option("--timeout", default="10m", show_default=True, help="Stop waiting; what is asked for is withdrawn.")
+@click.option("--timeout", default="10m", show_default=True, help="Wait no longer.")
 @data_option("Fill in a dataset of a REQUEST, as `pit launch run` does.")
 @site_option
 @rows_format_option
@@ -36,7 +37,7 @@ def trace(
     ctx: click.Context,
     run: str,
     steps: int,
-    ranks: str,
+    ranks: str | None,
     after: int | None,
     timeout: str,
     data: tuple[str, ...],
@@ -76,7 +77,7 @@ def trace(
 
 
 def _trace_running(
-    run: str, site_name: str, steps: int, ranks: str, after: int | None, timeout_s: float
+    run: str, site_name: str, steps: int, ranks: str | None, after: int | None, timeout_s: float
 ) -> tuple[Path, TraceRequest, list[RankTrace]]:
     """Ask the ranks of a running run, and wait. Raises as `_wait_for_steps` and `trace_run.ask` do."""
     from pitools.launch.plan import load_plan
@@ -86,11 +87,11 @@ def _trace_running(
 
     run_dir = find_run_dir(run, site_name)
     plan = load_plan(run_dir)
-    asked = _ranks(ranks, plan.ranks)
+    text, asked = _ranks(ranks, plan.ranks)
     watch = _Watch(run_dir, load_site(plan.site), timeout_s)
     attempt = watch.wait_for_steps(asked[0], is_new=False)
     now = trace_run.position(attempt, asked[0])
-    request = trace_run.ask(attempt, now, steps=steps, ranks="" if ranks == "all" else ranks, after=after)
+    request = trace_run.ask(attempt, now, steps=steps, ranks=text, after=after)
     return attempt, request, watch.wait_for_traces(attempt, request, asked)
 
 
@@ -99,7 +100,7 @@ def _trace_new_run(
     site_name: str,
     data: tuple[str, ...],
     steps: int,
-    ranks: str,
+    ranks: str | None,
     after: int | None,
     timeout_s: float,
 ) -> tuple[Path, TraceRequest, list[RankTrace]]:
@@ -113,10 +114,8 @@ def _trace_new_run(
 
     site = load_site(site_name)
     plan = plan_point(path, site, {}, data=parse_named_paths(data, "--data"))
-    asked, first = _ranks(ranks, plan.ranks), (after or _NEW_RUN_AFTER) + 1
-    request = traces.TraceRequest(
-        t=timestamps.now_rfc3339(), first_step=first, last_step=first + steps - 1, ranks="" if ranks == "all" else ranks
-    )
+    (text, asked), first = _ranks(ranks, plan.ranks), (after or _NEW_RUN_AFTER) + 1
+    request = traces.TraceRequest(t=timestamps.now_rfc3339(), first_step=first, last_step=first + steps - 1, ranks=text)
     warn_of_unusable(plan)
 
     def populate(folder: Path) -> None:
@@ -129,11 +128,12 @@ def _trace_new_run(
     return attempt, request, watch.wait_for_traces(attempt, request, asked)
 
 
-def _ranks(text: str, count: int) -> list[int]:
-    """Return the asked ranks of so many. Raises UsageError."""
+def _ranks(text: str | None, count: int) -> tuple[str, list[int]]:
+    """Return the asked ranks of so many: as a request has them, and as numbers. Raises UsageError."""
     from pitools.launch.monitor.merged_logs import parse_ranks
 
-    return parse_ranks(text, count)
+    text = text or ("all" if count <= _MAX_RANKS else f"0-{_MAX_RANKS - 1}")
+    return "" if text == "all" else text, parse_ranks(text, count)
 
 
 class _Watch:
@@ -186,7 +186,7 @@ class _Watch:
             if (attempt / "exit.json").exists() or self._poller.lost:
                 why = f"attempt {attempt.name} ended before the trace was written"
             elif time.monotonic() > self._deadline:
-                why = f"no trace in {self._timeout_s:g} s: the request is withdrawn"
+                why = f"no trace in {self._timeout_s:g} s"
                 trace_run.withdraw(attempt)
             elif time.monotonic() > seen_at + _SILENT_S:  # such as where rank 0 alone logs
                 break

@@ -131,7 +131,7 @@ class TraceCapture:
         self._profiler: _Profiler | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._mark: AbstractContextManager[Any] | None = None
-        self._status = RankTrace(rank=rank, state="recording")
+        self._status = RankTrace(rank=rank, state="")
         self._started = 0.0
         with self._guard():
             self._accept(run_folder.read_record(attempt.parent.parent / traces.RUN_REQUEST_FILE, TraceRequest))
@@ -183,7 +183,7 @@ class TraceCapture:
         self._due = now + _POLL_S
         try:
             stat = self._path.stat()
-        except FileNotFoundError:
+        except OSError:  # most often, there is none
             if self._seen:
                 self._seen, self._wanted = 0, None
             return
@@ -205,7 +205,7 @@ class TraceCapture:
         self._status = RankTrace(rank=self._rank, state="recording", first_step=first_step)
         kind = _profiler_class()
         self._status = msgspec.structs.replace(self._status, framework=kind.framework)
-        self._write_status()
+        _write_status(self._target, self._status)
         self._temporary = tempfile.TemporaryDirectory(prefix="pit-trace-")
         self._started = time.monotonic()
         self._profiler = _recording = kind(Path(self._temporary.name))
@@ -222,43 +222,59 @@ class TraceCapture:
             self._mark = None
         profiler.stop()
         self._block(time.monotonic() - began)
-        threading.Thread(target=self._write, args=(profiler,), name="pit-trace").start()
+        temporary, self._temporary = self._temporary, None
+        status, self._status = self._status, RankTrace(rank=self._rank, state="")
+        threading.Thread(target=self._write, args=(profiler, temporary, self._target, status), name="pit-trace").start()
 
-    def _write(self, profiler: _Profiler) -> None:
-        assert self._temporary is not None
-        with self._guard(), self._temporary as folder:
-            if self._status.last_step is None:
-                raise RuntimeError("the loop ended before a step was recorded")
-            path = self._target / f"{self._rank}{profiler.suffix}"
-            size = _store(profiler.write(Path(folder)), path)
-            self._status = msgspec.structs.replace(self._status, state="done", file=path.name, bytes=size)
-            self._write_status()
+    def _write(
+        self, profiler: _Profiler, temporary: tempfile.TemporaryDirectory[str], target: Path, status: RankTrace
+    ) -> None:
+        try:
+            with temporary as folder:
+                if status.last_step is None:
+                    raise RuntimeError("the loop ended before a step was recorded")
+                path = target / f"{self._rank}{profiler.suffix}"
+                size = _store(profiler.write(Path(folder)), path)
+                status = msgspec.structs.replace(status, state="done", file=path.name, bytes=size)
+        except Exception as error:  # noqa: BLE001
+            status = _failed(status, error)
+        with contextlib.suppress(Exception):
+            _write_status(target, status)
 
     def _fail(self, error: Exception) -> None:
         """Record an error, print it, and forget the request."""
         global _recording
         wanted, self._wanted, self._mark = self._wanted, None, None
         profiler, self._profiler = self._profiler, None
+        temporary, self._temporary = self._temporary, None
         if wanted is not None:
-            self._target, self._status = self._folder / wanted.window, RankTrace(rank=self._rank, state="failed")
-        if profiler is not None:
-            _recording = None
-            with contextlib.suppress(Exception):
-                profiler.stop()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-        problem = str(error) or type(error).__name__
-        print(f"pit: trace: rank {self._rank}: {problem}; the run goes on without", file=sys.stderr, flush=True)
-        self._status = msgspec.structs.replace(self._status, state="failed", error=problem[:1000])
+            self._target, self._status = self._folder / wanted.window, RankTrace(rank=self._rank, state="recording")
         with contextlib.suppress(Exception):
-            self._write_status()
+            if profiler is not None:
+                _recording = None
+                profiler.stop()
+        status, self._status = self._status, RankTrace(rank=self._rank, state="")
+        failed = _failed(status, error)
+        with contextlib.suppress(Exception):
+            if temporary is not None:
+                temporary.cleanup()
+            if status.state:
+                _write_status(self._target, failed)
 
     def _block(self, seconds: float) -> None:
         total = round(self._status.blocked_s + seconds, 6)
         self._status = msgspec.structs.replace(self._status, blocked_s=total)
 
-    def _write_status(self) -> None:
-        run_folder.write_record(self._target / f"{self._rank}.status.json", self._status)
+
+def _failed(status: RankTrace, error: Exception) -> RankTrace:
+    """Print an error; the status with it."""
+    problem = str(error) or type(error).__name__
+    print(f"pit: trace: rank {status.rank}: {problem}; the run goes on without", file=sys.stderr, flush=True)
+    return msgspec.structs.replace(status, state="failed", error=problem[:1000])
+
+
+def _write_status(folder: Path, status: RankTrace) -> None:
+    run_folder.write_record(folder / f"{status.rank}.status.json", status)
 
 
 def _store(source: Path, target: Path) -> int:

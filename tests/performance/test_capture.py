@@ -117,6 +117,7 @@ def test_the_steps_asked_for_are_recorded(
 ) -> None:
     """With the loop's own numbers, parts that sum, and the input that it names; a later request is recorded too."""
     work = make()
+    before = "torch._inductor" in sys.modules
     monkeypatch.setattr(trace_capture, "_profiler_class", lambda: kind)
     ask(attempt, 4, 6)
     loop(attempt, range(16), work=lambda step: (work(step), step == 9 and ask(attempt, 13, 13)))
@@ -133,6 +134,7 @@ def test_the_steps_asked_for_are_recorded(
         assert (buckets.parts_ns[:, [BUCKETS.index("compute"), BUCKETS.index("input")]] > 0).all()
     assert {each.path.parent.name for each in find_files([attempt.parents[1]]) if each.form != "steps"} == {"13-13"}
     assert {path.name for path in (attempt / "traces" / "4-6").iterdir()} == {"0.status.json", f"0{kind.suffix}"}
+    assert ("torch._inductor" in sys.modules) is before  # its import would hold up a step for seconds
 
 
 def test_the_framework_that_computes_is_traced(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +201,13 @@ def test_damage_and_a_full_disk_are_not_the_loops_problem(attempt: Path, capfd: 
     (attempt / "traces" / "3-5").write_text("")
     loop(attempt)
     assert capfd.readouterr().err.count("pit: trace: rank 0") == 1
+
+
+def test_a_later_error_leaves_what_is_done(attempt: Path, recorder: type[Recorder]) -> None:
+    """A damaged request after a trace is no failure of that trace."""
+    ask(attempt, 3, 5)
+    loop(attempt, work=lambda step: step == 8 and (attempt / "traces" / "request.json").write_text("{"))
+    assert status(attempt, "3-5").state == "done"
 
 
 def test_a_trace_is_bounded(attempt: Path, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
