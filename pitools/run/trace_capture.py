@@ -1,8 +1,8 @@
 """Record steps of a running rank with its framework's profiler, when a request asks for it: `StepLog` calls this.
 
-The rank's loop neither fails nor waits for it: an error is recorded and printed once, and traces are written by a
-thread. A request is looked for at the end of a step, by one stat a second. The profiler starts one step early: that
-step has its first calls, and is not marked as one. A framework that the program has not loaded is never imported.
+The rank's loop never fails for it: an error is recorded and printed once. A thread compresses and copies the trace. A
+request is looked for at the end of a step, by one stat a second. The profiler starts one step early: that step has its
+first calls, and is not marked as one. A framework that the program has not loaded is never imported.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Profiler(Protocol):
         """Stop recording."""
 
     def write(self, folder: Path) -> Path:
-        """Write the trace below an empty folder; its path."""
+        """Write the trace below an empty folder; its path. PyTorch's holds the interpreter, some 10 us an operator."""
 
 
 class _Torch:
@@ -234,8 +234,11 @@ class TraceCapture:
                 if status.last_step is None:
                     raise RuntimeError("the loop ended before a step was recorded")
                 path = target / f"{self._rank}{profiler.suffix}"
-                size = _store(profiler.write(Path(folder)), path)
-                status = msgspec.structs.replace(status, state="done", file=path.name, bytes=size)
+                began = time.monotonic()
+                written = profiler.write(Path(folder))
+                blocked_s = round(status.blocked_s + time.monotonic() - began, 6)
+                size = _store(written, path)
+                status = msgspec.structs.replace(status, state="done", file=path.name, bytes=size, blocked_s=blocked_s)
         except Exception as error:  # noqa: BLE001
             status = _failed(status, error)
         with contextlib.suppress(Exception):

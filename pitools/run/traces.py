@@ -43,8 +43,8 @@ class RankTrace(Record, frozen=True, kw_only=True, tag="pit.rank-trace/1"):
     """What a rank recorded, or why it did not.
 
     state: recording, done or failed. framework: torch or jax. first_step, last_step: recorded; they are later than
-    requested where the rank saw the request late. file: its trace. bytes: its size. blocked_s: for how long starting
-    and stopping the profiler held the rank up.
+    requested where the rank saw the request late. file: its trace. bytes: its size. blocked_s: for how long the
+    profiler held the rank up, to start, stop and write.
     """
 
     rank: int
