@@ -268,8 +268,13 @@ def test_a_run_is_traced_from_its_start(attempt: Path, recorder: type[Recorder])
     assert "began after step 4" in status(later, "6-8").error
 
 
-def test_an_idle_log_asks_the_file_system_once_a_second(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many steps it writes: 300 steps of 10 ms are three looks for a request."""
+@pytest.mark.parametrize("first_step", [0, 1000])
+def test_a_log_asks_the_file_system_once_a_second(
+    attempt: Path, first_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many steps it writes, also before those of a request: 300 steps of 10 ms are three looks."""
+    if first_step:
+        ask(attempt.parents[1], first_step, first_step, name="trace.json")
     monkeypatch.setattr(trace_capture, "_POLL_S", 1.0)
     now, looks = [0.0], [0]
     capture = trace_capture.TraceCapture(attempt, 0)
