@@ -90,12 +90,13 @@ class Nhc(Section, frozen=True, kw_only=True):
 class Control(Section, frozen=True, kw_only=True):
     """What the controller may do. act: false prints what it would do.
 
-    max_share_leaf, max_share_partition: of a leaf switch's or a partition's nodes, at most this share is drained by the
-    controller at a time, at least one node; max_share_hour: of all nodes, in one hour. They never hold back a return.
-    max_evidence_age: older evidence drains nothing. max_report_age: an older report of a node is none. stable_for: how
-    long the checks of a drained node must pass before it returns. bench_before_return: then the node also measures its
-    CPU, memory, disk (a file in `state`) and GPUs, with its next report, and is left to a person if one is wrong, or
-    slow for this node. max_returns, returns_within: a node that returned so often in this time is left to a person.
+    max_share_leaf, max_share_partition: of a leaf switch's or a partition's nodes, at most this share is drained by
+    the controller at a time, at least one node; max_share_hour: of all nodes, in one hour. They never hold back a
+    return. max_evidence_age: older evidence drains nothing. max_report_age: an older report of a node is none.
+    stable_for: how long the checks of a drained node must pass before it returns. bench_before_return: then the
+    node also measures its CPU, memory, disk (a file in `state`) and GPUs, with its next report, and is left to a
+    person if one is wrong, slow for this node, or without a result for an hour. max_returns, returns_within: a node
+    that returned so often in this time is left to a person.
     """
 
     act: bool = False

@@ -292,7 +292,7 @@ def why_not_returned(
     if incident_of_reason(view.reason)[0] != incident.incident:
         return f"its reason was changed: {view.reason}"
     if view.is_down:
-        return "it is down: slurmd is to run there first"
+        return "it is down, for lack of slurmd or by a person"
     if report is None or report_problem(report, now, control):
         return report_problem(report, now, control)
     if not _is_of_since(report, incident, now):
