@@ -177,6 +177,9 @@ def test_words_are_those_of_bash(tmp_path: Path) -> None:
         "check_file_test -e /dev/nvidia*",
         "check_ps_userproc_lineage -p 17 die",
         "check_ps_cpu -u 999 99%",
+        "check_ps_daemon kworker",
+        "check_cmd_status type srun",
+        "check_cmd_status check_hw_eth eth0",
     ],
 )
 def test_what_the_shell_would_expand_is_not_taken(text: str) -> None:

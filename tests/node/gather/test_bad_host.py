@@ -68,7 +68,12 @@ def test_stuck_processes_are_seen(facts: NodeFacts) -> None:
     """A process that waits for the mount and cannot be killed is blocked; a zombie is in state Z."""
     zombie, blocked = (row_of(facts, "processes", int(pid)) for pid in facts.node.split("-"))
     assert (blocked["state"], blocked["is_blocked"]) == ("D", True)
-    assert (zombie["state"], zombie["is_blocked"], zombie["user"], zombie["command"]) == ("Z", False, "root", "[python]")
+    assert (zombie["state"], zombie["is_blocked"], zombie["user"], zombie["command"]) == (
+        "Z",
+        False,
+        "root",
+        "[python]",
+    )
     assert [row["is_blocked"] for row in facts.tables["processes"].rows if row["state"] != "D"].count(True) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,9 @@ from pitools.node.check.nhc.match import (
 )
 from pitools.node.gather.named import COMMAND_TIMEOUT_S
 
+_SHELL_ONLY = re.compile(
+    r"(?:(?:check|nhc)_\w+|mcheck\w*|command|declare|eval|exec|hash|source|type|ulimit|umask)(?: |$)"
+)
 _EXISTS = {"key": "exists", "equals": True}
 _DMI = {
     "BIOS Information: Version": "bios_version",
@@ -39,8 +43,8 @@ def command(arguments: list[str], _: dict[str, str], *, program: str = "") -> Pa
     """Of check_cmd_output, check_cmd_status and check_cmd_dmesg: exit code, lines of the output, time."""
     pairs, words = options_of(arguments, "e:m:r:t:")
     line = program or shlex.join(" ".join(option_values(pairs, "e")[-1:]).split() or words)
-    if not line:
-        raise NotTakenError("names no command")
+    if not line or _SHELL_ONLY.match(line):
+        raise NotTakenError("names no command" if not line else "its command is known to the shell only")
     given = {"r": "0", "t": "5", **dict(pairs)}
     fields = {"table": "commands", "where": {"command": line}}
     yield {"about": line, **fields, "key": "exit_code", "equals": count_of(given["r"])}
@@ -48,6 +52,8 @@ def command(arguments: list[str], _: dict[str, str], *, program: str = "") -> Pa
     if count_of(given["t"]) > COMMAND_TIMEOUT_S:
         yield f"it is ended after {COMMAND_TIMEOUT_S:g} s, and is unknown then"
     for text in option_values(pairs, "m"):
+        if text.startswith("!"):
+            yield "its error output is looked at, too"
         pattern = match_regex(text, of_line=True)
         yield {"about": f"{line} output", **fields, "key": "output", "pattern": pattern}
 

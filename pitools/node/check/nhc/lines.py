@@ -115,7 +115,7 @@ def parse_nhc(text: str, host: str, uid_min: str = UID_MIN) -> Iterator[NhcLine]
         except NotTakenError as error:
             yield NhcLine(number, line, note=str(error))
             continue
-        notes = [part for part in parts if isinstance(part, str)]
+        notes = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
         fields = [part for part in parts if not isinstance(part, str)]
         checks = [_check(words[0], {**part, "hint": f"nhc.conf: {line}"}, variables, names) for part in fields]
         wrong = {check.name: problem for check in checks if (problem := check_problem(check))}

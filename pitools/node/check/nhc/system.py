@@ -28,6 +28,7 @@ from pitools.node.check.nhc.match import (
 )
 
 UID_MIN = "1000"
+_OF_ONE_CPU = re.compile(r"\[?(?:kworker|ksoftirqd|migration|cpuhp|idle_inject|irq|rcu[ocb]|watchdog)\b")
 _READ_WRITE, _READ_ONLY = "/(^|,)rw($|,)/", "/(^|,)ro($|,)/"
 
 # --- Hardware ---
@@ -113,6 +114,8 @@ def _socket(arguments: list[str], _: dict[str, str]) -> Parts:
 def _daemon(arguments: list[str], _: dict[str, str], *, limit: dict[str, int]) -> Parts:
     name, owner, words, *_rest = needed(arguments, 1)
     text = f"{name} {words}" if words else name
+    if _OF_ONE_CPU.match(name):
+        raise NotTakenError("kernel threads of one CPU are not read")
     where = {"command": f"re:(?s:.*){glob_regex(text)}(?s:.*)", **_owned_by(owner)}
     yield {"about": text, "table": "processes", "where": where, **limit}
 
