@@ -65,7 +65,10 @@ def read_kernel_log(
 
 
 def read_kmsg(path: Path, boot_s: float) -> Iterator[Message]:
-    """Yield the kernel's messages of /dev/kmsg, a record each. boot_s: when the boot's clock was 0. Raises OSError."""
+    """Yield the messages of /dev/kmsg, a record each; what is not the kernel's own is empty.
+
+    boot_s: when the boot's clock was 0. Raises OSError.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     rest = b""
     try:
@@ -83,17 +86,21 @@ def read_kmsg(path: Path, boot_s: float) -> Iterator[Message]:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 header, semicolon, text = line.partition(b";")
-                if not semicolon or not _is_of_kernel(header):  # or a property of the record before it
+                if not semicolon or line.startswith(b" "):  # a property of the record before it
                     continue
-                yield _kmsg_time(header, boot_s), text.decode(errors="replace").replace("\\x0a", "\n")
+                message = text.decode(errors="replace").replace("\\x0a", "\n") if _is_message(header) else ""
+                yield _kmsg_time(header, boot_s), message
     finally:
         os.close(descriptor)
 
 
-def _is_of_kernel(header: bytes) -> bool:
-    """Return whether the kernel wrote a record: facility 0, which no process can give."""
-    priority = header.partition(b",")[0]
-    return priority.isdigit() and int(priority[:8]) < 8
+def _is_message(header: bytes) -> bool:
+    """Return whether a record is a whole message of the kernel.
+
+    No process can give it facility 0. A continuation that was cut off may begin with a control group's name.
+    """
+    fields = header.split(b",", 4)
+    return len(fields) > 3 and fields[0] in b"0 1 2 3 4 5 6 7".split() and fields[3] == b"-"
 
 
 def _kmsg_time(header: bytes, boot_s: float) -> float | None:

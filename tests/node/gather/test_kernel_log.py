@@ -94,15 +94,16 @@ def test_any_bytes_of_kmsg_are_read(records: list[bytes]) -> None:
 
 
 def test_records_of_kmsg_have_time_and_all_their_lines(tmp_path: Path) -> None:
-    """Properties and what a process wrote are no messages, newlines are read, and times count from the boot."""
+    """Properties, fragments and what a process wrote are none; newlines are read, and times count from the boot."""
     kmsg = tmp_path / "kmsg"
     kmsg.write_text(
-        "3,100,5000000,-;NVRM: The NVIDIA GPU 0000:b3:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this system "
-        "has\\x0aNVRM: fallen off the bus and is not responding to commands.\n"
+        "3,100,5000000,-,caller=T7;NVRM: The NVIDIA GPU 0000:b3:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this "
+        "system has\\x0aNVRM: fallen off the bus and is not responding to commands.\n"
         " SUBSYSTEM=pci\n DEVICE=+pci:0000:b3:00.0\n"
         "6,101,6000000,-;usb 1-1: new device\n"
-        "6,damaged;nfs: server fs1 not responding, still trying\n"
-        "14,102,7000000,-;nfs: server fs2 not responding, still trying\n"
+        "6,102,damaged,-;nfs: server fs1 not responding, still trying\n"
+        "14,103,7000000,-;nfs: server fs2 not responding, still trying\n"
+        "6,104,7000000,c,caller=T7;nfs: server fs2 not responding, still trying\n"
         "damaged;nfs: server fs2 not responding, still trying\n"
     )
     fallen, nfs = event_rows(read_kmsg(kmsg, 1_000_000_000.0))
