@@ -162,8 +162,6 @@ def _rules() -> tuple[_Rule, ...]:
     return tuple(rules)
 
 
-_NO_LINK = r"(?i)\bsata\b|pciehp|\bata\d|nvlink|displayport"
-
 _NUMBER = r"\s*\)\s*:\s*(\d{1,6})(?:,(.*)|\s*$)"
 _XID = r"(?is)NVRM:\s+Xid\s+\(\s*(?:PCI:)?\s*((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)" + _NUMBER
 _SXID = r"(?is)nvidia-nvswitch\d*: SXid \((?:PCI:)?\s*([0-9a-f.:]{7,16})" + _NUMBER
@@ -216,18 +214,16 @@ def _parse(message: str, lower: str) -> Event | None:
             return event
     for rule in _rules():
         if rule[0] in lower and (found := re.match(rule.pattern, message, re.IGNORECASE)):  # by number: each line
-            return _event_of(rule, found, message)
+            return _event_of(rule, found)
     return None
 
 
-def _event_of(rule: _Rule, found: re.Match[str], message: str) -> Event | None:
+def _event_of(rule: _Rule, found: re.Match[str]) -> Event:
     groups = found.groupdict()
     device = groups.get("device") or groups.get("other") or ""
     state = rule.state
     if not state and "state" in groups:
         state = "down" if groups["state"].lower() == "down" else "up"
-        if re.search(_NO_LINK, message):
-            return None
     if re.fullmatch(_PCI, device, re.IGNORECASE):
         device = device.lower()
     return Event(rule.kind, state, device=device, is_fatal=rule.is_fatal, job_pid=_number(groups.get("pid")))
