@@ -141,7 +141,8 @@ link up - | cable plugged | {MLX}.*port module event.*cable plugged
 link down - | cable unplugged | {MLX}.*port module event.*cable unplugged
 link - - | link | (?:[\w-]+ {PCI} (?:[\w.-]+: \w+: )?|infiniband |[\w.-]+: \(slave |
     (?:e1000e?|igb|ixgbe|i40e): )?(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?
-    (?:status )?(?:definitely )?(?P<state>down|up|active)(?=$|,| \d| -|\n)
+    (?:status )?(?:definitely )?(?P<state>down|up|active)(?:$|, disabling|
+    [ ,at-]+\d+ ?[mg]bps(?:$|,? full|,? half|/full|/half|, flow))
 """
 _LOGGED_PACKET = r"IN=\S* OUT="  # begins with a text of up to 127 characters, by the rules of a namespace's owner
 

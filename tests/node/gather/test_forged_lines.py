@@ -47,35 +47,11 @@ LINES = [
 ]
 # Prefixes of drivers, as short as a careless pattern may take them.
 SHORT = [
-    *(
-        "NVRM: Xid:79",
-        "NVRM: Xid ():79",
-        "NVRM: Xid : 79",
-        "nvme nvme0: I/O",
-        "XFS (a): ",
-        "EXT4-fs (a): ",
-        "EDAC MC0: UE",
-    ),
-    *(
-        "efa efa_a: ",
-        "md/raid1:a: ",
-        "nfs: server aOK",
-        "eth0: link down",
-        "nvme0n1: Read",
-        "MGC@: evicted",
-        "GPC 1, TPC 3",
-    ),
-    *(
-        "x,Fatal",
-        "x,Nonfatal",
-        "a, (None)",
-        "kernel: NVRM: ",
-        "[1] NVRM: Xid ",
-        "LNetError: 1-0:",
-        "[Hardware Error",
-        "\n",
-        "",
-    ),
+    *("NVRM: Xid:79", "NVRM: Xid ():79", "NVRM: Xid : 79", "nvme nvme0: I/O", "XFS (a): ", "EXT4-fs (a): "),
+    *("EDAC MC0: UE", "efa efa_a: ", "md/raid1:a: ", "nfs: server aOK", "nvme0n1: Read", "MGC@: evicted"),
+    *("eth0: link down", "a link up 1Gbps", "a link up, 1 Gb", "a link down\n", "a link down, x", "GPC 1, TPC 3"),
+    *("x,Fatal", "x,Nonfatal", "a, (None)", "kernel: NVRM: ", "[1] NVRM: Xid ", "LNetError: 1-0:", "[Hardware Error"),
+    *("\n", ""),
 ]
 FAULT_LINES = [line for line, _ in FAULTS.values()]
 
