@@ -112,14 +112,14 @@ def test_partners_that_turn_bad_lose_no_results() -> None:
     """A bad node keeps its verdict when the nodes that it failed with fail later, when all are tested together."""
     tests: list[GroupTest] = []
 
-    def test_round(groups: Sequence[Group]) -> list[bool]:
+    def run_round(groups: Sequence[Group]) -> list[bool]:
         is_joint = any(test.n_nodes > 2 for test in tests) or any(len(group) > 2 for group in groups)
         bad = {"n0", "n1", "n2"} if is_joint else {"n0"}
         tests.extend(judge([ran(*group, wrong=bool(bad & set(group))) for group in groups], tests, 1))
         return [not bad.intersection(group) for group in groups]
 
     nodes = [f"n{number}" for number in range(8)]
-    found = find_bad(nodes, test_round, together=True)
+    found = find_bad(nodes, run_round, together=True)
     rows = to_results(found, nodes, tests, {})
     assert {row.node for row in rows if row.verdict == "wrong"} == {"n0", "n1", "n2"} == set(found.bad)
 
