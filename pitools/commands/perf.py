@@ -16,6 +16,7 @@ COMMANDS = {
     "watch": ("perf_compare", "watch", "Find regressions in stored series of measurements."),
     "scaling": ("perf_scaling", "scaling", "Fit step times over sizes: what limits, and what more GPUs would give."),
     "mfu": ("perf_mfu", "mfu", "Relate a speed to the peak of its devices, in three conventions."),
+    "collectives": ("perf_collectives", "collectives", "Measure collectives between a job's nodes, and compare."),
 }
 
 

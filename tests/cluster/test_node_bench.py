@@ -33,7 +33,7 @@ FAULTS = {faults}
 FAULT = FAULTS.get(os.environ["SLURMD_NODENAME"], "")
 
 class Star:
-    name, device = "star", "cpu"
+    name, device, software = "star", "cpu", ""
 
     def connect(self, position, exchange_address):
         self.rank = position.rank

@@ -140,21 +140,33 @@ class GroupTester:
         return [test.verdict == "ok" for test in judged]
 
     def _run_group(self, group: Group) -> GroupRun:
-        """Run a step on a group, and repeat rank 0's address on the stdin of all its ranks."""
-        ranks: list[RankResult] = []
-        addresses: list[bytes] = []
+        return run_group(group, self._worker, self._ranks_per_node, self._timeout_s)
 
-        def read(line: bytes, to_ranks: BinaryIO) -> None:
-            if line.startswith(b'{"address":'):
-                addresses.append(line)
-                with contextlib.suppress(OSError):  # the step has ended
-                    to_ranks.write(line)
-            with contextlib.suppress(msgspec.DecodeError):
-                ranks.append(decode_json(line, RankResult))
 
-        argv = [*srun_argv(group, self._ranks_per_node, self._timeout_s), *self._worker]
-        problem = _run_step(argv, self._timeout_s, read)
-        return GroupRun(group, tuple(ranks), problem, bool(addresses))
+def run_group(group: Group, worker: Sequence[str], ranks_per_node: int, timeout_s: float) -> GroupRun:
+    """Run a step on a group, and repeat rank 0's address on the stdin of all its ranks."""
+    ranks: list[RankResult] = []
+    addresses: list[bytes] = []
+
+    def read(line: bytes, to_ranks: BinaryIO) -> None:
+        if line.startswith(b'{"address":'):
+            addresses.append(line)
+            with contextlib.suppress(OSError):  # the step has ended
+                to_ranks.write(line)
+        with contextlib.suppress(msgspec.DecodeError):
+            ranks.append(decode_json(line, RankResult))
+
+    problem = _run_step([*srun_argv(group, ranks_per_node, timeout_s), *worker], timeout_s, read)
+    return GroupRun(group, tuple(ranks), problem, bool(addresses))
+
+
+def without_result(run: GroupRun, ranks_per_node: int) -> str:
+    """Return which nodes of a group have no result, and why; "" if each rank has one."""
+    if not run.problem and len(run.ranks) == len(run.group) * ranks_per_node:
+        return ""
+    silent = set(run.group) - {rank.node for rank in run.ranks}
+    of_nodes = f" of {hostlist.fold(silent)}" if silent else ""
+    return f"no result{of_nodes}: {run.problem}"
 
 
 def limit_s(timeout_s: float) -> float:
@@ -230,10 +242,8 @@ def _judge_one(run: GroupRun, speeds: Sequence[float], round_number: int, ranks_
     problem = ""
     if wrong:
         verdict, problem = "wrong", f"{wrong} wrong elements"
-    elif run.problem or len(run.ranks) != len(run.group) * ranks_per_node:
-        silent = set(run.group) - {rank.node for rank in run.ranks}
-        of_nodes = f" of {hostlist.fold(silent)}" if silent else ""
-        verdict, problem = "failed", f"no result{of_nodes}: {run.problem}"
+    elif missing := without_result(run, ranks_per_node):
+        verdict, problem = "failed", missing
     elif speed is not None and _is_slow(speed, speeds):
         verdict, problem = "slow", f"{speed / 1e9:.3g} GB/s"
     middle = statistics.median_high(speeds) if len(speeds) >= _MIN_GROUPS else 0.0

@@ -230,7 +230,7 @@ def _cpu_name() -> str:
 
 def main() -> None:
     """Measure this node, and print a result a line."""
-    options = start_rank("single", folder={"type": Path})
+    options = start_rank("node.bench.single", folder={"type": Path})
     threading.Thread(target=end_with_stdin, daemon=True).start()
     for result in measure_node(options.folder):
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")

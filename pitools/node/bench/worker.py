@@ -23,8 +23,8 @@ import stat
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,21 +40,28 @@ _MAX_SUM = 1 << 24
 
 
 class SizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All-reduces of one size. wall_s: the median. wrong: elements, of all repetitions, that were not the right sum."""
+    """Collectives of one size. wall_s: the median. wrong: elements, of all repetitions, that were not the right ones.
+
+    walls_s: of each repetition; wrong_sources: the ranks that sent them: both of `pit perf collectives` alone.
+    """
 
     bytes: int
     wall_s: float
     wrong: int
+    operation: str = "all_reduce"
+    walls_s: tuple[float, ...] = ()
+    wrong_sources: tuple[int, ...] = ()
 
 
 class RankResult(Record, frozen=True, kw_only=True, tag="pit.node-bench-rank/1"):
-    """What one rank measured. device: `cpu`, or the GPU's name."""
+    """What one rank measured. device: `cpu`, or the GPU's name. software: the framework's version."""
 
     rank: int
     node: str
     framework: str
     device: str
     sizes: tuple[SizeResult, ...]
+    software: str = ""
 
 
 class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +83,7 @@ class TorchCollective:
         import torch
 
         self._torch: Any = torch
+        self.software = f"torch {torch.__version__}"
         self._on_gpu = bool(torch.cuda.is_available())
         self.device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
 
@@ -101,7 +109,7 @@ class TorchCollective:
 
     def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
         """Return the seconds, and the sums over all ranks of (element's index % _PERIOD) + offset, on the device."""
-        buffer = self._pattern(n_elements) + offset
+        buffer = self.pattern(n_elements) + offset
         self._distributed.barrier()
         self._synchronize()
         begin = time.perf_counter()
@@ -111,7 +119,7 @@ class TorchCollective:
 
     def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
         """Return how many sums are not exactly (index % _PERIOD) * scale + offset."""
-        return int((sums != self._pattern(len(sums)) * scale + offset).sum())
+        return int((sums != self.pattern(len(sums)) * scale + offset).sum())
 
     def close(self) -> None:
         """Leave the group."""
@@ -120,7 +128,8 @@ class TorchCollective:
     def _reduce(self, buffer: Any) -> None:
         self._distributed.all_reduce(buffer)
 
-    def _pattern(self, n_elements: int) -> Any:
+    def pattern(self, n_elements: int) -> Any:
+        """Return float32 of (index % _PERIOD), on the device."""
         device = "cuda" if self._on_gpu else "cpu"
         return (self._torch.arange(n_elements, device=device, dtype=self._torch.int32) % _PERIOD).float()
 
@@ -138,6 +147,7 @@ class JaxCollective:
         import jax
 
         self._jax: Any = jax
+        self.software = f"jax {jax.__version__}"
         self.device = "cpu"
 
     def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
@@ -166,8 +176,8 @@ class JaxCollective:
 
     def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
         """As TorchCollective does. An all-reduce of one element is the barrier."""
-        part = self._distribute(_numpy_pattern(n_elements) + offset)
-        self._sum(self._distribute(_numpy_pattern(1))).block_until_ready()
+        part = self._distribute(numpy_pattern(n_elements) + offset)
+        self._sum(self._distribute(numpy_pattern(1))).block_until_ready()
         begin = time.perf_counter()
         sums = self._sum(part).block_until_ready()
         return time.perf_counter() - begin, sums.addressable_data(0)
@@ -176,7 +186,7 @@ class JaxCollective:
         """As TorchCollective does."""
         import numpy
 
-        return int((numpy.asarray(sums) != _numpy_pattern(len(sums)) * scale + offset).sum())
+        return int((numpy.asarray(sums) != numpy_pattern(len(sums)) * scale + offset).sum())
 
     def close(self) -> None:
         """As TorchCollective does."""
@@ -187,9 +197,11 @@ class JaxCollective:
 
 
 Collective = TorchCollective | JaxCollective
+C = TypeVar("C", bound=Collective)
 
 
-def _numpy_pattern(n_elements: int) -> Any:
+def numpy_pattern(n_elements: int) -> Any:
+    """Return float32 of (index % _PERIOD)."""
     import numpy
 
     return (numpy.arange(n_elements, dtype=numpy.int32) % _PERIOD).astype(numpy.float32)
@@ -250,7 +262,7 @@ def start_rank(name: str, **arguments: dict[str, Any]) -> argparse.Namespace:
 
     name: of its module. arguments: of argparse's add_argument, by name.
     """
-    parser = argparse.ArgumentParser(prog=f"pitools.node.bench.{name}")
+    parser = argparse.ArgumentParser(prog=f"pitools.{name}")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds")
     for argument, keywords in arguments.items():
         parser.add_argument(argument, **keywords)
@@ -271,8 +283,21 @@ def end_with_stdin(on_line: Callable[[bytes], object] = lambda _: None) -> None:
 
 def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
     """Run this rank to its end."""
-    options = start_rank("worker", **{"--sizes": {"default": "", "help": "bytes, with commas between"}})
-    faulthandler.dump_traceback_later(_IMPORT_S + options.timeout, exit=True)
+    options = start_rank("node.bench.worker", **{"--sizes": {"default": "", "help": "bytes, with commas between"}})
+
+    def measure_sizes(collective: Collective, position: RankPosition) -> Iterator[SizeResult]:
+        on_gpu = collective.device != "cpu"
+        sizes = [int(size) for size in options.sizes.split(",") if size] or (GPU_SIZES if on_gpu else CPU_SIZES)
+        return (measure(collective, position, size) for size in sizes)
+
+    run_rank(options.timeout, make_collective, measure_sizes)
+
+
+def run_rank(
+    timeout_s: float, make_collective: Callable[[], C], measure_sizes: Callable[[C, RankPosition], Iterable[SizeResult]]
+) -> None:
+    """Join the other ranks, and print what this one measures as a RankResult. Ends the process after the time-out."""
+    faulthandler.dump_traceback_later(_IMPORT_S + timeout_s, exit=True)
     stdin = queue.SimpleQueue[bytes]()
     threading.Thread(target=end_with_stdin, args=(stdin.put,), daemon=True).start()
     # Libraries print to stdout, as NCCL does: it is for our lines alone.
@@ -292,17 +317,16 @@ def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
         return host, int(text)
 
     collective = make_collective()
-    faulthandler.dump_traceback_later(options.timeout, exit=True)
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
     collective.connect(position, exchange_address)
-    on_gpu = collective.device != "cpu"
-    sizes = [int(size) for size in options.sizes.split(",") if size] or (GPU_SIZES if on_gpu else CPU_SIZES)
-    measured = tuple(measure(collective, position, size) for size in sizes)
+    measured = tuple(measure_sizes(collective, position))
     result = RankResult(
         rank=position.rank,
         node=position.node,
         framework=collective.name,
         device=collective.device,
         sizes=measured,
+        software=collective.software,
     )
     results.write(msgspec.json.encode(result) + b"\n")
     collective.close()

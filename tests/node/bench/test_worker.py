@@ -37,7 +37,7 @@ class Alone(TorchCollective):
         self.wrong = wrong
 
     def all_reduce(self, offset: float, n_elements: int) -> tuple[float, object]:
-        sums = self._pattern(n_elements) + offset
+        sums = self.pattern(n_elements) + offset
         sums[: self.wrong] += 1
         return 0.5, sums
 
