@@ -145,7 +145,7 @@ class GroupTester:
 
 def run_group(group: Group, worker: Sequence[str], ranks_per_node: int, timeout_s: float) -> GroupRun:
     """Run a step on a group, and repeat rank 0's address on the stdin of all its ranks."""
-    ranks: list[RankResult] = []
+    ranks: dict[int, RankResult] = {}
     addresses: list[bytes] = []
 
     def read(line: bytes, to_ranks: BinaryIO) -> None:
@@ -154,10 +154,12 @@ def run_group(group: Group, worker: Sequence[str], ranks_per_node: int, timeout_
             with contextlib.suppress(OSError):  # the step has ended
                 to_ranks.write(line)
         with contextlib.suppress(msgspec.DecodeError):
-            ranks.append(decode_json(line, RankResult))
+            result = decode_json(line, RankResult)
+            sizes = (*ranks[result.rank].sizes, *result.sizes) if result.rank in ranks else result.sizes
+            ranks[result.rank] = msgspec.structs.replace(result, sizes=sizes)
 
     problem = _run_step([*srun_argv(group, ranks_per_node, timeout_s), *worker], timeout_s, read)
-    return GroupRun(group, tuple(ranks), problem, bool(addresses))
+    return GroupRun(group, tuple(ranks.values()), problem, bool(addresses))
 
 
 def without_result(run: GroupRun, ranks_per_node: int) -> str:

@@ -5,7 +5,7 @@ bandwidth shows. The pattern is of whole numbers below 2^24, whose sum in float3
 rank and repetition, so that a stale or misplaced buffer is wrong, too.
 
     rank 0       listens on a free port of the network that srun came by, and prints {"address": "host:port"}
-    every rank   reads that line from stdin, where the test's starter repeats it; prints its RankResult as its last line
+    every rank   reads that line from stdin, where the test's starter repeats it; prints a RankResult, or several
     a hang       ends with a traceback after --timeout, by a thread that needs no lock of Python's; the framework's
                  import has a time-out of its own
     no starter   ends the ranks, too: their stdin ends with it
@@ -285,18 +285,23 @@ def main(make_collective: Callable[[], Collective] = choose_collective) -> None:
     """Run this rank to its end."""
     options = start_rank("node.bench.worker", **{"--sizes": {"default": "", "help": "bytes, with commas between"}})
 
-    def measure_sizes(collective: Collective, position: RankPosition) -> Iterator[SizeResult]:
+    def measure_sizes(collective: Collective, position: RankPosition) -> Iterator[tuple[SizeResult, ...]]:
         on_gpu = collective.device != "cpu"
         sizes = [int(size) for size in options.sizes.split(",") if size] or (GPU_SIZES if on_gpu else CPU_SIZES)
-        return (measure(collective, position, size) for size in sizes)
+        yield tuple(measure(collective, position, size) for size in sizes)
 
     run_rank(options.timeout, make_collective, measure_sizes)
 
 
 def run_rank(
-    timeout_s: float, make_collective: Callable[[], C], measure_sizes: Callable[[C, RankPosition], Iterable[SizeResult]]
+    timeout_s: float,
+    make_collective: Callable[[], C],
+    measure_sizes: Callable[[C, RankPosition], Iterable[tuple[SizeResult, ...]]],
 ) -> None:
-    """Join the other ranks, and print what this one measures as a RankResult. Ends the process after the time-out."""
+    """Join the other ranks, and print what this one measures. Ends the process after the time-out.
+
+    measure_sizes: yields what one RankResult holds: a line of at most 1,024 bytes, so that slurmstepd keeps it whole.
+    """
     faulthandler.dump_traceback_later(_IMPORT_S + timeout_s, exit=True)
     stdin = queue.SimpleQueue[bytes]()
     threading.Thread(target=end_with_stdin, args=(stdin.put,), daemon=True).start()
@@ -319,16 +324,16 @@ def run_rank(
     collective = make_collective()
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     collective.connect(position, exchange_address)
-    measured = tuple(measure_sizes(collective, position))
-    result = RankResult(
-        rank=position.rank,
-        node=position.node,
-        framework=collective.name,
-        device=collective.device,
-        sizes=measured,
-        software=collective.software,
-    )
-    results.write(msgspec.json.encode(result) + b"\n")
+    for sizes in measure_sizes(collective, position):
+        result = RankResult(
+            rank=position.rank,
+            node=position.node,
+            framework=collective.name,
+            device=collective.device,
+            sizes=sizes,
+            software=collective.software,
+        )
+        results.write(msgspec.json.encode(result) + b"\n")
     collective.close()
 
 

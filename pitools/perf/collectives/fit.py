@@ -15,7 +15,7 @@ from pitools.perf.collectives.run import CollectiveResult
 class CollectiveFit(Record, frozen=True, kw_only=True, tag="pit.perf-collective-fit/1"):
     """An operation at a placement: alpha_s is the time of the smallest message, the bandwidth that of the largest.
 
-    residual: median of |measured time / fitted time - 1|; large where the library changes its algorithm with the size.
+    residual: mean of |fitted time / measured time - 1|; large where the library changes its algorithm with the size.
     """
 
     framework: str
@@ -29,7 +29,7 @@ class CollectiveFit(Record, frozen=True, kw_only=True, tag="pit.perf-collective-
 
 
 def fit_alpha_beta(sizes: Iterable[float], walls_s: Iterable[float]) -> tuple[float, float, float]:
-    """Return alpha in s, 1 / beta in s/byte, both at least 0, and the median relative residual.
+    """Return alpha in s, 1 / beta in s/byte, both at least 0, and the mean relative residual.
 
     The least sum of relative deviations: an outlier, or a size of another algorithm, moves it little. That sum is least
     on a line through two of the points, or on one through a point that has alpha or 1 / beta 0: all of these are tried.
@@ -43,9 +43,8 @@ def fit_alpha_beta(sizes: Iterable[float], walls_s: Iterable[float]) -> tuple[fl
     lines = np.array([[*alpha, *wall_s, *zeros], [*slope, *zeros, *(wall_s / size)]]).T
     lines = lines[np.isfinite(lines).all(axis=1) & (lines >= 0).all(axis=1)]
     deviations = np.abs((lines[:, :1] + lines[:, 1:] * size) / wall_s - 1)
-    best = int(deviations.sum(axis=1).argmin())
-    fitted = lines[best, 0] + lines[best, 1] * size
-    return float(lines[best, 0]), float(lines[best, 1]), float(np.median(np.abs(wall_s / fitted - 1)))
+    best = int(deviations.mean(axis=1).argmin())
+    return float(lines[best, 0]), float(lines[best, 1]), float(deviations[best].mean())
 
 
 def fit_results(results: Iterable[CollectiveResult]) -> list[CollectiveFit]:

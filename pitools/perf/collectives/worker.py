@@ -35,6 +35,7 @@ _REPEATS = 10
 _CALLS = 20  # of small messages in a repetition
 _CPU_CALL_BYTES, _GPU_CALL_BYTES = 1 << 22, 1 << 28  # of all calls of a repetition, if more than one
 _OFFSETS = 61  # kinds of; prime
+_MAX_SOURCES = 16  # of wrong data, of a size: a result is a short line
 
 
 class TorchOperations(TorchCollective):
@@ -148,7 +149,7 @@ def measure(collective: Operations, position: RankPosition, operation: str, n_by
             for call in range(calls)
         ]
         wall_s, outputs = collective.time_calls(operation, position, count, [each[position.rank] for each in offsets])
-        walls_s.append(wall_s / calls)
+        walls_s.append(round(wall_s / calls, 9))
         for output, offset in zip(outputs, offsets, strict=True):
             expected = expected_output(operation, position.rank, count, offset)
             chunks = wrong_chunks(collective.pattern(expected.start + count), output, expected)
@@ -160,7 +161,7 @@ def measure(collective: Operations, position: RankPosition, operation: str, n_by
         wall_s=statistics.median(walls_s[1:]),
         walls_s=tuple(walls_s[1:]),
         wrong=wrong,
-        wrong_sources=tuple(sorted(wrong_sources)),
+        wrong_sources=tuple(sorted(wrong_sources)[:_MAX_SOURCES]),
     )
 
 
@@ -178,12 +179,12 @@ def main(frameworks: dict[str, Callable[[], Operations]] = FRAMEWORKS) -> None:
         **{"--framework": {"default": "torch"}, "--operations": {"default": ""}, "--sizes": {"default": ""}},
     )
 
-    def measure_sizes(collective: Operations, position: RankPosition) -> Iterator[SizeResult]:
+    def measure_sizes(collective: Operations, position: RankPosition) -> Iterator[tuple[SizeResult, ...]]:
         sizes = [int(size) for size in options.sizes.split(",") if size]
         sizes = sizes or list(CPU_SIZES if collective.device == "cpu" else GPU_SIZES)
         for operation in options.operations.split(",") if options.operations else collective.operations():
             if operation in collective.operations():
-                yield from (measure(collective, position, operation, size) for size in sizes)
+                yield from ((measure(collective, position, operation, size),) for size in sizes)
 
     run_rank(options.timeout, frameworks[options.framework], measure_sizes)
 
