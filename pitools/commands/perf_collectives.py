@@ -12,7 +12,10 @@ import click
 from pitools.commands.options import LocalPath, rows_format_option, site_option
 
 if TYPE_CHECKING:
-    from pitools.perf.collectives.run import Placement
+    from collections.abc import Iterable, Sequence
+
+    from pitools.perf.collectives.fit import CollectiveFit
+    from pitools.perf.collectives.run import CollectiveResult, Placement
 
 _SPEEDS = ("wall_s", "algbw_bytes_per_s", "busbw_bytes_per_s")
 COLUMNS = (
@@ -63,37 +66,36 @@ def collectives(
     salloc -N 4 --exclusive pit perf collectives --compare perf.sqlite --add perf.sqlite
     """
     from pitools.core import hostlist
+    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.core.timestamps import now_rfc3339
     from pitools.core.units import parse_duration
     from pitools.node.bench.run import gpus_per_node, limit_s
     from pitools.perf.collectives import baseline as baselines
     from pitools.perf.collectives.fit import fit_results
-    from pitools.perf.collectives.run import CollectiveResult, run_placement
+    from pitools.perf.collectives.run import run_placement
     from pitools.perf.regression.store import add_points, read_series
 
     names, options = _worker_options(operations, sizes)
     timeout_s = parse_duration(timeout)
+    if not timeout_s:
+        raise UsageError(f'"{timeout}": no time to measure in (expected 1s or more)', where="--timeout", hint="5m")
     ranks_per_node = gpus_per_node() or 1
     placements = _placements(site_name, ranks_per_node)
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
-    baseline = baselines.to_baseline(read_series(compared), site_name, partition) if compared else {}
+    is_first = compared == added and not (added and added.exists())
+    series = read_series(compared) if compared and not is_first else []
+    baseline = baselines.to_baseline(series, site_name, partition)
     results: list[CollectiveResult] = []
+
+    def measure(placement: Placement) -> list[CollectiveResult]:
+        where = f"{placement.name}: {hostlist.fold(placement.nodes)}"
+        click.echo(f"pit: measures {where}, within {limit_s(timeout_s):g} s", err=True)
+        return run_placement(placement, framework, options, ranks_per_node=ranks_per_node, timeout_s=timeout_s)
+
     with Output(form, COLUMNS) as out:
         for placement in placements:
-            where = f"{placement.name}: {hostlist.fold(placement.nodes)}"
-            click.echo(f"pit: measures {where}, within {limit_s(timeout_s):g} s", err=True)
-            measured = baselines.measure_and_judge(
-                partial(
-                    run_placement,
-                    placement,
-                    framework=framework,
-                    options=options,
-                    ranks_per_node=ranks_per_node,
-                    timeout_s=timeout_s,
-                ),
-                baseline,
-            )
+            measured = baselines.measure_and_judge(partial(measure, placement), baseline)
             for result in measured:
                 out(result)
             results += measured
@@ -101,20 +103,36 @@ def collectives(
         if out.form == "jsonl":
             for fit in fits:
                 out(fit)
-    for fit in fits if out.form != "jsonl" else ():
-        beta = f"{fit.beta_busbw_bytes_per_s / 1e9:.3g} GB/s" if fit.beta_busbw_bytes_per_s else "no limit"
-        text = f"{fit.operation}: {fit.alpha_s * 1e6:.3g} us + bytes at busbw {beta}, off by {fit.residual:.0%}"
-        click.echo(f"pit: {fit.placement} of {fit.n_nodes}: {text}", err=True)
-    if missing := [name for name in names if name not in {each.operation for each in results}]:
-        click.echo(f"pit: note: no result of {', '.join(missing)}: {framework} has none on this device", err=True)
-    if compared and (new := sum(each.of_baseline is None for each in results)):
-        runs = f"{baselines.MIN_RUNS} earlier runs"
-        click.echo(f"pit: note: {new} of {len(results)} results were not compared: fewer than {runs}", err=True)
+        else:
+            _show_fits(fits)
+    _show_notes(results, names, framework, is_compared=bool(compared))
     if added:
         source = f"job {os.environ['SLURM_JOB_ID']}"
         points = baselines.to_points(results, site=site_name, partition=partition, t=now_rfc3339(), source=source)
         click.echo(f"pit: {add_points(added, points)} results kept", err=True)
     ctx.exit(any(result.verdict != "ok" for result in results))
+
+
+def _show_fits(fits: Iterable[CollectiveFit]) -> None:
+    for fit in fits:
+        beta = f"{fit.beta_busbw_bytes_per_s / 1e9:.3g} GB/s" if fit.beta_busbw_bytes_per_s else "no limit"
+        text = f"{fit.operation}: alpha {fit.alpha_s * 1e6:.3g} us, busbw at most {beta}; off by {fit.residual:.0%}"
+        click.echo(f"pit: {fit.placement} of {fit.n_nodes}: {text}", err=True)
+
+
+def _show_notes(
+    results: Sequence[CollectiveResult], names: Iterable[str], framework: str, *, is_compared: bool
+) -> None:
+    """Say which operations the framework lacks, and which results have no baseline."""
+    from pitools.perf.collectives.baseline import MIN_RUNS
+
+    measured = [each for each in results if each.operation]
+    lacking = [name for name in names if name not in {each.operation for each in measured}]
+    if measured and lacking:
+        click.echo(f"pit: note: {framework} has no {', '.join(lacking)} on {measured[0].device}", err=True)
+    if is_compared and (new := sum(each.of_baseline is None for each in measured)):
+        reason = f"fewer than {MIN_RUNS} earlier runs"
+        click.echo(f"pit: note: {new} of {len(measured)} results were not compared: {reason}", err=True)
 
 
 def _worker_options(operations: str | None, sizes: str | None) -> tuple[list[str], list[str]]:

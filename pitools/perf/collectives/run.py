@@ -80,9 +80,9 @@ def choose_placements(nodes: Sequence[str], leaf_of: Mapping[str, str], ranks_pe
 
 def run_placement(
     placement: Placement,
-    *,
     framework: str,
     options: Sequence[str],
+    *,
     ranks_per_node: int,
     timeout_s: float,
     worker: Sequence[str] = WORKER,

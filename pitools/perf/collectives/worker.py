@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pitools.node.bench.worker import (
@@ -46,14 +46,11 @@ class TorchOperations(TorchCollective):
         return tuple(OPERATIONS)
 
     def time_calls(
-        self, operation: str, position: RankPosition, count: int, offsets: Sequence[float]
+        self, operation: str, position: RankPosition, inputs: list[Any], n_out: int
     ) -> tuple[float, list[Any]]:
-        """Return the seconds of calls in a row, and their outputs. offsets: of their inputs."""
-        kind, n_ranks = OPERATIONS[operation], position.world_size
-        inputs = [self.pattern(count * (n_ranks if kind.many_in else 1)) + offset for offset in offsets]
+        """Return the seconds of calls in a row, a call for each input, and their outputs of n_out elements."""
         in_place = operation in ("all_reduce", "broadcast")
-        n_out = count * (n_ranks if kind.many_out else 1)
-        outputs = inputs if in_place else [self._torch.empty_like(each[:1]).repeat(n_out) for each in inputs]
+        outputs = inputs if in_place else [each.new_zeros(n_out) for each in inputs]
         self._distributed.barrier()
         self._synchronize()
         begin = time.perf_counter()
@@ -94,17 +91,16 @@ class JaxOperations(JaxCollective):
         return tuple(name for name in OPERATIONS if name != "broadcast" or self.device != "cpu")
 
     def time_calls(
-        self, operation: str, position: RankPosition, count: int, offsets: Sequence[float]
+        self, operation: str, position: RankPosition, inputs: list[Any], n_out: int
     ) -> tuple[float, list[Any]]:
         """As TorchOperations does."""
         import numpy
 
-        n_in = count * (position.world_size if OPERATIONS[operation].many_in else 1)
-        inputs = [self._distribute(self.pattern(n_in) + numpy.float32(offset)) for offset in offsets]
+        parts = [self._distribute(each) for each in inputs]
         call = self._compiled.setdefault(operation, self._compile(operation, position.world_size))
-        self._jax.block_until_ready((inputs, self._sum(self._distribute(self.pattern(1)))))
+        self._jax.block_until_ready((parts, self._sum(self._distribute(self.pattern(1)))))
         begin = time.perf_counter()
-        outputs = [call(each) for each in inputs]
+        outputs = [call(each) for each in parts]
         self._jax.block_until_ready(outputs)
         return time.perf_counter() - begin, [numpy.asarray(each.addressable_data(0)) for each in outputs]
 
@@ -138,21 +134,23 @@ FRAMEWORKS: dict[str, Callable[[], Operations]] = {"torch": TorchOperations, "ja
 
 def measure(collective: Operations, position: RankPosition, operation: str, n_bytes: int) -> SizeResult:
     """Repeat an operation with messages of about this size, the first time untimed, and compare each result."""
-    count = piece_elements(operation, n_bytes, position.world_size)
-    size = message_bytes(operation, count, position.world_size)
+    kind, n_ranks = OPERATIONS[operation], position.world_size
+    count = piece_elements(operation, n_bytes, n_ranks)
+    size = message_bytes(operation, count, n_ranks)
+    pattern = collective.pattern(count * (n_ranks if kind.many_in else 1))
     calls = max(1, min(_CALLS, (_CPU_CALL_BYTES if collective.device == "cpu" else _GPU_CALL_BYTES) // size))
     walls_s: list[float] = []
     wrong, wrong_sources = 0, set[int]()
     for repeat in range(_REPEATS + 1):
         offsets = [
-            [float((rank + 7 * repeat + 13 * call) % _OFFSETS) for rank in range(position.world_size)]
-            for call in range(calls)
+            [float((rank + 7 * repeat + 13 * call) % _OFFSETS) for rank in range(n_ranks)] for call in range(calls)
         ]
-        wall_s, outputs = collective.time_calls(operation, position, count, [each[position.rank] for each in offsets])
+        inputs = [pattern + each[position.rank] for each in offsets]
+        wall_s, outputs = collective.time_calls(operation, position, inputs, count * (n_ranks if kind.many_out else 1))
         walls_s.append(round(wall_s / calls, 9))
         for output, offset in zip(outputs, offsets, strict=True):
             expected = expected_output(operation, position.rank, count, offset)
-            chunks = wrong_chunks(collective.pattern(expected.start + count), output, expected)
+            chunks = wrong_chunks(pattern[expected.start : expected.start + count], output, expected)
             wrong += sum(chunks)
             wrong_sources |= {source for source, bad in zip(expected.sources, chunks, strict=False) if bad}
     return SizeResult(
@@ -166,8 +164,8 @@ def measure(collective: Operations, position: RankPosition, operation: str, n_by
 
 
 def wrong_chunks(pattern: Any, output: Any, expected: Expected) -> list[int]:
-    """Return how many elements of each chunk of an output are wrong. pattern: to the end of a chunk."""
-    base = pattern[expected.start :] * expected.scale
+    """Return how many elements of each chunk of an output are wrong. pattern: of a chunk."""
+    base = pattern * expected.scale
     chunks = output.reshape(len(expected.offsets), -1)
     return [int((chunk != base + offset).sum()) for chunk, offset in zip(chunks, expected.offsets, strict=True)]
 
