@@ -282,7 +282,12 @@ def test_a_disturbance_passes_and_a_wrong_result_stays() -> None:
 def test_a_baseline_is_of_the_same_thing(tmp_path: Path) -> None:
     """Site, partition, device, placement, operation and size; what is wrong or slow is not kept."""
     store = tmp_path / "perf.sqlite"
-    rows = [result(1e9), result(2e9, bytes=4), result(3e9, verdict="slow"), result(4e9, placement="leaves", leaves=2)]
+    rows = [
+        result(1e9),
+        result(2e9, bytes=4),
+        result(3e9, bytes=8, verdict="slow"),
+        result(4e9, placement="leaves", leaves=2),
+    ]
     for day in range(9):
         points = baseline.to_points(
             rows, site="alpha", partition="train", t=f"2026-11-0{day + 1}T00:00:00Z", source="job 1"
