@@ -60,7 +60,7 @@ def collectives(
     Then fits alpha + bytes / beta.
 
     STORE is a file that is made by the first --add; a baseline is eight runs and more of the same site, partition,
-    device and kind of placement. What is slow is measured twice again. Exit 1: a result is slow, wrong or failed.
+    device and kind of placement. What is slow is measured three times again. Exit 1: a result is slow, wrong or failed.
 
     \b
     salloc -N 4 --exclusive pit perf collectives --compare perf.sqlite --add perf.sqlite

@@ -96,7 +96,7 @@ def test_measured_kept_and_compared(
     code, records, stderr = measure("--compare", str(store), "--add", str(store))
     rows = [each for each in records if each["schema"] == "pit.perf-collective/1"]
     assert (code, [each["verdict"] for each in rows]) == (1, ["slow"] * 6 + ["ok"] * 12), stderr
-    assert stderr.count("pit: measures leaf: gamma[01,03]") == 3
+    assert stderr.count("pit: measures leaf: gamma[01,03]") == 4
     assert "12 of 18 results were not compared" in stderr
     assert len([point for each in read_series(store) for point in each.points if point.value < 1e15]) == 18 + 12
 

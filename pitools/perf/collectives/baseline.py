@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import exp, log
+from math import exp, expm1, log, log1p, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,9 +18,10 @@ Baseline = Mapping[tuple[str, str], Sequence[float]]
 
 MIN_RUNS = 8
 _MAX_RUNS = 30  # the newest
-_SPREADS = 4.0  # below the median: fewer than 1 of 100 healthy results are, of 8 earlier ones and more
+_FALSE_RATE = 0.001  # of healthy placements: a run has up to four of them
+_LOW = 0.01
 _FLOOR = 0.1  # of the median: less is no finding, however little the results vary
-_REMEASURES = 2  # a disturbance passes; a loss stays
+_REMEASURES = 3  # a disturbance passes; a loss stays
 
 
 def measure_name(result: CollectiveResult) -> str:
@@ -55,10 +58,36 @@ def to_baseline(series: Iterable[Series], site: str, partition: str) -> Baseline
     }
 
 
-def low_limit(values: Sequence[float]) -> float | None:
-    """Return what a healthy result is not below; None with fewer than MIN_RUNS earlier ones, all positive.
+class Normal(NamedTuple):
+    """What is normal: earlier results, as logarithms, by Student's distribution around their median."""
 
-    The spread is Rousseeuw and Croux's Qn of their logarithms, a robust one that needs few values.
+    center: float
+    scale: float
+    degrees: float
+
+    def low_limit(self) -> float:
+        """Return what 99 of 100 healthy results are not below."""
+        stretched = _wallace_factor(self.degrees) * NormalDist().inv_cdf(1 - _LOW)
+        return exp(self.center - self.scale * sqrt(self.degrees * expm1(stretched**2 / self.degrees)))
+
+    def p_value(self, value: float) -> float:
+        """Return how probable a healthy result so low is; 1 for a loss that is no finding, however little they vary."""
+        t = (self.center - log(value)) / max(self.scale, 1e-9)
+        if log(value) > self.center + log(1 - _FLOOR):
+            return 1.0
+        return NormalDist().cdf(-sqrt(self.degrees * log1p(t**2 / self.degrees)) / _wallace_factor(self.degrees))
+
+
+def _wallace_factor(degrees: float) -> float:
+    """Return the factor of Wallace's (1959) approximation of Student's distribution by a normal one."""
+    return (8 * degrees + 3) / (8 * degrees + 1)
+
+
+def fit_normal(values: Sequence[float]) -> Normal | None:
+    """Return what is normal after earlier results, all positive; None after fewer than MIN_RUNS.
+
+    The spread is Rousseeuw and Croux's Qn, a robust one that needs few values. Scale and degrees of freedom are those
+    that simulated Gaussian values need: tail probabilities down to 1e-4 are right within a factor of 3.
     """
     n = len(values)
     if n < MIN_RUNS:
@@ -68,35 +97,47 @@ def low_limit(values: Sequence[float]) -> float | None:
     half = n // 2 + 1
     spread = float(np.sort(np.abs(logs[first] - logs[second]))[half * (half - 1) // 2 - 1])
     spread *= 2.2219 * n / (n + (1.4 if n % 2 else 3.8))
-    return exp(float(np.median(logs)) - max(_SPREADS * spread, -log(1 - _FLOOR)))
+    return Normal(float(np.median(logs)), spread * sqrt(1 + 1.57 / n), 0.75 * n - 1)
 
 
-def judge(results: Iterable[CollectiveResult], baseline: Baseline) -> list[CollectiveResult]:
-    """Return results with their share of the baseline, and whether they are slow. Without a baseline none is."""
+def judge(results: Sequence[CollectiveResult], baseline: Baseline) -> list[CollectiveResult]:
+    """Return the results of a placement with their share of the baseline, and whether they are slow.
+
+    They are judged together, by Benjamini and Hochberg's procedure: of many healthy results, one is low by chance.
+    Without a baseline none is slow.
+    """
+    normals = [fit_normal(baseline.get((each.device, measure_name(each)), ())) for each in results]
     judged = []
-    for each in results:
-        earlier = baseline.get((each.device, measure_name(each)), ())
-        low = low_limit(earlier)
-        if low is not None and each.busbw_bytes_per_s:
-            share = each.busbw_bytes_per_s / float(np.median(earlier))
-            is_slow = each.verdict == "ok" and each.busbw_bytes_per_s < low
-            changes = {"verdict": "slow", "problem": f"{share:.0%} of the baseline"} if is_slow else {}
-            each = msgspec.structs.replace(each, of_baseline=round(share, 3), low_bytes_per_s=low, **changes)
-        judged.append(each)
-    return judged
+    for each, normal in zip(results, normals, strict=True):
+        changes: dict[str, float] = {}
+        if normal and each.busbw_bytes_per_s:
+            share, p = each.busbw_bytes_per_s / exp(normal.center), normal.p_value(each.busbw_bytes_per_s)
+            changes = {"of_baseline": round(share, 3), "low_bytes_per_s": normal.low_limit(), "p": float(f"{p:.3g}")}
+        judged.append(msgspec.structs.replace(each, **changes))
+    p_values = sorted(each.p for each in judged if each.p is not None)
+    steps = [_FALSE_RATE * rank / len(p_values) for rank in range(1, len(p_values) + 1)]
+    limit = max((p for p, step in zip(p_values, steps, strict=True) if p <= step), default=-1.0)
+    return [
+        msgspec.structs.replace(each, verdict="slow", problem=f"{each.of_baseline:.0%} of the baseline")
+        if each.verdict == "ok" and each.p is not None and each.p <= limit
+        else each
+        for each in judged
+    ]
 
 
 def measure_and_judge(measure: Callable[[], list[CollectiveResult]], baseline: Baseline) -> list[CollectiveResult]:
-    """Measure, and where a result is slow, at most twice again: it is slow if it is each time.
+    """Measure, and where a result is slow, at most three times again: it is slow if the fastest is.
 
-    Of each operation and size the fastest result stays; but a result that is wrong, or a failure, is returned at once.
+    A result that is wrong, or a failure, is returned at once.
     """
-    results = judge(measure(), baseline)
+    measured = measure()
+    results = judge(measured, baseline)
     for _ in range(_REMEASURES):
         if not {each.verdict for each in results} <= {"ok", "slow"} or all(each.verdict == "ok" for each in results):
             break
-        again = judge(measure(), baseline)
-        if not {each.verdict for each in again} <= {"ok", "slow"}:
-            return again
-        results = [min(pair, key=lambda each: each.wall_s) for pair in zip(results, again, strict=True)]
+        again = measure()
+        if any(each.verdict != "ok" for each in again):
+            return judge(again, baseline)
+        measured = [min(pair, key=lambda each: each.wall_s) for pair in zip(measured, again, strict=True)]
+        results = judge(measured, baseline)
     return results

@@ -29,8 +29,9 @@ class Placement(NamedTuple):
 class CollectiveResult(Record, frozen=True, kw_only=True, tag="pit.perf-collective/1"):
     """An operation with messages of one size. wall_s: the median repetition, by its slowest rank, and its percentiles.
 
-    algbw, busbw: as nccl-tests define them. wrong: elements that were. of_baseline: busbw by the baseline's median, of
-    which less than low_bytes_per_s is slow. A placement without results is one record, without an operation.
+    algbw, busbw: as nccl-tests define them. wrong: elements that were. of_baseline: busbw by the baseline's median.
+    p: how probable a healthy result so low is. low_bytes_per_s: what 1 of 100 healthy is below. A placement without
+    results is one record, without an operation.
     """
 
     operation: str
@@ -47,6 +48,7 @@ class CollectiveResult(Record, frozen=True, kw_only=True, tag="pit.perf-collecti
     verdict: Literal["ok", "slow", "wrong", "failed"] = "ok"
     of_baseline: float | None = None
     low_bytes_per_s: float | None = None
+    p: float | None = None
     problem: str = ""
     framework: str
     device: str = ""
