@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,17 @@ import pytest
 from pitools.perf.read.files import find_files
 from pitools.perf.read.read import read_table
 from pitools.perf.spans import SpanTable
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test marked `own_process` in one: JAX starts threads, and later tests fork."""
+    if not pyfuncitem.get_closest_marker("own_process") or os.environ.get("PIT_OWN_PROCESS"):
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", pyfuncitem.nodeid]
+    env = {**os.environ, "PIT_OWN_PROCESS": "1"}
+    done = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 @pytest.fixture

@@ -111,7 +111,13 @@ def jax_work() -> Callable[[int], Any]:
     return lambda _: function(array).block_until_ready()
 
 
-@pytest.mark.parametrize(("make", "kind"), [(torch_work, trace_capture._Torch), (jax_work, trace_capture._Jax)])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (torch_work, trace_capture._Torch),
+        pytest.param(jax_work, trace_capture._Jax, marks=pytest.mark.own_process),
+    ],
+)
 def test_the_steps_asked_for_are_recorded(
     attempt: Path, read: Read, make: Callable[[], Any], kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,13 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("count", [counted_models.torch_count, counted_models.xla_count], ids=["torch", "xla"])
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(counted_models.torch_count, id="torch"),
+        pytest.param(counted_models.xla_count, id="xla", marks=pytest.mark.own_process),
+    ],
+)
 def test_three_counts_agree(name: str, count: object) -> None:
     """The closed form, with all pairs of a sequence as they compute them, is torch's, and XLA's within 2 %."""
     pytest.importorskip("torch" if count is counted_models.torch_count else "jax")
@@ -115,6 +121,7 @@ def test_more_than_the_peak_is_refused() -> None:
     assert utilization(model, 1e3, 2, "NVIDIA Unheard", "bf16", 100.0)[0].peak_source == "given"
 
 
+@pytest.mark.own_process
 def test_this_machine_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """By products of torch or, without it, JAX; an unknown type is refused."""
     pytest.importorskip("torch")

@@ -165,6 +165,7 @@ def test_every_step_of_a_real_trace_is_kept(real: Path, read: Read) -> None:
     assert got.step_of().max() == 6
 
 
+@pytest.mark.own_process
 def test_a_profile_of_xla_is_what_jax_reads(real: Path, profiles: Path) -> None:
     """The wire reader finds the kernels, and the steps and collectives of CPUs, that JAX's own reader finds."""
     jax = pytest.importorskip("jax")
