@@ -114,7 +114,7 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
         case EntryKind.DRAINED:
             return {"phase": "drained", "drained_at": entry.at, "over_at": "", "outcome": ""}
         case EntryKind.FAILED:
-            return {"phase": "drained", "recovered_at": ""}
+            return {"phase": "drained", "recovered_at": "", "asked_at": ""}
         case EntryKind.RECOVERED:
             return {"phase": "recovered", "recovered_at": entry.at, "asked_at": ""}
         case EntryKind.BENCHING:

@@ -188,14 +188,14 @@ def _drain_within_limits(
 def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[ActRow]:
     """Yield the adoption of a node that is drained with our reason, but without an open incident.
 
-    One that the journal does not know is left to a person: what its check asked for is lost.
+    It is left to a person: what its check asked for is lost, or the drain is another controller's, of the same number.
     """
     incident, check = incident_of_reason(view.reason)
     why = f"drained with our reason, but without an open incident: {view.reason}"
     yield ActRow(act="adopt", node=view.node, incident=incident, check=check, why=why)
-    if incident not in {one.incident for one in of_node}:
-        why = f"the journal has nothing of its drain: a person returns it, with `pit node return {view.node}`"
-        yield ActRow(act="escalate", node=view.node, incident=incident, check=check, why=why)
+    problem = "is over" if incident in {one.incident for one in of_node} else "is not there"
+    why = f"in the journal its incident {problem}: a person returns it, with `pit node return {view.node}`"
+    yield ActRow(act="escalate", node=view.node, incident=incident, check=check, why=why)
 
 
 def _follow_incident(

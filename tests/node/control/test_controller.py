@@ -230,6 +230,21 @@ def test_a_bench_without_a_result_is_left_to_a_person(tmp_path: Path, clock: Clo
     assert not spool.is_bench_requested(tmp_path, "n03")
 
 
+def test_the_hour_of_a_bench_begins_anew_after_a_failure(tmp_path: Path, clock: Clock) -> None:
+    """Also where the node, booted again meanwhile, needs no stable time between its recovery and its bench."""
+    world = World(tmp_path, clock, bench_before_return=True, max_share_partition=1.0)
+    world.slow = {"n03": "unknown"}
+    acts = []
+    for faulty, minutes in ((True, 11), (False, 11), (False, 11), (True, 11), (False, 70), (False, 11)):
+        world.faulty = {"n03": "drain"} if faulty else {}
+        world.boots["n03"] = len(acts) > 0
+        clock.pass_minutes(minutes)
+        world.report()
+        acts += [row.act for row in world.tick()]
+    assert acts[-2:] == ["bench", "bench"]
+    assert "escalate" not in acts
+
+
 def test_a_clock_that_is_set_back_returns_nothing_and_forgets_no_limit(tmp_path: Path, clock: Clock) -> None:
     """Checks pass for a while by the clock as it is now, and the drains of the hour are those of before, too."""
     world = World(tmp_path, clock, max_share_hour=0.125, max_share_partition=1.0)
@@ -345,6 +360,26 @@ def test_a_lost_journal_loses_no_drain(tmp_path: Path, clock: Clock) -> None:
         world.report()
         acts += [row.act for row in world.tick()]
     assert acts == ["adopt", "escalate", "recover"]
+    assert world.ours() == {"n03"}
+
+
+def test_a_drain_of_another_controller_is_left_to_a_person(tmp_path: Path, clock: Clock) -> None:
+    """With another spool, it numbers its incidents as this one does: the journal's own of that number is over."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    (reason,) = (world.slurm.reasons[name] for name in world.ours())
+    world.faulty.clear()
+    while world.ours():
+        clock.pass_minutes(11)
+        world.report()
+        world.tick()
+    world.slurm.reasons["n03"] = reason
+    for _ in range(5):
+        clock.pass_minutes(11)
+        world.report()
+        world.tick()
     assert world.ours() == {"n03"}
 
 
