@@ -163,7 +163,7 @@ def _rules() -> tuple[_Rule, ...]:
     return tuple(rules)
 
 
-_NUMBER = r"\s*\)\s*:\s*(\d{1,6})(?:,(.*)|\s*$)"
+_NUMBER = r"(?:\s+GPU-[IC]+:\d+){0,2}\s*\)\s*:\s*(\d{1,6})(?:,(.*)|\s*$)"  # after the MIG instance, if it is of one
 _XID = r"(?is)NVRM:\s+Xid\s+\(\s*(?:PCI:)?\s*((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)" + _NUMBER
 _SXID = r"(?is)nvidia-nvswitch\d*: SXid \((?:PCI:)?\s*([0-9a-f.:]{7,16})" + _NUMBER
 _NAME = r"(?s)\bname=.{0,15}(?=,|$)"  # as a program chose it, a comma included
