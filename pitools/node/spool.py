@@ -142,14 +142,19 @@ def is_bench_requested(spool: Path, node: str) -> bool:
     return (spool / _REQUESTS / node).exists()
 
 
-def handled_until(spool: Path, node: str) -> str:
-    """Return the time before which a node's evidence was dealt with; "" if the controller says nothing of it."""
+def handled_until(spool: Path, node: str) -> str | None:
+    """Return the time before which a node's evidence was dealt with; "" if the controller says nothing of it.
+
+    None if that cannot be read now.
+    """
     try:
         require_usable(spool)
         data = read_owned(spool / CONTROL / HANDLED, (0, os.geteuid()), _MAX_BYTES)
         return decode_json(data, dict[str, str]).get(node, "")
-    except (PitError, OSError, ValueError):
+    except FileNotFoundError:
         return ""
+    except (PitError, OSError, ValueError):
+        return None
 
 
 def _read_report(path: Path, node: str) -> NodeReport | None:

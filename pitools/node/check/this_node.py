@@ -140,7 +140,7 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     problem = _write_own_files(config, checked)
     spool.write_report(Path(config.spool), make_report(checked))
     handled_until = spool.handled_until(Path(config.spool), checked.facts.node)
-    if handled_until != checked.handled_until:
+    if handled_until is not None and handled_until != checked.handled_until:
         problem = _write_own_files(config, checked._replace(handled_until=handled_until))
     if problem:
         raise problem

@@ -116,6 +116,9 @@ def test_a_node_hears_what_was_dealt_with(config: NodeConfig, tmp_path: Path) ->
     assert report('{"n02": "9999"}')
     for bad in ('["n01"]', '{"n01": 9999}', "", '{"n01": '):
         assert report(bad)
+    assert not report('{"n01": "9999"}')
+    assert not report('{"n01": ')  # what was read before holds
+    assert report("{}")
     handled.chmod(0o666)
     assert report('{"n01": "9999"}')
 
