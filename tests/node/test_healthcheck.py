@@ -59,6 +59,12 @@ def test_only_a_fresh_refusal_fails_a_prolog(
     assert ("job 7: gpu-count: gpus: 7" in done.stderr) is bool(code)
 
 
+def test_a_pipe_in_place_of_a_refusal_holds_no_prolog_up(hook: Hook, tmp_path: Path) -> None:
+    """It is not opened, as its other end may never be."""
+    os.mkfifo(tmp_path / "state" / "n01.refuse")
+    assert hook(SLURM_SCRIPT_CONTEXT="prolog_slurmd").returncode == 0
+
+
 def test_a_configuration_that_others_can_write_is_not_used(hook: Hook, tmp_path: Path) -> None:
     """It names a program: a warning, and no node is drained for it."""
     (tmp_path / "node.toml").chmod(0o666)
