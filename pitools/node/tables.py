@@ -328,7 +328,7 @@ TABLES: dict[str, Table] = {
         {
             "command": "command line; no shell; ended after 10 s",
             "exit_code": "its exit code; None on time-out",
-            "output": "stdout and stderr, their first 64 KiB",
+            "output": "stdout and stderr, their first 64 KiB; None of a program that is not there",
             "duration_s": "seconds",
         },
         subject="command",

@@ -46,14 +46,15 @@ def read_commands(targets: Collection[str], _skip: Collection[str]) -> Iterator[
         started_s = time.monotonic()
         code, output = _run_command(command)
         duration_s = round(time.monotonic() - started_s, 3)
-        yield {"command": command, "exit_code": code, "output": output[:_OUTPUT_CHARACTERS], "duration_s": duration_s}
+        output = output and output[:_OUTPUT_CHARACTERS]
+        yield {"command": command, "exit_code": code, "output": output, "duration_s": duration_s}
 
 
-def _run_command(command: str) -> tuple[int | None, str]:
+def _run_command(command: str) -> tuple[int | None, str | None]:
     try:
         done = subprocesses.run(shlex.split(command) or [""], timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})
-    except ToolMissing as error:
-        return _NOT_FOUND, error.message
+    except ToolMissing:
+        return _NOT_FOUND, None
     except (Unreachable, ValueError) as error:  # a time-out, or an open quotation mark
         return None, str(error)
     return done.code, done.stdout + done.stderr

@@ -86,6 +86,7 @@ def test_commands(last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
         "sleep 600": None,
     }
     assert (rows["printf '%s|' 'a b' $HOME"]["output"], rows["ls /none"]["output"]) == ("a b|$HOM", "ls: cann")
+    assert rows["no-such-program"]["output"] is None  # so a check of its output is unknown
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs Debian's packages")
