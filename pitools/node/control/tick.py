@@ -174,12 +174,13 @@ class Controller:
         problems += _unheard(nodes, reports, now, control)
         if not act:
             return TickResult(decisions, problems)
-        self._keep(spool.HANDLED, handled(now, list(incidents.values()), control))
         try:
             spool.request_benches(self._spool, {one.node for one in decisions if one.act == "bench"})
         except PitError as error:  # it holds back no drain
             problems.append(str(error))
         rows = [self._carry_out(one, reports, incidents) for one in decisions]
+        of_now = list((self.incidents() if rows else incidents).values())
+        self._keep(spool.HANDLED, handled(timestamps.now_rfc3339(), of_now, control))
         return TickResult(rows, self._new_problems(problems))
 
     def _new_problems(self, problems: Sequence[str]) -> list[str]:

@@ -102,11 +102,11 @@ def test_nodes_are_told_what_was_dealt_with(tmp_path: Path, clock: Clock) -> Non
         world.tick()
         return spool.handled_until(tmp_path, "n03")
 
-    assert told() == ""
+    assert told() == policy.DRAINED
     assert told() == policy.DRAINED
     world.faulty.clear()
     world.slurm.reasons.clear()
-    assert told() == policy.DRAINED
+    assert told() == timestamps.to_rfc3339(clock.now)
     assert told() == timestamps.to_rfc3339(clock.now - timedelta(minutes=1))
     assert spool.handled_until(tmp_path, "n04") == ""
     clock.pass_minutes(60)
