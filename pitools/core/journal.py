@@ -34,7 +34,11 @@ def read_journal(path: Path, kind: type[T], *, hint: str = "") -> list[T]:
 
 
 def append_record(path: Path, record: Record, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Append a record. durable: it survives power loss. Raises PitError, NoSpace too, with the journal as it was."""
+    """Append a record. durable: it survives power loss.
+
+    Raises PitError, NoSpace too: readers find the journal as it was, or, after a failed fsync, perhaps with the record,
+    which power loss may take back.
+    """
     line = msgspec.json.encode(record) + b"\n"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)

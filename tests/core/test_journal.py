@@ -47,3 +47,22 @@ def test_a_damaged_or_unreadable_journal_is_an_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "write", lambda _descriptor, data: len(data) - 1)
     with pytest.raises(NoSpace):
         append_record(path, Line(number=1))
+
+
+def test_after_an_error_nothing_but_the_record_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up within a line leaves the journal as it was; one that cannot sync may have the record."""
+    path = tmp_path / "journal.jsonl"
+    append_record(path, Line(number=0))
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-1]))
+        with pytest.raises(NoSpace):
+            append_record(path, Line(number=1))
+    assert numbers(path) == [0]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (tmp_path / "none").stat())
+        with pytest.raises(ClusterError):
+            append_record(path, Line(number=2))
+    assert numbers(path) == [0, 2]
+    append_record(path, Line(number=3))
+    assert numbers(path) == [0, 2, 3]
