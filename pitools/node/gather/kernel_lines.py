@@ -109,7 +109,7 @@ lustre evicted - | evicted by | {LUSTRE}\S*: this client was evicted
 lustre bug fatal | lbug | lustreerror: \d+:\d+:\([^()]*\([^()]*\)\) LBUG$
 lustre error - | lustreerror: | {LUSTRE}
 lustre error - | lustreerror: | lustreerror: (?:\d{2,}-\d|\d+:\d+:\()
-lustre error - | lneterror: | lneterror: (?:\d{2,}-\d|\d+:\d+:\()
+lustre error - | lneterror: | lneterror: (?:[0-9a-f]{3}-[0-9a-f]: |\d+:\d+:\()
 oom cgroup - | out of memory | memory cgroup out of memory: kill(?:ed)? process (?P<pid>\d+)
 oom host - | out of memory | out of memory(?: \([^)]*\))?: kill(?:ed)? process (?P<pid>\d+)
 hang hung-task - | blocked for more than | INFO: task (?s:.{0,15}):(?P<pid>\d+) blocked for more than \d+ seconds

@@ -51,7 +51,7 @@ SHORT = [
     *("EDAC MC0: UE", "efa efa_a: ", "md/raid1:a: ", "nfs: server aOK", "nvme0n1: Read", "MGC@: evicted"),
     *("eth0: link down", "a link up 1Gbps", "a link up, 1 Gb", "a link down\n", "a link down, x", "GPC 1, TPC 3"),
     *("x,Fatal", "x,Nonfatal", "a, (None)", "kernel: NVRM: ", "[1] NVRM: Xid ", "LNetError: 1-0:", "[Hardware Error"),
-    *("\n", ""),
+    *("LNetError: 11-0", "\n", ""),
 ]
 FAULT_LINES = [line for line, _ in FAULTS.values()]
 
