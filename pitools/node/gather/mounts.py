@@ -93,7 +93,8 @@ def _usage(path: bytes) -> Row:
     """Return how full a file system is; one that answers with an error does not respond."""
     try:
         status = os.statvfs(path)
-    except PermissionError:  # a FUSE mount of a user is closed to root
+    except (PermissionError, FileNotFoundError, NotADirectoryError):
+        # A FUSE mount of a user is closed to root; no path leads to one that a later mount over a parent hides.
         return {"responds": None}
     except (OSError, ValueError):  # ESTALE, ENOTCONN, EIO
         return {"responds": False}

@@ -84,6 +84,21 @@ def test_each_mount_is_a_row(proc: Path, asked: list[bytes], last_rows) -> None:
     assert "/short" not in rows
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTDIR])
+def test_whether_a_hidden_mount_responds_is_unknown(
+    proc: Path, last_rows, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """No path leads to mounts below a folder that a later mount covers, as in a job's own namespace."""
+
+    def statvfs(_: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(mounts.os, "statvfs", statvfs)
+    rows = last_rows("mounts", read_mounts((), (), proc=proc))
+    assert {row.get("responds") for row in rows.values()} == {None}
+    assert rows["/lustre"]["responds"] is None
+
+
 def test_what_may_hang_is_announced(proc: Path, asked: list[bytes]) -> None:
     """Before a mount of a server is read, its row says that it does not respond; a local one is read at once."""
     announced = [row["target"] for row in read_mounts((), (), proc=proc) if row.get("responds") is False]
@@ -107,7 +122,7 @@ def test_without_mountinfo_mounts_are_unknown(tmp_path: Path) -> None:
 
 @given(lines=st.lists(st.binary(max_size=80) | st.sampled_from(MOUNTINFO.encode().splitlines()), max_size=8))
 def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write_tree, last_rows, lines) -> None:
-    """Whatever mountinfo holds, it is read: mounts that it names and that are not there do not respond."""
+    """Whatever mountinfo holds, it is read."""
     proc = write_tree(tmp_path_factory.mktemp("proc"), {"self/mountinfo": b"\n".join(lines)})
     last_rows("mounts", read_mounts((), (), proc=proc))
 
