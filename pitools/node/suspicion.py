@@ -83,12 +83,16 @@ class SuspicionReason(Record, frozen=True, kw_only=True, tag="pit.node-suspicion
 
 
 class Suspicion(Record, frozen=True, kw_only=True, tag="pit.suspected-node/1"):
-    """All that speaks against a node. score: 0 to about 4. users: how many suspect it. reasons: the newest first."""
+    """All that speaks against a node. score: 0 to about 4. users: how many suspect it. reasons: the newest first.
+
+    is_drained: an incident keeps jobs away from it already.
+    """
 
     node: str
     score: float
     users: int
     reasons: tuple[SuspicionReason, ...]
+    is_drained: bool = False
 
     @property
     def is_strong(self) -> bool:
@@ -119,21 +123,22 @@ def suspicions(
     """
     incidents = list(incidents)
     returned = {one.node: one.over_at for one in incidents if one.outcome == EntryKind.RETURNED}
+    drained = {one.node for one in incidents if one.phase not in ("opening", "over")}
     reasons = [*_of_site(now, reports, incidents, bench), *_of_runs(now, runs)]
     by_node: dict[str, list[SuspicionReason]] = {}
     for one in sorted(reasons, key=lambda one: one.at, reverse=True):
         if one.weight and one.at > returned.get(one.node, ""):
             by_node.setdefault(one.node, []).append(one)
-    return {node: _suspicion(node, found) for node, found in by_node.items()}
+    return {node: _suspicion(node, found, is_drained=node in drained) for node, found in by_node.items()}
 
 
-def _suspicion(node: str, reasons: Sequence[SuspicionReason]) -> Suspicion:
+def _suspicion(node: str, reasons: Sequence[SuspicionReason], *, is_drained: bool) -> Suspicion:
     by_source: dict[tuple[str, str], list[float]] = {}
     for one in reasons:
         by_source.setdefault((one.source, one.user), []).append(one.weight)
     score = sum(max(*weights, min(_MAX_OF_SOURCE, sum(weights))) for weights in by_source.values())
     users = len({one.user for one in reasons if one.source == "run"})
-    return Suspicion(node=node, score=round(score, 3), users=users, reasons=tuple(reasons))
+    return Suspicion(node=node, score=round(score, 3), users=users, reasons=tuple(reasons), is_drained=is_drained)
 
 
 def _of_site(

@@ -100,7 +100,7 @@ class Cluster:
         return [SimpleNamespace(state=now[item]) for item in ids if item in now]
 
     def nodes(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(node=f"n{number}") for number in range(1, 9)]
+        return [SimpleNamespace(node=f"n{number}", partitions=("q" if number == 8 else "p",)) for number in range(1, 9)]
 
     def cancel(self, ids: Sequence[str], *, user: str = "") -> None:
         self.cancelled += ids

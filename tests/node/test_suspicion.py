@@ -105,6 +105,13 @@ def test_what_makes_a_node_suspected(given_: dict[str, Any], is_strong: bool | N
     assert found is None or (found.score > 0 and found.reasons)
 
 
+@pytest.mark.parametrize("phase", ["opening", "drained", "recovered", "returning"])
+def test_a_drained_node_is_told_from_one_to_be_drained(phase: Any) -> None:
+    """Both are strongly suspected; only an intended drain lets jobs through."""
+    one = suspicions(at(0), finding("drain"), [incident(phase=phase)], [], [])["n1"]
+    assert (one.is_strong, one.is_drained) == (True, phase != "opening")
+
+
 @pytest.mark.parametrize(
     ("action", "failing", "suspected"), [("watch", 3, 0), ("watch", 2, 2), ("drain", 3, 3), ("none", 1, 0)]
 )

@@ -157,15 +157,18 @@ def exclusions_for_next_job(
 ) -> tuple[str, ...]:
     """Return the nodes to exclude from the plan's next job: at most the site's share, leaving enough nodes for the job.
 
-    First those that this user excludes, then those that are strongly suspected at the site: see node/suspicion.py.
+    First those that this user excludes, then those that are strongly suspected at the site: see node/suspicion.py. One
+    that the controller drained gets no job: it is left out, or, if this user excludes it, comes last.
 
-    existing_nodes: the cluster's nodes if known; no other node is returned then, since sbatch rejects unknown names.
+    existing_nodes: the partition's nodes if known; no other node is returned then, since sbatch rejects unknown names.
     """
     plan_excludes = _expand_nodes(plan.job.exclude)
     handled = plan_excludes | _expand_nodes(plan.job.nodelist)
     suspected = sorted(suspicions_of_site(site, existing_nodes).values(), key=lambda one: -one.score)
-    nodes = [entry.node for entry in active_exclusions(runs, site)] + [one.node for one in suspected if one.is_strong]
-    nodes = [node for node in dict.fromkeys(nodes) if node not in handled]
+    drained = {one.node for one in suspected if one.is_drained}
+    nodes = [entry.node for entry in active_exclusions(runs, site)]
+    nodes += [one.node for one in suspected if one.is_strong and not one.is_drained]
+    nodes = [node for node in sorted(dict.fromkeys(nodes), key=drained.__contains__) if node not in handled]
     nodes = [node for node in nodes if existing_nodes is None or node in existing_nodes]
     partition = site.partitions.get(plan.job.partition)
     size = partition.nodes if partition else 0

@@ -45,7 +45,10 @@ def submit_next_job(
         if not exclude_args or error.reason is not SlurmReason.INVALID_NODE_NAME:
             raise
     # An excluded node may have left the cluster, or a log may spell it differently: drop the nodes that do not exist.
-    existing_nodes = {node.node for node in client(site).nodes()}
+    partitions = set(plan.job.partition.split(",")) - {""}
+    existing_nodes = {
+        node.node for node in client(site).nodes() if not (partitions and partitions.isdisjoint(node.partitions))
+    }
     exclude_args = exclusions.sbatch_exclude_args(runs, site, plan, existing_nodes=existing_nodes)
     return exactly_once.submit_once(
         run_dir, site, args=(*exclude_args, *begin_args, *args), job_number=job_number, retry_for_s=retry_for_s

@@ -208,12 +208,12 @@ def test_between_two_attempts_the_script_lives(runs: Runs, cluster: Cluster) -> 
 
 
 def test_a_node_that_is_none(runs: Runs, cluster: Cluster) -> None:
-    """sbatch refuses a name that it does not know: one such keeps no run from going on."""
+    """sbatch refuses a name that it does not know: one such keeps no run from going on, nor does n8, of partition q."""
     run_dir = runs.make()
     runs.attempt(run_dir)
     bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
     site = Site(name="s")
-    exclusions.exclude_nodes(run_dir.parent, site, ["n99", "n7"], bad, "other")
+    exclusions.exclude_nodes(run_dir.parent, site, ["n7", "n8", "n99"], bad, "other")
     follow(run_dir, cluster)
     assert cluster.sent == [("--exclude=n7",)]
 

@@ -92,6 +92,17 @@ def test_what_the_site_suspects_comes_last(tmp_path: Path, monkeypatch: pytest.M
     assert exclusions.exclusions_for_next_job(tmp_path, site(exclude_share=0.0), plan()) == ()
 
 
+def test_drained_nodes_take_nothing_of_the_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No job gets one: a node whose drain is held back stays out instead; the user's own drained one comes last."""
+    drained = [Suspicion(node=f"n{each}", score=2.0, users=0, reasons=(), is_drained=True) for each in (1, 2, 3, 4)]
+    found = {one.node: one for one in [*drained, Suspicion(node="n5", score=1.0, users=2, reasons=())]}
+    monkeypatch.setattr(exclusions, "suspicions_of_site", lambda *_: found)
+    assert exclusions.exclusions_for_next_job(tmp_path, site(10), plan()) == ("n5",)
+    exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "r")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(10), plan()) == ("n5",)
+    assert exclusions.exclusions_for_next_job(tmp_path, site(20), plan()) == ("n5", "n1")
+
+
 @given(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1), st.integers(0, 30))
 def test_a_job_always_fits(size: int, nodes: int, share: float, bad: int) -> None:
     """However many nodes are bad, as many stay as the job asks for; a share of 0 leaves none out."""
