@@ -59,9 +59,11 @@ def make_suspicions(spool: Path) -> None:
 
     A user's folder that is not empty stays. Raises OSError if it cannot be made.
     """
-    with contextlib.suppress(FileExistsError):
-        (spool / SUSPICIONS).mkdir()
-        (spool / SUSPICIONS).chmod(0o1777)
+    folder, made = spool / SUSPICIONS, spool / f".{SUSPICIONS}"
+    if not folder.exists():  # with its mode, or not at all: another mode is a person's
+        made.mkdir(exist_ok=True)
+        made.chmod(0o1777)
+        made.rename(folder)
     for path in suspicion_files(spool)[1][:_MAX_REMOVED]:
         with contextlib.suppress(OSError):
             path.rmdir() if stat.S_ISDIR(path.lstat().st_mode) else path.unlink()

@@ -156,6 +156,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_folder_is_made_with_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the tick after one that was killed on the way; the mode that a person sets is kept."""
+
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            spool.make_suspicions(tmp_path)
+    for mode in (0o1777, 0o755):
+        spool.make_suspicions(tmp_path)
+        assert [(path.name, path.stat().st_mode & 0o7777) for path in tmp_path.iterdir()] == [("suspicions", mode)]
+        (tmp_path / "suspicions").chmod(0o755)
+
+
 def line(**changed: object) -> bytes:
     return json.dumps({**json.loads(msgspec.json.encode(record(user="root"))), **changed}).encode()
 
