@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Collection, Iterable, Set
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ CONTROL, HANDLED = "control", "handled.json"
 """The controller's folder of the spool, and what nodes read there."""
 
 MAX_SUSPICION_BYTES = 1 << 14  # of a file there
-_MAX_OF_USER, _MAX_REMOVED, _DAY_S = 64, 5_000, 86400.0
+_MAX_OF_USER, _MAX_ENTRIES, _CLEAN_S, _DAY_S = 64, 100_000, 5.0, 86400.0
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
 _REQUESTS = "bench-requests"
@@ -55,7 +56,7 @@ def write_report(spool: Path, report: NodeReport) -> None:
 
 
 def make_suspicions(spool: Path) -> None:
-    """Make the folder of suspicions, to which every user may add files, and remove those that count no more.
+    """Make the folder of suspicions, to which every user may add files, and remove those that count no more, for 10 s.
 
     A user's folder that is not empty stays. Raises OSError if it cannot be made.
     """
@@ -64,28 +65,37 @@ def make_suspicions(spool: Path) -> None:
         made.mkdir(exist_ok=True)
         made.chmod(0o1777)
         made.rename(folder)
-    for path in suspicion_files(spool)[1][:_MAX_REMOVED]:
+    _, old = suspicion_files(spool, time.monotonic() + _CLEAN_S)
+    until = time.monotonic() + _CLEAN_S
+    for path, is_folder in sorted(old, key=lambda one: one[1]):  # folders last: all may have to stay
+        if time.monotonic() > until:
+            return
         with contextlib.suppress(OSError):
-            path.rmdir() if stat.S_ISDIR(path.lstat().st_mode) else path.unlink()
+            path.rmdir() if is_folder else path.unlink()
 
 
-def suspicion_files(spool: Path) -> tuple[list[tuple[int, Path]], list[Path]]:
-    """Return the owner's uid and the path of the newest files of each user, and the paths of all that count no more."""
+def suspicion_files(spool: Path, until: float) -> tuple[list[tuple[int, Path]], list[tuple[Path, bool]]]:
+    """Return the newest files of each user, with its uid, and all that counts no more, with whether it is a folder.
+
+    Users decide how much is there: it looks at _MAX_ENTRIES at most. until: when it stops, of the monotonic clock.
+    """
     by_uid: dict[int, list[tuple[float, str]]] = {}
-    others: list[tuple[float, str]] = []
+    old: list[tuple[Path, bool]] = []
     with contextlib.suppress(OSError), os.scandir(spool / SUSPICIONS) as entries:
-        for entry in entries:
+        for entry in islice(entries, _MAX_ENTRIES):
+            if time.monotonic() > until:
+                break
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 status = entry.stat(follow_symlinks=False)
                 is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_SUSPICION_BYTES
-                is_kept = is_small and status.st_mtime > time.time() - _DAY_S
-                files = by_uid.setdefault(status.st_uid, []) if is_kept else others
-                files.append((status.st_mtime, entry.path))
+                if is_small and status.st_mtime > time.time() - _DAY_S:
+                    by_uid.setdefault(status.st_uid, []).append((status.st_mtime, entry.path))
+                else:
+                    old.append((Path(entry.path), stat.S_ISDIR(status.st_mode)))
     for files in by_uid.values():
         files.sort(reverse=True)
-        others += files[_MAX_OF_USER:]
-    kept = [(uid, Path(path)) for uid, files in by_uid.items() for _, path in files[:_MAX_OF_USER]]
-    return kept, [Path(path) for _, path in others]
+        old += [(Path(path), False) for _, path in files[_MAX_OF_USER:]]
+    return [(uid, Path(path)) for uid, files in by_uid.items() for _, path in files[:_MAX_OF_USER]], old
 
 
 def reported_nodes(spool: Path) -> set[str]:

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -47,7 +48,7 @@ _MAX_OF_SOURCE = 0.5  # what one user, or one report without a finding that drai
 _DRAINS, _WATCHED, _WARNED, _SLOW = 1.0, 0.4, 0.2, 0.4
 _DRAINING, _WATCHING = ACTIONS.index("drain-after-job"), ACTIONS.index("watch")
 _MAX_NODES_OF_USER = 8
-_TIMEOUT_S = 5.0
+_TIMEOUT_S, _READ_S = 5.0, 1.0
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 
@@ -211,9 +212,14 @@ def _benched_nodes(spool: Path) -> list[str]:
 
 
 def read_run_records(spool: Path, nodes: Collection[str]) -> list[RunRecord]:
-    """Return what users' runs found of these nodes; what is foreign, damaged or hostile is left out."""
-    kept, _ = spool_folder.suspicion_files(spool)
-    return [record for uid, path in kept for record in _read_file(path, uid, nodes)]
+    """Return what users' runs found of these nodes; what is foreign, damaged or hostile is left out.
+
+    After twice _READ_S what was not read yet is left out, too: no user's files keep a run from the rest.
+    """
+    kept, _ = spool_folder.suspicion_files(spool, time.monotonic() + _READ_S)
+    until = time.monotonic() + _READ_S
+    in_time = takewhile(lambda _: time.monotonic() <= until, kept)
+    return [record for uid, path in in_time for record in _read_file(path, uid, nodes)]
 
 
 def _read_file(path: Path, uid: int, nodes: Collection[str]) -> list[RunRecord]:

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import tempfile
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,7 +40,7 @@ def at(hours: float) -> str:
 
 def record(node: str = "n1", user: str = "ada", run: str = "r1", hours: float = 0.0, **more: Any) -> RunRecord:
     plain = {"kind": "gpu", "confidence": "certain", "rule": "xid-79"}
-    return RunRecord(node=node, user=user, run=run, at=at(hours), **{**plain, **more})
+    return RunRecord(node=node, user=user, run=run, **{"at": at(hours), **plain, **more})
 
 
 def finding(action: Any = "watch", **more: Any) -> dict[str, NodeReport]:
@@ -249,6 +251,31 @@ def test_nobody_silences_others(folder: Path) -> None:
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in files)
 
 
+def test_no_heap_of_files_holds_up_the_controller(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at so many, and removes for so long, first what can be removed."""
+    for number in range(4):
+        (folder / f"suspicions/{number}/full").mkdir(parents=True)
+        (folder / f"suspicions/{number}.jsonl").symlink_to("none")
+    clock, tried = [0.0], []
+
+    def fail_late(path: Path) -> None:
+        clock[0] += 6.0
+        tried.append(path)
+
+    monkeypatch.setattr(spool, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rmdir", fail_late)
+        spool.make_suspicions(folder)
+    assert [path.is_dir() for path in (folder / "suspicions").iterdir()] == [True] * 4
+    assert len(tried) == 1
+    for number in range(4):
+        suspicion.write_run_records(folder, [record(run=f"r{number}")])
+    monkeypatch.setattr(spool, "_MAX_ENTRIES", 6)
+    assert 2 <= len(suspicion.read_run_records(folder, NODES)) <= 4
+    monkeypatch.setattr(spool, "_MAX_ENTRIES", 0)
+    assert suspicion.read_run_records(folder, NODES) == []
+
+
 def site_with_spool(folder: Path) -> Site:
     config = folder / "node.toml"
     config.write_text(f'spool = "{folder}"\n')
@@ -272,8 +299,10 @@ def test_a_cause_reaches_the_site(folder: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_strong_is_left_out(folder: Path) -> None:
-    """Its cost is infinite, as of a node whose drain a limit holds back."""
+def test_what_is_strong_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost is infinite, as of a node whose drain a limit holds back; also without time for what users wrote."""
+    suspicion.write_run_records(folder, [record("n2", at=to_rfc3339(datetime.now(UTC)))])
+    monkeypatch.setattr(suspicion, "_READ_S", -1.0)
     (report,) = finding("drain").values()
     spool.write_report(folder, msgspec.structs.replace(report, checked_at=to_rfc3339(datetime.now(UTC))))
     assert suspicion.costs_at_site(site_with_spool(folder), NODES) == {"n1": math.inf}

@@ -137,7 +137,6 @@ class Controller:
         spool.require_usable(self._spool)
         try:
             self._folder.mkdir(mode=0o755, exist_ok=True)
-            spool.make_suspicions(self._spool)
         except OSError as error:
             raise from_os_error(error, self._folder) from error
         with lock(self._folder / "lock", "the journal of incidents"):
@@ -181,6 +180,10 @@ class Controller:
         rows = [self._carry_out(one, reports, incidents) for one in decisions]
         of_now = list((self.incidents() if rows else incidents).values())
         self._keep(spool.HANDLED, handled(timestamps.now_rfc3339(), of_now, control))
+        try:
+            spool.make_suspicions(self._spool)
+        except OSError as error:
+            problems.append(str(from_os_error(error, self._spool)))
         return TickResult(rows, self._new_problems(problems))
 
     def _new_problems(self, problems: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.core.errors import ConfigError
+from pitools.core.errors import ConfigError, TryLater
 from pitools.node import spool
 from pitools.node.check.config import NodeConfig, load_config
 from pitools.node.control import tick
@@ -44,6 +45,29 @@ def test_what_others_did_meanwhile_is_not_said_to_be_done(tmp_path: Path, clock:
     (row,) = world.tick()
     assert (row.act, row.done, row.error, "bob: fans" in row.why) == ("return", False, "", True)
     assert world.slurm.resumed == []
+
+
+def test_what_users_wrote_is_removed_after_the_acts(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the lock, whatever it takes or fails with; a person's return does not wait for it."""
+    world, seen = World(tmp_path, clock), list[set[str]]()
+
+    def fail(_: Path) -> None:
+        with pytest.raises(TryLater):
+            controller.tick(act=True)
+        seen.append(world.ours())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spool, "make_suspicions", fail)
+    controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    world.faulty["n03"] = "drain"
+    world.report()
+    rows, problems = controller.tick(act=True)
+    assert ([row.done for row in rows], seen) == ([True], [{"n03"}])
+    assert any("No space" in one or "full" in one for one in problems)
+    controller.return_nodes(["n03"])
+    assert len(seen) == 1
 
 
 def test_a_check_that_is_no_more_leaves_its_node_to_a_person(tmp_path: Path, clock: Clock) -> None:
