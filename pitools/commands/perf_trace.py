@@ -53,8 +53,9 @@ def trace(
         log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"]) / "steps", rank)  # of pitools.run.steps
         log.write(step=step, loss=loss, wall_s=wall_s, …)  # at each step's end
 
-    A block under `with annotate("input")`, of pitools.run.trace_capture, is a part of its own. Exit 1 if a rank's trace
-    is missing.
+    A block under `with annotate("input")`, of pitools.run.trace_capture, is a part of its own. A program whose own
+    profiler is on is not traced; its own start_trace of JAX raises RuntimeError during the recording. Exit 1 if a
+    rank's trace is missing.
 
     \b
     pit perf trace bc-20261126-190100-9f3c2a --ranks 0-3

@@ -8,6 +8,7 @@ first calls, and is not marked as one. A framework that the program has not load
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import tempfile
 import threading
@@ -64,7 +65,7 @@ class _Torch:
 
     def __init__(self, _: Path) -> None:
         torch = sys.modules["torch"]
-        if torch.autograd._profiler_enabled():
+        if torch.autograd._profiler_enabled() or _has_scheduled(torch.profiler.profile):
             raise RuntimeError("the program's own profiler is on")
         self._profiler, self.annotation = torch.profiler, torch.profiler.record_function
         self._session = session = self._profiler.profile(activities=self._profiler.supported_activities())
@@ -83,8 +84,17 @@ class _Torch:
         self._session.stop_trace()
 
     def write(self, folder: Path) -> Path:
+        if not self._session.profiler.kineto_results.trace_start_ns():  # exporting it would be a segmentation fault
+            raise RuntimeError("the program's own profiler began during the trace")
         self._session.export_chrome_trace(str(folder / "trace.json"))
         return folder / "trace.json"
+
+
+def _has_scheduled(kind: type[Any]) -> bool:
+    """Return whether a torch.profiler.profile waits or warms up by its schedule, which PyTorch does not call enabled:
+    another's start and stop would make its next step a segmentation fault. Takes some 0.1 s a million objects."""
+    found = (each for made in (kind, *kind.__subclasses__()) for each in gc.get_referrers(made))
+    return any(issubclass(type(each), kind) and (each.step_rec_fn or each.profiler is None) for each in found)
 
 
 class _Jax:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -195,6 +196,44 @@ def test_the_programs_own_profiler_is_left_alone(attempt: Path, monkeypatch: pyt
         loop(attempt, work=work)
     assert status(attempt, "3-5").error == "the program's own profiler is on"
     assert sum(event.count for event in own.key_averages() if event.key == "aten::linear") == 12
+
+
+WITH_SCHEDULE = """
+import sys, torch
+from pathlib import Path
+from torch.profiler import profile, schedule
+from pitools.run import trace_capture
+from tests.performance.test_capture import loop
+trace_capture._POLL_S = 0.0
+attempt, made_at, wait, warmup = Path(sys.argv[1]), *map(int, sys.argv[2:])
+own = None
+def work(step):
+    global own
+    if step == made_at:
+        own = profile(schedule=schedule(wait=wait, warmup=warmup, active=2, repeat=1)).__enter__()
+    torch.ones(8, 8).sum()
+    if step > made_at:
+        own.step()
+loop(attempt, range(25), work=work)
+own.stop()
+print(sum(event.count for event in own.key_averages() if event.key == "aten::ones"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("made_at", "wait", "warmup", "error"),
+    [(0, 4, 3, "is on"), (0, 1, 12, "is on"), (5, 0, 6, "began during")],  # warms up during the trace, before, later
+)
+def test_a_profiler_that_waits_or_warms_up_survives(
+    attempt: Path, made_at: int, wait: int, warmup: int, error: str
+) -> None:
+    """It is not on by PyTorch's word, and a second one would end the process by a signal."""
+    pytest.importorskip("torch")
+    ask(attempt, 4, 6)
+    command = [sys.executable, "-c", WITH_SCHEDULE, str(attempt), *map(str, (made_at, wait, warmup))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert error in status(attempt, "4-6").error
 
 
 def test_damage_and_a_full_disk_are_not_the_loops_problem(attempt: Path, capfd: pytest.CaptureFixture[str]) -> None:
