@@ -202,7 +202,12 @@ class TraceCapture:
             self._accept(run_folder.read_record(self._path, TraceRequest))
 
     def _accept(self, request: TraceRequest | None) -> None:
+        """Want a request, unless this rank has carried it out: a process may write a second log, or start again."""
         self._wanted = request if request is not None and request.includes(self._rank) else None
+        if self._wanted is not None:
+            found = run_folder.read_or_none(_status_path(self._folder / self._wanted.window, self._rank), RankTrace)
+            if found is not None and found.state != "recording":
+                self._wanted = None
 
     def _start(self, first_step: int) -> None:
         global _recording
@@ -286,8 +291,12 @@ def _failed(status: RankTrace, error: Exception) -> RankTrace:
     return msgspec.structs.replace(status, state="failed", error=problem[:1000])
 
 
+def _status_path(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.status.json"
+
+
 def _write_status(folder: Path, status: RankTrace) -> None:
-    run_folder.write_record(folder / f"{status.rank}.status.json", status)
+    run_folder.write_record(_status_path(folder, status.rank), status)
 
 
 def _store(source: Path, target: Path) -> int:
