@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import timestamps
-from pitools.core.errors import DataError, TryLater, UsageError
+from pitools.core.errors import TryLater, UsageError
 from pitools.run import run_folder, traces
 from pitools.run.steps import Step, read_steps_after
 from pitools.run.traces import RankTrace, TraceRequest, read_traces
@@ -72,7 +72,7 @@ def ask(attempt: Path, now: Position, *, steps: int, ranks: str, after: int | No
         raise UsageError(problem, where="--after", hint="leave it out to trace as soon as possible")
     if (earlier := pending(attempt)) is not None:
         problem = f"a trace of steps {earlier.window} is going on, asked for at {earlier.t}"
-        hint = f"wait for it, or withdraw it: rm {attempt}/traces/request.json"
+        hint = f"wait for it, or withdraw it: rm -f {' '.join(map(str, _request_files(attempt)))}"
         raise TryLater(problem, where=str(attempt), hint=hint)
     first = first if after is None else after + 1
     request = TraceRequest(
@@ -84,12 +84,16 @@ def ask(attempt: Path, now: Position, *, steps: int, ranks: str, after: int | No
 
 
 def pending(attempt: Path) -> TraceRequest | None:
-    """Return the attempt's request if a rank that logs steps has neither carried it out nor failed to."""
-    try:
-        request = run_folder.read_record(attempt / "traces" / traces.REQUEST_FILE, TraceRequest)
-    except DataError:
-        return None
-    return request if request is not None and unfinished(attempt, request, logging_ranks(attempt)) else None
+    """Return the attempt's request, or its run's, that a rank that logs steps has neither carried out nor failed to."""
+    for path in _request_files(attempt):
+        request = run_folder.read_or_none(path, TraceRequest)
+        if request is not None and unfinished(attempt, request, logging_ranks(attempt)):
+            return request
+    return None
+
+
+def _request_files(attempt: Path) -> tuple[Path, Path]:
+    return attempt / "traces" / traces.REQUEST_FILE, attempt.parent.parent / traces.RUN_REQUEST_FILE
 
 
 def withdraw(attempt: Path) -> None:

@@ -313,6 +313,27 @@ def test_a_run_is_traced_from_its_start(attempt: Path, recorder: type[Recorder])
     assert "began after step 4" in status(later, "6-8").error
 
 
+def test_a_request_is_carried_out_once(attempt: Path, recorder: type[Recorder]) -> None:
+    """Not again by a rank's second log, such as of an evaluation, or a loop that starts again."""
+    ask(attempt, 3, 5)
+    loop(attempt)
+    loop(attempt, range(20, 30))
+    assert (status(attempt, "3-5").first_step, recorder.stopped) == (3, 1)
+
+
+def test_a_request_does_not_replace_the_runs_own(attempt: Path, recorder: type[Recorder]) -> None:
+    """It is refused while that waits, with the file to remove."""
+    ask(attempt.parents[1], 60, 61, name="trace.json")
+    write_steps(attempt, 20, 5.0)
+    (attempt / "traces" / "60-61" / "0.status.json").unlink()  # as if the loop were not over
+    with pytest.raises(TryLater, match="steps 60-61 is going on") as error:
+        trace_run.ask(attempt, trace_run.position(attempt, 0), steps=5, ranks="", after=None)
+    assert error.value.hint.endswith("run/trace.json")
+    loop(attempt, range(50, 70))
+    assert status(attempt, "60-61").first_step == 60
+    trace_run.ask(attempt, trace_run.position(attempt, 0), steps=5, ranks="", after=None)
+
+
 @pytest.mark.parametrize("first_step", [0, 1000])
 def test_a_log_asks_the_file_system_once_a_second(
     attempt: Path, first_step: int, monkeypatch: pytest.MonkeyPatch
