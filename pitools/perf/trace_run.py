@@ -58,7 +58,7 @@ def position(attempt: Path, rank: int) -> Position:
 def first_possible(now: Position) -> int:
     """Return the first step that all ranks can record: they are in the step after `now`, see the request by the end of
     it or some seconds later, and start the profiler one step early."""
-    return max(now.step + 3 + int(_AHEAD_S / max(now.wall_s, 1e-6)), traces.FIRST_STEP)
+    return max(now.step + 3 + int(_AHEAD_S / max(now.wall_s, 1e-3)), traces.FIRST_STEP)
 
 
 def ask(attempt: Path, now: Position, *, steps: int, ranks: str, after: int | None) -> TraceRequest:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pitools.core.errors import DataError
 from pitools.perf.attribute.buckets import BUCKETS, Buckets, split_steps
 from pitools.perf.attribute.verdict import judge
 from pitools.perf.spans import Kind, Names, RankSpans, Spans, SpanTable, Windows, make_spans, make_windows
@@ -217,6 +218,12 @@ def test_advice_has_a_ceiling() -> None:
     verdict = judge(split_steps(table(one_rank(spans, steps))))
     assert [(each.cause, each.gain_ms, each.ceiling_ms) for each in verdict.advice] == [("input", 40.0, 60.0)]
     assert verdict.verdict == "input"
+
+
+def test_steps_without_time_are_refused() -> None:
+    """As of a step log whose times are all 0."""
+    with pytest.raises(DataError, match="no step takes any time"):
+        judge(split_steps(table(one_rank([], [(step, 5, 5) for step in range(4)]))))
 
 
 def test_names_have_one_index() -> None:

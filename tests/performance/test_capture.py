@@ -381,6 +381,7 @@ def test_the_first_step_is_ahead_of_all_ranks(attempt: Path) -> None:
     assert (now.step, now.wall_s, now.is_steady) == (39, 0.1, True)
     assert trace_run.first_possible(now) in (71, 72)
     assert trace_run.first_possible(trace_run.Position(step=39, wall_s=30.0, count=1)) == 42
+    assert trace_run.first_possible(trace_run.Position(step=39, wall_s=0.0, count=8)) == 3042
     request = trace_run.ask(attempt, now, steps=5, ranks="", after=99)
     assert (request.first_step, request.last_step) == (100, 104)
 

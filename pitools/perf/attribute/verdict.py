@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
 from pitools.perf.stragglers import find_slow_ranks
@@ -60,8 +61,13 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.perf-verdict/1"):
 
 
 def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
-    """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %."""
+    """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %.
+
+    Raises DataError for steps that take no time.
+    """
     wall = float(buckets.wall_ns.mean())
+    if not wall:
+        raise DataError("no step takes any time (expected steps of 1 ns or more)", hint="log wall_s, in seconds")
     mean = {name: float(part) for name, part in zip(BUCKETS, buckets.parts_ns.mean(axis=0), strict=True)}
     skew = float(buckets.skew_ns.mean())
     rank, excess, lost = _straggler(buckets)
