@@ -42,7 +42,7 @@ def attribute(
     from pitools.core.output import Output
     from pitools.perf.attribute.buckets import split_steps
     from pitools.perf.attribute.verdict import judge
-    from pitools.perf.read.files import find_files
+    from pitools.perf.read.files import UNREADABLE, find_files
     from pitools.perf.read.flight_recorder import find_hangs
     from pitools.perf.read.read import read_table
 
@@ -56,7 +56,7 @@ def attribute(
                 out(hang)
         if not hangs:
             click.echo(f"pit: {len(dumps)} Flight Recorder dumps, and no collective that waits for a rank", err=True)
-        if len(dumps) == len(found):
+        if all(each.form in ("flight", UNREADABLE) for each in found):
             return
     table = read_table(found)
     buckets = split_steps(table)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, PitError, UsageError
+from pitools.perf.read import files as files_module
 from pitools.perf.read import kineto
 from pitools.perf.read.classify import hlo_kind, host_kind
 from pitools.perf.read.files import find_files, read_chunks
@@ -367,6 +368,25 @@ def test_files_are_known_by_content(tmp_path: Path, profiles: Path, real: Path) 
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match="no profile"):
         find_files([tmp_path / "none"])
+
+
+def test_a_folder_is_read_beside_what_is_not_whole_or_gone(
+    profiles: Path, tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a write that was killed is not used, nor a file that vanishes; one that cannot be read is noted."""
+    for name in ("0.json.gz", ".0.json.gz.part", "gone.json.gz", "secret.json.gz"):
+        (tmp_path / name).write_bytes((profiles / "torch-healthy" / "0.json.gz").read_bytes())
+
+    def opened(path: Path) -> Any:
+        if path.stem.startswith(("gone", "secret")):
+            raise (FileNotFoundError if path.stem.startswith("gone") else PermissionError)(str(path))
+        return path.open("rb")
+
+    monkeypatch.setattr(files_module, "open_regular", opened)
+    table = read(tmp_path)
+    assert list(table.ranks) == [0]
+    assert f"not used: {tmp_path}/secret.json.gz: unreadable" in table.notes
+    assert not any("gone" in note for note in table.notes)
 
 
 def test_two_files_of_a_rank_are_refused(tmp_path: Path, read: Read) -> None:

@@ -14,11 +14,12 @@ from pitools.core.fs import open_regular
 _CHUNK = 8 << 20
 _HEAD = 64 << 10
 _MAX_FILES = 100_000
-_SKIPPED_FOLDERS = ("checkpoints", "code", "submitit", ".git")
+_SKIPPED_FOLDERS = ("checkpoints", "code", "submitit")
+UNREADABLE = "unreadable"
 
 
 class Found(NamedTuple):
-    """A file, and what is in it: kineto, xplane, inspector, steps or flight."""
+    """A file, and what is in it: kineto, xplane, inspector, steps or flight; unreadable of a folder's that is so."""
 
     path: Path
     form: str
@@ -67,8 +68,8 @@ def find_files(paths: Sequence[Path]) -> list[Found]:
                 raise DataError(f"unknown content (expected {expected})", where=str(path))
             found.append(Found(path, form))
             continue
-        files = [Found(each, _detect(each)) for each in _walk(path)]
-        if not any(each.form for each in files):
+        files = [Found(each, _form(each)) for each in _walk(path)]
+        if not any(each.form not in ("", UNREADABLE) for each in files):
             hint = "pit perf attribute FILE of a profile that you made, or a run with a step log"
             raise UsageError(f"no profile or step log in {len(files)} files", where=str(path), hint=hint)
         found += [each for each in files if each.form]
@@ -78,7 +79,7 @@ def find_files(paths: Sequence[Path]) -> list[Found]:
 def _walk(folder: Path) -> list[Path]:
     """Return the files below a folder, in the order of their numbers; of a run's attempts, and an attempt's traces, the
     last's alone."""
-    attempts = sorted((folder / "attempts").glob("*"), key=natural_key)
+    attempts = sorted((folder / "attempts").glob("[!.]*"), key=natural_key)
     traces = sorted((attempts[-1] if attempts else folder).glob("traces/*-*"), key=natural_key)
     older = {*attempts[:-1], *traces[:-1]}
     files: list[Path] = []
@@ -86,7 +87,9 @@ def _walk(folder: Path) -> list[Path]:
         relative = each.relative_to(folder).parts
         if older and not older.isdisjoint((each, *each.parents)):
             continue
-        if not set(relative) & set(_SKIPPED_FOLDERS) and each.is_file():
+        if any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in relative):  # .part: not yet whole
+            continue
+        if each.is_file():
             files.append(each)
         if len(files) > _MAX_FILES:
             raise UsageError(f"more than {_MAX_FILES} files", where=str(folder), hint="name the folder of the profile")
@@ -96,6 +99,16 @@ def _walk(folder: Path) -> list[Path]:
 def natural_key(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts numbers in paths by value."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", str(path)) if part]
+
+
+def _form(path: Path) -> str:
+    """Return what is in a file of a folder; "" also where it has vanished meanwhile, as those of a running job do."""
+    try:
+        return _detect(path)
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return UNREADABLE
 
 
 def _detect(path: Path) -> str:

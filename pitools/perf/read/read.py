@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pitools.core.errors import DataError, UsageError
-from pitools.perf.read.files import Found
+from pitools.perf.read.files import UNREADABLE, Found
 from pitools.perf.read.inspector import read_inspector
 from pitools.perf.read.kineto import read_kineto
 from pitools.perf.read.step_log import read_step_log
@@ -33,16 +33,18 @@ def read_table(found: Sequence[Found]) -> SpanTable:
     if not form:
         raise UsageError("no profile or log of steps among these files", where=str(found[0].path) if found else "")
     names, notes = Names(), []
-    reads, errors = [], []
+    reads: list[RankSpans] = []
+    errors: list[Exception] = []
     for item in found:
         try:
             if item.form == form:
                 reads.append(READERS[form](item.path, names))
-        except DataError as error:
+        except (DataError, FileNotFoundError) as error:
             errors.append(error)
     if not reads:
         raise errors[0]
     notes += [f"not used: {error}" for error in errors]
+    notes += [f"not used: {item.path}: unreadable" for item in found if item.form == UNREADABLE]
     if any(read.rank is None for read in reads):
         if len(reads) > 1:
             _require_one_capture(reads)
