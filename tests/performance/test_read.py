@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -353,6 +355,33 @@ def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(DataError, match="it would run"):
         find_hangs([path])
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("where", ["name", "group", "sequence", "ranks", "members", "index"])
+def test_a_hostile_dump_takes_neither_time_nor_memory(tmp_path: Path, where: str) -> None:
+    """Lists whose text doubles at each level, numbers of 5000 digits, and an index of the memo beyond all memory."""
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    content = dump({1: "completed", 2: "started"})
+    entry, number = content["entries"][1], 10**5000
+    if where in ("name", "group", "sequence"):
+        key, value = {"name": ("profiling_name", bomb), "group": ("process_group", (bomb,)),
+                      "sequence": ("collective_seq_id", number)}[where]  # fmt: skip
+        entry[key] = value
+    content["pg_config"]["0"]["ranks"] = {"ranks": "9" * 5000 + ", 0", "members": [bomb, number, 0]}.get(where, "0")
+    data = pickle.dumps(content, 2)
+    if where == "index":
+        data = data[:-1] + b"r\xf0\xff\xff\x7f."  # LONG_BINPUT
+    path = tmp_path / "dump_0"
+    path.write_bytes(data)
+    code = (
+        "import resource, sys; from pathlib import Path; from pitools.perf.read.flight_recorder import find_hangs\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30,) * 2); resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
+        "print([hang.no_dump for hang in find_hangs([Path(sys.argv[1])])])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "[]\n" if where == "sequence" else "[[]]\n"), done.stderr
 
 
 def test_files_are_known_by_content(tmp_path: Path, profiles: Path, real: Path) -> None:

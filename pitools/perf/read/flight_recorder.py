@@ -16,6 +16,7 @@ from pitools.core.fs import open_regular
 from pitools.core.record import Record
 
 _MAX_BYTES = 256 << 20
+_MAX_TEXT = 1000  # characters of a name
 _Log = dict[int, tuple[bool, str]]  # sequence → whether it ended, operation
 
 
@@ -34,7 +35,7 @@ class Hang(Record, frozen=True, kw_only=True, tag="pit.perf-hang/1"):
     no_dump: list[int]
 
 
-class _NoCode(pickle.Unpickler):
+class _NoCode(pickle._Unpickler):  # the one in Python: that in C takes memory for whatever index a dump names
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it would run {module}.{name}")
 
@@ -71,12 +72,12 @@ def find_hangs(paths: Sequence[Path]) -> list[Hang]:
             members.setdefault(name, set()).update(group)
         for entry in dump["entries"]:
             sequence = entry.get("collective_seq_id") if isinstance(entry, dict) else None
-            if isinstance(sequence, int) and not entry.get("is_p2p"):
+            if isinstance(sequence, int) and 0 <= sequence < 1 << 63 and not entry.get("is_p2p"):
                 group = entry.get("process_group")
-                name = str(group[0]) if isinstance(group, (tuple, list)) and group else str(entry.get("pg_id", ""))
+                name = _text(group[0] if isinstance(group, (tuple, list)) and group else entry.get("pg_id"))
                 logs.setdefault(name, {}).setdefault(rank, {})[sequence] = (
                     entry.get("state") == "completed",
-                    str(entry.get("profiling_name", "")),
+                    _text(entry.get("profiling_name")),
                 )
     hangs = [_hang(name, members.get(name) or set(ranks), set(ranks), logs[name]) for name in sorted(logs)]
     return [hang for hang in hangs if hang is not None]
@@ -108,10 +109,18 @@ def _members(dump: Mapping[str, Any]) -> list[tuple[str, set[int]]]:
     config = dump.get("pg_config")
     members = []
     for name, value in config.items() if isinstance(config, dict) else ():
-        text = value.get("ranks", "") if isinstance(value, dict) else ""
-        numbers = text if isinstance(text, list) else str(text).strip("[]").split(",")
-        members.append((str(name), {int(each) for each in numbers if str(each).strip().isdecimal()}))
+        ranks = value.get("ranks") if isinstance(value, dict) else None
+        numbers = ranks.strip("[]").split(",") if isinstance(ranks, str) else ranks if isinstance(ranks, list) else ()
+        texts = [_text(each).strip() for each in numbers]
+        members.append((_text(name), {int(each) for each in texts if each.isdecimal() and len(each) < 10}))
     return members
+
+
+def _text(value: Any) -> str:
+    """Return a text, cut, or a number as text; "" for anything else: text of nested lists can double at each level."""
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return str(value)
+    return value[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
 def _rank_of(path: Path) -> int:
