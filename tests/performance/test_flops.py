@@ -140,7 +140,24 @@ def test_this_machine_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["heads = 3", "heads = 0", "kv_heads = 3", "seq_lens = []", "seq_lens = [0]", "experts = 8", "window_size = 4"],
+    [
+        "heads = 3",
+        "heads = 0",
+        "kv_heads = 3",
+        "seq_lens = []",
+        "seq_lens = [0]",
+        "experts = 8",
+        "window_size = 4",
+        "window_layers = 3",
+        "window_layers = -2",
+        "window = -1",
+        "head_dim = -8",
+        "shared_experts = -1",
+        "vocab = -1",
+        "shared_experts = 1",
+        "extra_weights = -1",
+        "active_experts = -1",
+    ],
 )
 def test_a_wrong_model_file_is_refused(tmp_path: Path, change: str) -> None:
     """With its key; and a main tower that there is not."""

@@ -103,14 +103,22 @@ def _problem(tower: Tower) -> str:
     for name, value in sizes.items():
         if value < 1:
             return f"{name} = {value} (expected at least 1)"
+    least = {name: getattr(tower, name) for name in ("head_dim", "shared_experts", "window", "vocab", "extra_weights")}
+    for name, value in least.items():
+        if value < 0:
+            return f"{name} = {value} (expected 0 or more)"
+    if not -1 <= tower.window_layers <= tower.layers:
+        return f"window_layers = {tower.window_layers} of layers = {tower.layers} (expected -1 for all, or 0 or more)"
     if not tower.head_dim and tower.d_model % tower.heads:
         return f"heads = {tower.heads} does not divide d_model = {tower.d_model} (expected head_dim)"
     if tower.kv_heads < 0 or tower.heads % (tower.kv_heads or tower.heads):
         return f"kv_heads = {tower.kv_heads} does not divide heads = {tower.heads}"
     if not tower.seq_lens or min(tower.seq_lens) < 1:
         return "seq_lens: expected at least one length of 1 or more"
-    if bool(tower.experts) != bool(tower.active_experts) or tower.active_experts > tower.experts:
+    if bool(tower.experts) != bool(tower.active_experts) or not 0 <= tower.active_experts <= tower.experts:
         return f"active_experts = {tower.active_experts} of experts = {tower.experts}"
+    if tower.shared_experts and not tower.experts:
+        return f"shared_experts = {tower.shared_experts} of experts = 0 (expected a mixture)"
     return ""
 
 
