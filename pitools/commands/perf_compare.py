@@ -116,7 +116,10 @@ def watch(
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f'"{plot.name}" (expected .png, .svg or .pdf)', where="--plot")
-    begin = to_rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(since)))
+    try:
+        begin = to_rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(since)))
+    except OverflowError as error:
+        raise UsageError(f"{since} ago is before the year 1 (expected such as 14d)", where="--since") from error
     if added:
         count = add_points(store, [point for source in added for point in read_points(find_source(source, site_name))])
         click.echo(f"pit: {count} new points", err=True)

@@ -204,16 +204,20 @@ def read_table(path: Path) -> list[Measured]:
     Raises DataError with the line.
     """
     with path.open(newline="") as file:
-        rows = csv.DictReader(file)
+        try:
+            rows = csv.DictReader(file)
+            numbered = [(rows.line_num, row) for row in rows]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"not CSV: {error}", where=str(path)) from error
         if missing := {"gpus", "step_s"} - set(rows.fieldnames or ()):
             message = f"no column {' and '.join(sorted(missing))}"
             raise DataError(message, where=str(path), hint="gpus,step_s,layout,tokens_per_step")
         measured = []
-        for row in rows:
+        for number, row in numbered:
             try:
                 work = row.get("tokens_per_step")
                 values = (int(row["gpus"]), float(row["step_s"]), float(work) if work else None)
             except (TypeError, ValueError) as error:
-                raise DataError(str(error), where=f"{path}:{rows.line_num}") from error
+                raise DataError(str(error), where=f"{path}:{number}") from error
             measured.append(Measured(values[0], values[1], row.get("layout") or "", values[2]))
     return measured

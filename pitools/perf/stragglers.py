@@ -188,7 +188,8 @@ def read_rank_times(run_dir: Path) -> RankTimes:
     The first step, which compiles, is left out. Raises DataError without two ranks' logs.
     """
     for attempt in reversed(run_folder.attempt_dirs(run_dir)):
-        logs = {int(path.stem): read_steps_after(path, 0)[0] for path in (attempt / "steps").glob("[0-9]*.jsonl")}
+        paths = [path for path in (attempt / "steps").glob("*.jsonl") if path.stem.isdecimal()]
+        logs = {int(path.stem): read_steps_after(path, 0)[0] for path in paths}
         if len(logs := {rank: log for rank, log in sorted(logs.items()) if log}) > 1:
             return RankTimes(_parts(list(logs.values())), tuple(logs), _nodes(attempt, logs))
     hint = "each rank writes its steps with pitools.run.steps.StepLog"

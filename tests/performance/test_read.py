@@ -264,6 +264,15 @@ def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
     assert (waits[0], waits[1]) == pytest.approx((20e6, 0), abs=2e6)  # the log's times are whole milliseconds
 
 
+@pytest.mark.parametrize(("old", "new"), [('"step":2', f'"step":{1 << 70}'), ('"t":"2', '"t":"9')])
+def test_a_log_beyond_64_bits_is_refused(tmp_path: Path, read: Read, old: str, new: str) -> None:
+    """Numbers of steps, and times after the year 2262."""
+    path = step_log(tmp_path, 0)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataError):
+        read(path)
+
+
 def test_a_log_without_communication_has_no_collectives(tmp_path: Path, read: Read) -> None:
     """Ranks that never wait for each other are not taken for ranks whose collectives do not match."""
     from pitools.perf.attribute.buckets import split_steps

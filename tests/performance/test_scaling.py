@@ -119,6 +119,7 @@ def test_a_table_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_table(path)
     assert error.value.where.endswith("steps.csv:2")
-    path.write_text("nodes,step_s\n8,1\n")
-    with pytest.raises(DataError):
-        read_table(path)
+    for data in (b"nodes,step_s\n8,1\n", b"gpus,step_s\n8," + b"1" * 200_000, b"gpus,step_s\n8,\xff\n"):
+        path.write_bytes(data)
+        with pytest.raises(DataError):
+            read_table(path)

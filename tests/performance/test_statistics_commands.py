@@ -116,6 +116,7 @@ def test_series_are_watched(pit: Pit, tmp_path: Path) -> None:
     assert (worst["site"], worst["verdict"], worst["changed_at"]) == ("alpha", "regression", times[-8])
     assert [short[key] for key in ("measure", "device", "verdict", "points")] == ["bc/step_s", "2x2 cpu", "short", 1]
     assert (tmp_path / "series.svg").stat().st_size
+    assert pit("perf", "watch", "perf.sqlite", "--since", "999999999d").returncode == 2
     again = pit("perf", "watch", "perf.sqlite", *adding, "--since", "2d")
     assert "0 new points" in again.stderr
     assert records(again)[0]["verdict"] == "steady"

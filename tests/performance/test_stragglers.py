@@ -127,6 +127,7 @@ def test_a_run_is_read_by_its_step_logs(tmp_path: Path) -> None:
     run = write_run(tmp_path, slow=3)
     with (run / "attempts/0/steps/0.jsonl").open("a") as file:
         file.write('{"schema":"pit.step/1","t":')
+    (run / "attempts/0/steps/0.old.jsonl").write_text("")
     times = read_rank_times(run)
     assert (times.ranks, times.parts["compute"].shape) == ((0, 1, 2, 3), (39, 4))
     (found,) = find_stragglers(times)

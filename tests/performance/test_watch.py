@@ -160,6 +160,10 @@ def test_points_of_files(tmp_path: Path) -> None:
         with pytest.raises(DataError) as error:
             read_points(tmp_path / "b.csv")
         assert error.value.where.endswith("b.csv:2")
+    for row in ("rate,1,0001-01-01T00:00:00+14:00", f"{'x' * 200_000},1,2026-01-01T00:00:00Z"):
+        (tmp_path / "b.csv").write_text(f"measure,value,t\n{row}\n")
+        with pytest.raises(DataError):
+            read_points(tmp_path / "b.csv")
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
     logged, _ = read_steps_after(path, 0)
     steps = {step.step: step for step in logged}
     if not steps:
-        raise DataError("no step (expected lines of pit.step/1)", where=str(path))
+        hint = f"if it is compressed: gunzip {path}"
+        raise DataError("no step (expected lines of pit.step/1)", where=str(path), hint=hint)
     kinds, starts, ends, sequences, windows, before = [], [], [], [], [], 0
     for step in sorted(steps.values(), key=lambda step: step.t):
         try:
             moment = datetime.fromisoformat(step.t).timestamp()
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise DataError(f"step {step.step}: {error}", where=str(path)) from error
         parts = [
             (Kind.INPUT, step.input_s), (Kind.COMPUTE, step.compute_s), (Kind.COMMUNICATION, step.comm_s)
@@ -34,6 +35,8 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
         wall = round(step.wall_s * 1e9)
         start = max(before, round(moment * 1e3) * 1_000_000 - wall)  # times of the log are whole milliseconds
         before = end = start + wall
+        if not (abs(step.step) < 1 << 62 and 0 <= start <= end < 1 << 63):
+            raise DataError(f"step {step.step} at {step.t}: out of range (expected 64 bits)", where=str(path))
         windows.append((step.step, start, end))
         for kind, value in reversed(parts):
             begin = max(start, end - round(value * 1e9))

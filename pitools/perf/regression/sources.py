@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -85,7 +84,10 @@ def read_points(path: Path) -> list[Point]:
     text = _read_text(path)
     is_json = text.lstrip().startswith("{")
     points = []
-    rows: Iterable[Any] = text.splitlines() if is_json else csv.DictReader(io.StringIO(text))
+    try:
+        rows: list[Any] = text.splitlines() if is_json else list(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise DataError(f"not CSV: {error}", where=str(path)) from error
     for number, row in enumerate(rows, 1 if is_json else 2):
         try:
             if is_json:
@@ -96,7 +98,7 @@ def read_points(path: Path) -> list[Point]:
             if t.tzinfo is None or not abs(point.value) < float("inf"):
                 raise DataError(f"t = {point.t}, value = {point.value} (expected a time with its zone, and a number)")
             points.append(msgspec.structs.replace(point, t=to_rfc3339(t)))
-        except (msgspec.ValidationError, msgspec.DecodeError, ValueError, DataError) as error:
+        except (msgspec.ValidationError, msgspec.DecodeError, ValueError, OverflowError, DataError) as error:
             raise DataError(str(error), where=f"{path}:{number}", hint="measure,value,t") from error
     return points
 
