@@ -76,7 +76,7 @@ def compare(
     multiple=True,
     metavar="RUN|FILE",
     shell_complete=completion.complete_runs,
-    help="First add a run's median step, or a file of points.",
+    help="First add a run's median step, once, at its first step's time; or a file of points.",
 )
 @click.option("--since", metavar="TIME", default="14d", show_default=True, help="Report steps of this last time: 14d.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Also a picture: FILE.png, .svg or .pdf.")

@@ -18,6 +18,7 @@ from pitools.perf.regression.compare import compare
 from pitools.perf.regression.sources import read_points
 from pitools.perf.regression.store import Point, Series, add_points, read_series
 from pitools.perf.regression.watch import false_discovery_rates, judge_series, plot_series
+from tests.performance.test_stragglers import write_run
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -164,6 +165,13 @@ def test_points_of_files(tmp_path: Path) -> None:
         (tmp_path / "b.csv").write_text(f"measure,value,t\n{row}\n")
         with pytest.raises(DataError):
             read_points(tmp_path / "b.csv")
+
+
+def test_a_run_that_goes_on_is_one_point(tmp_path: Path) -> None:
+    """Added again later, it is not new."""
+    path, run = tmp_path / "perf.sqlite", tmp_path / "run"
+    for steps, count in ((5, 1), (40, 0)):
+        assert add_points(path, read_points(write_run(run, steps=steps))) == count
 
 
 @pytest.mark.parametrize(

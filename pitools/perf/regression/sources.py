@@ -113,7 +113,7 @@ def _point_of_run(run_dir: Path) -> Point:
     return Point(
         measure=f"{run.plan.get('name', run_dir.name)}/step_s",
         value=median(step.wall_s for step in run.steps),
-        t=run.steps[-1].t,
+        t=run.steps[0].t,  # not the last's: a run that goes on, added again, is the same point
         site=run.plan.get("site", ""),
         partition=job.get("partition", ""),
         device=f"{job.get('nodes', 1)}x{gpus or job.get('tasks_per_node', 1)} {kind}",
