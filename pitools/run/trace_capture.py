@@ -221,7 +221,8 @@ class TraceCapture:
         kind = _profiler_class()
         self._status = msgspec.structs.replace(self._status, framework=kind.framework)
         _write_status(self._target, self._status)
-        self._temporary = tempfile.TemporaryDirectory(prefix="pit-trace-")
+        # Beside the trace, not below TMPDIR, which may be the job's memory: before compression a trace has no bound.
+        self._temporary = tempfile.TemporaryDirectory(prefix=f".{self._rank}-", dir=self._target)
         self._started = time.monotonic()
         self._profiler = _recording = kind(Path(self._temporary.name))
         self._block(time.monotonic() - self._started)

@@ -64,9 +64,10 @@ class Recorder:
     """A profiler that fails in one of its calls; it counts those of `stop`."""
 
     framework, suffix = "fake", ".json.gz"
-    fails, stopped = "", 0
+    fails, stopped, folder = "", 0, Path()
 
-    def __init__(self, _: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        Recorder.folder = folder
         self._may_fail("start")
 
     @classmethod
@@ -170,6 +171,14 @@ def test_a_request_that_is_seen_late_moves(attempt: Path, recorder: type[Recorde
     loop(attempt, range(7, 20))
     found = status(attempt, "3-5")
     assert (found.state, found.first_step, found.last_step) == ("done", 9, 11)
+
+
+def test_a_trace_is_written_in_the_runs_folder(attempt: Path, recorder: type[Recorder]) -> None:
+    """Also before it is compressed: TMPDIR may be the memory of the job. Under a name that readers skip."""
+    ask(attempt, 3, 5)
+    loop(attempt)
+    assert (recorder.folder.parent, recorder.folder.name[0]) == (attempt / "traces" / "3-5", ".")
+    assert not recorder.folder.exists()
 
 
 @pytest.mark.parametrize("call", ["start", "step", "stop", "write"])
