@@ -94,7 +94,7 @@ def test_a_running_run_is_traced_and_attributed(running: str, pit: Pit) -> None:
     that has ended is said."""
     request = Path(running) / "attempts" / "0" / "traces" / "request.json"
     with ThreadPoolExecutor() as pool:
-        asking = pool.submit(pit, "perf", "trace", running, "--site", "alpha", "--steps", "8", "--timeout", "3m")
+        asking = pool.submit(pit, "perf", "trace", running, "--site", "alpha", "--steps", "16", "--timeout", "3m")
         while not request.exists():
             assert not asking.done(), asking.result().stderr
             time.sleep(0.1)
@@ -114,7 +114,14 @@ def test_a_running_run_is_traced_and_attributed(running: str, pit: Pit) -> None:
     parts = ("compute", "communication", "copy", "input", "host", "compile", "checkpoint", "idle")
     for step in steps:
         assert sum(step[f"{name}_ms"] for name in parts) == pytest.approx(step["wall_ms"], abs=1e-6)
-    assert (verdict["verdict"], verdict["rank"]) == ("straggler", 1)
+    own_ms = [
+        sum(each["wall_ms"] - each["communication_ms"] for each in steps if each["rank"] == rank) for rank in (0, 1)
+    ]
+    assert own_ms[0] < own_ms[1]
+    # Others may load the machine: then so few steps decide nothing, but nothing else either.
+    assert (verdict["verdict"], verdict["rank"]) in (("straggler", 1), ("inconclusive", None))
     pit("launch", "cancel", running, "--site", "alpha")
     late = pit("perf", "trace", running, "--site", "alpha", "--timeout", "60s")
+    if late.returncode == 1:  # the run ended only while this one waited
+        late = pit("perf", "trace", running, "--site", "alpha", "--timeout", "60s")
     assert (late.returncode, "the run has ended" in late.stderr) == (2, True), late.stderr
