@@ -145,13 +145,13 @@ def show(
 
 def _print_keys(form: str) -> None:
     from pitools.core.output import Output
-    from pitools.node.tables import TABLES, key_type
+    from pitools.node.tables import TABLES
     from pitools.node.types import KeyRow
 
     with Output(form) as out:
         for name, table in TABLES.items():
-            for key, meaning in table.keys.items():
-                out(KeyRow(table=name, key=key, type=key_type(name, key), meaning=meaning))
+            for key, one in table.keys.items():
+                out(KeyRow(table=name, key=key, type=one.type, meaning=one.meaning))
 
 
 def _print_coverage(config_path: Path | None, site_name: str, form: str) -> None:

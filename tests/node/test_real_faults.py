@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.record import decode_json
-from pitools.node.check.config import load_config, targets_of
+from pitools.node.check.config import load_config, names_of
 from pitools.node.control import tick
 from pitools.node.gather.collectors import read_facts
 from pitools.node.types import NodeFacts, Row
@@ -129,7 +129,7 @@ def test_real_daemon_and_port(tmp_path: Path, tell_time: Callable[[Cluster], Non
         "endpoints": f'where = {{ endpoint = "{endpoint}" }}\nkey = "responds"\nequals = true',
     }
     cluster = site_cluster(tmp_path, f'table = "{table}"\n{rules[table]}')
-    targets = targets_of(list(cluster.checks))
+    targets = names_of(list(cluster.checks))
 
     def gather(_node: SimulatedNode) -> dict[str, list[Row]]:
         return {table: list(read_facts((table,), targets).tables[table].rows)}

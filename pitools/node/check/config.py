@@ -229,11 +229,11 @@ def _expand(nodes: str) -> frozenset[str]:
     return frozenset(hostlist.expand(nodes))
 
 
-def targets_of(checks: list[Check]) -> dict[str, set[str]]:
+def names_of(checks: list[Check]) -> dict[str, set[str]]:
     """Return by table what the checks name to be read: the paths of `files`, and so on."""
-    targets: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for check in checks:
-        if target := TABLES[check.table].target:
-            named: Any = check.where[target]
-            targets.setdefault(check.table, set()).update([named] if isinstance(named, str) else map(str, named))
-    return targets
+        if key := TABLES[check.table].named:
+            named: Any = check.where[key]
+            names.setdefault(check.table, set()).update([named] if isinstance(named, str) else map(str, named))
+    return names

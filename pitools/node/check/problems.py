@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pitools.core import units
 from pitools.core.errors import PitError, suggest
 from pitools.node.check.values import RATE, REGEX, fits, is_equal, is_plain
-from pitools.node.tables import TABLES, key_format, key_type, key_values
+from pitools.node.tables import TABLES
 from pitools.node.types import ACTIONS, Value
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
     for name in check.types:
         if name not in types:
             yield f'no node type "{name}": {suggest(name, types)}'
-    if table.target and not isinstance(check.where.get(table.target), str | tuple):
-        yield f"where.{table.target} is missing: what is to be read"
+    if table.named and not isinstance(check.where.get(table.named), str | tuple):
+        yield f"where.{table.named} is missing: what is to be read"
     for key, wanted in (*check.where.items(), *check.cleared_by.items()):
         if wanted == ():
             yield f"{key} is an empty list, which no row has"
         for one in _listed(wanted):
             if isinstance(one, str) and one.startswith(REGEX):
-                if key == table.target:
+                if key == table.named:
                     yield f"where.{key} is an expression (expected what is to be read)"
                 yield from _pattern_problem(key, one.removeprefix(REGEX))
     yield from _pattern_problem("pattern", check.pattern)
@@ -90,7 +90,7 @@ def _type_problems(check: Check) -> Iterator[str]:
     for value in (check.equals, *check.one_of):
         if value is not None:
             yield from _misfit(check.table, check.key, value)
-    kind = key_type(check.table, check.key)
+    kind = TABLES[check.table].keys[check.key].type
     for name in _NUMBER_TESTS:
         value = getattr(check, name)
         if value != value:
@@ -107,7 +107,7 @@ def _type_problems(check: Check) -> Iterator[str]:
 
 def _misfit(table: str, key: str, value: Value, *, is_where: bool = False) -> Iterator[str]:
     """Yield why no row's value is, or with `is_where` fits, this one."""
-    kind = key_type(table, key)
+    kind, _, known, form, example = TABLES[table].keys[key]
     is_regex = is_where and isinstance(value, str) and value.startswith(REGEX)
     is_of_type = {
         "text": isinstance(value, str),
@@ -120,8 +120,7 @@ def _misfit(table: str, key: str, value: Value, *, is_where: bool = False) -> It
     elif key.endswith(_SHARES) and not isinstance(value, str) and not 0 <= (value or 0) <= 1:
         yield f"{key} {value:g} (expected a share, 0 to 1)"
     elif isinstance(value, str) and kind == "text":
-        known, (form, example) = key_values(table, key), key_format(table, key)
-        is_whole = not is_where or is_plain(value) or key == TABLES[table].target
+        is_whole = not is_where or is_plain(value) or key == TABLES[table].named
         if known and value and not any(fits(one, value) if is_where else one == value for one in known):
             nearest = suggest(value.upper() if known[0].isupper() else value.lower(), known)
             yield f'{key} is never "{value.removeprefix(REGEX)}": {nearest}'
@@ -193,7 +192,9 @@ def _pattern_problem(name: str, pattern: str) -> Iterator[str]:
 
 def _candidates(check: Check) -> Sequence[Value]:
     """Return the only values that can pass a check's tests; none where there is no list of these."""
-    return (check.equals,) if check.equals is not None else check.one_of or key_values(check.table, check.key)
+    if check.equals is not None:
+        return (check.equals,)
+    return check.one_of or (TABLES[check.table].keys[check.key].values if check.key else ())
 
 
 def _is_allowed(check: Check, value: Value) -> bool:

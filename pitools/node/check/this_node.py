@@ -23,7 +23,7 @@ from pitools.core.errors import ConfigError, NoSpace, PitError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node import spool
-from pitools.node.check.config import Check, Control, NodeConfig, checks_for, targets_of
+from pitools.node.check.config import Check, Control, NodeConfig, checks_for, names_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.gather.collectors import COLLECTORS, read_facts
 from pitools.node.types import Finding, NodeFacts, NodeReport, age_s, draining
@@ -70,7 +70,7 @@ def node_name(name: str = "") -> str:
 def gather(config: NodeConfig, node: str, tables: Iterable[str] = ()) -> NodeFacts:
     """Return the facts of these tables, by default of all, with what this node's checks name in them."""
     names = set(tables) or {collector.table for collector in COLLECTORS}
-    return read_facts(names, targets_of(checks_for(config, node)), node=node, asks_controller=True)
+    return read_facts(names, names_of(checks_for(config, node)), node=node, asks_controller=True)
 
 
 def check_node(config: NodeConfig, node: str, context: Context = "health", *, timeout_s: float = 50.0) -> NodeCheck:
@@ -85,7 +85,7 @@ def check_node(config: NodeConfig, node: str, context: Context = "health", *, ti
         checks = [check for check in checks if check.table not in _SLOW_TABLES]
     facts = read_facts(
         {check.table for check in checks},
-        targets_of(checks),
+        names_of(checks),
         node=node,
         asks_controller=any(map(_asks_controller, checks)),
         runs_programs=context != "prolog",

@@ -14,6 +14,7 @@ from uuid import UUID
 from pitools.core.errors import ClusterError, ToolMissing
 from pitools.node.gather.platform import PciDevice
 from pitools.node.gather.read import read_text
+from pitools.node.tables import TABLES
 from pitools.node.types import Row, Value
 
 _GPU_IS_LOST, _RESET_REQUIRED = 15, 16  # NVML_ERROR_...
@@ -27,16 +28,7 @@ _SLOWDOWNS = {
     0x40: "HwThermalSlowdown",
     0x80: "HwPowerBrakeSlowdown",
 }
-_RECOVERY_ACTIONS = (
-    "none",
-    "gpu-reset",
-    "node-reboot",
-    "drain-p2p",
-    "drain-and-reset",
-    "recover-imex-domain",
-    "bus-reset",
-    "system-reboot",
-)
+_RECOVERY_ACTIONS = TABLES["gpus"].keys["recovery_action"].values  # by NVML's number
 _FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}
 _FABRIC_COMPLETED = 3
 _FABRIC_PROBLEMS = ("degraded-bandwidth", "route-recovery", "route-unhealthy", "access-timeout")

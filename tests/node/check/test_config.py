@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
 from pitools.node.check import config
-from pitools.node.check.config import Check, NodeConfig, checks_for, load_config, load_shipped, targets_of
+from pitools.node.check.config import Check, NodeConfig, checks_for, load_config, load_shipped, names_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
@@ -320,7 +320,7 @@ types = ["gpu"]
     config = load_config(write(tmp_path / "node.toml", text))
     assert [check.name for check in checks_for(config, "g02") if check.name == "scratch"]
     assert not [check for check in checks_for(config, "g3") if check.name == "scratch"]
-    assert targets_of(checks_for(config, "g01"))["files"] >= {"/scratch", "/work"}
+    assert names_of(checks_for(config, "g01"))["files"] >= {"/scratch", "/work"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

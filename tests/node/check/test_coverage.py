@@ -22,7 +22,7 @@ from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
 from pitools.node.check.xid_checks import XidSource
 from pitools.node.gather.collectors import read_facts
-from pitools.node.tables import TABLES, KeyType, key_format, key_type, key_values
+from pitools.node.tables import TABLES, KeyType
 from pitools.node.types import FactTable, NodeFacts, Row, Value
 
 FOLDER = Path(coverage_module.__file__).parent
@@ -399,10 +399,11 @@ def test_values_have_the_types_of_their_keys() -> None:
     types: dict[KeyType, tuple[type, ...]] = {"text": (str,), "number": (int, float), "boolean": (bool,)}
     for table, rows in tables.items():
         for key, value in (item for row in rows for item in row.items() if item[1] is not None):
-            assert type(value) in types[key_type(table, key)], (table, key, value)
-            assert not key_values(table, key) or value in ("", *key_values(table, key)), (table, key, value)
+            one = TABLES[table].keys[key]
+            assert type(value) in types[one.type], (table, key, value)
+            assert not one.values or value in ("", *one.values), (table, key, value)
             if isinstance(value, str) and value:
-                assert re.fullmatch(key_format(table, key)[0], value), (table, key, value)
+                assert re.fullmatch(one.form, value), (table, key, value)
 
 
 def test_no_name_is_left_over() -> None:

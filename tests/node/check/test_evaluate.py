@@ -303,9 +303,9 @@ def test_values_that_differ_from_most() -> None:
 
 
 def test_each_table_can_be_checked() -> None:
-    """Subjects and targets of all tables are keys of theirs."""
+    """What identifies the rows of a table, and what checks name in it, are keys of it."""
     for name, table in TABLES.items():
-        assert {table.subject, table.target} - {""} <= set(table.keys), name
+        assert {table.subject, table.named} - {""} <= set(table.keys), name
 
 
 @pytest.mark.parametrize("most", [0, 1])
