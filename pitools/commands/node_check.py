@@ -175,7 +175,7 @@ def _print_facts(config_path: Path | None, site_name: str, table: str, form: str
     from pitools.node.types import FactRow, TableRow
 
     config, node = load_node_config(config_path, site_name), this_node.node_name()
-    facts = this_node.gather(config, node, [table] if table else ())
+    facts = this_node.read_all(config, node, [table] if table else ())
     if not table:
         with Output(form) as out:
             for name, read in facts.tables.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import pytest
 
 from pitools.node.check.config import Check, load_config
 from pitools.node.gather import disks, gpus, network, platform, slurmd
+from pitools.node.gather.read import Query
 from pitools.node.tables import TABLES
 from pitools.node.types import ACTIONS, Action, Row
 from tests.node.gather.fake_nvml import FakeNvml, h100
@@ -85,15 +87,15 @@ def log(*lines: str) -> Change:
     return change
 
 
-def files(table: str, read: Callable[..., Iterable[Row]], root: str, **content: str) -> Change:
+def files(table: str, read: Callable[[Query], Iterable[Row]], root: str, **content: str) -> Change:
     """Files of /sys or /proc, as the collector reads them. `__` in a name stands for `/`."""
 
     def change(_node: SimulatedNode, folder: Path) -> dict[str, list[Row]]:
         for name, text in {"class/uevent": "", **content}.items():
-            path = folder / name.replace("__", "/")
+            path = folder / root / name.replace("__", "/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return {table: last_rows(table, read((), (), **{root: folder}))}
+        return {table: last_rows(table, read(Query(root=folder)))}
 
     return change
 
@@ -110,9 +112,10 @@ def nvml(*, is_lost: bool = False, recovery_action: int = 0, **answers: Any) -> 
                 path = folder / "sys" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        roots = {"sys": folder / "sys", "proc": folder / "proc", "dev": folder / "dev"}
         fake = FakeNvml(healthy, {("nvmlDeviceGetHandleByIndex", 2): 15} if is_lost else {})
-        return {"gpus": last_rows("gpus", gpus.read_gpus((), (), nvml=lambda: fake, amdsmi=lambda: None, **roots))}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "pynvml", fake)
+            return {"gpus": last_rows("gpus", gpus.read_gpus(Query(root=folder)))}
 
     return change
 

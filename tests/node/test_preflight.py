@@ -87,8 +87,8 @@ HANGS = """\
 import sys, time
 from pitools.node import preflight
 from pitools.node.gather import collectors, files
-from pitools.node.gather.gather import Collector
-hangs = Collector("mounts", "", lambda targets, skip: time.sleep(60), 40.0)
+from pitools.node.gather.child import Collector
+hangs = Collector("mounts", "", lambda query: time.sleep(60), 40.0)
 collectors.COLLECTORS = (Collector("files", "", files.read_files), hangs)
 preflight._GATHER_TIMEOUT_S = 0.5
 preflight.main(sys.argv[1:])

@@ -23,6 +23,7 @@ from pitools.core.record import decode_json
 from pitools.node.check.config import load_config, names_of
 from pitools.node.control import tick
 from pitools.node.gather.collectors import read_facts
+from pitools.node.gather.read import Query
 from pitools.node.types import NodeFacts, Row
 from tests.node.simulated import Cluster, SimulatedNode
 from tests.node.test_injected_faults import assert_handled
@@ -129,10 +130,10 @@ def test_real_daemon_and_port(tmp_path: Path, tell_time: Callable[[Cluster], Non
         "endpoints": f'where = {{ endpoint = "{endpoint}" }}\nkey = "responds"\nequals = true',
     }
     cluster = site_cluster(tmp_path, f'table = "{table}"\n{rules[table]}')
-    targets = names_of(list(cluster.checks))
+    names = names_of(list(cluster.checks))
 
     def gather(_node: SimulatedNode) -> dict[str, list[Row]]:
-        return {table: list(read_facts((table,), targets).tables[table].rows)}
+        return {table: list(read_facts((table,), Query(), names).tables[table].rows)}
 
     tell_time(cluster)
     try:
@@ -159,7 +160,7 @@ def test_a_stopped_slurmd_does_not_run(tmp_path: Path, tell_time: Callable[[Clus
             daemon.send_signal(number)
             if number == signal.SIGSTOP:
                 os.waitid(os.P_PID, daemon.pid, os.WSTOPPED | os.WNOWAIT)
-            facts = read_facts(("slurm",), {}, node="n000")
+            facts = read_facts(("slurm",), Query(node="n000"))
             assert facts.tables["slurm"].rows[0]["slurmd_is_running"] is (number == signal.SIGCONT)
             cluster.step(lambda _, rows=facts.tables["slurm"].rows: {"slurm": list(rows)})
     finally:
@@ -180,7 +181,7 @@ def test_a_clock_that_may_be_wrong_by_seconds(
     tmp_path: Path, as_root: None, tell_time: Callable[[Cluster], None]
 ) -> None:
     """By adjtimex(2), for an instant, where no daemon disciplines the clock: nothing at 1 ms, a drain at 3 s."""
-    (system,) = read_facts(("system",), {}).tables["system"].rows
+    (system,) = read_facts(("system",), Query()).tables["system"].rows
     if system["clock_is_synchronized"] is not False:
         pytest.skip("this machine's clock is disciplined, or cannot be read")
     cluster = site_cluster(tmp_path, 'table = "system"\nkey = "clock_error_s"\nmax = 1')
@@ -188,7 +189,7 @@ def test_a_clock_that_may_be_wrong_by_seconds(
     try:
         for error_us, count in ((1000, 0), (3_000_000, 1)):
             set_clock(0, error_us)
-            rows = list(read_facts(("system",), {}).tables["system"].rows)
+            rows = list(read_facts(("system",), Query()).tables["system"].rows)
             cluster.step(lambda _, rows=rows: {"system": rows})
             assert len(cluster.findings) == count
     finally:

@@ -26,6 +26,7 @@ from pitools.node import spool
 from pitools.node.check.config import Check, Control, NodeConfig, checks_for, names_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.gather.collectors import COLLECTORS, read_facts
+from pitools.node.gather.read import Query
 from pitools.node.types import Finding, NodeFacts, NodeReport, age_s, draining
 
 Context = Literal["health", "prolog", "epilog"]
@@ -67,10 +68,10 @@ def node_name(name: str = "") -> str:
     return name
 
 
-def gather(config: NodeConfig, node: str, tables: Iterable[str] = ()) -> NodeFacts:
+def read_all(config: NodeConfig, node: str, tables: Iterable[str] = ()) -> NodeFacts:
     """Return the facts of these tables, by default of all, with what this node's checks name in them."""
-    names = set(tables) or {collector.table for collector in COLLECTORS}
-    return read_facts(names, names_of(checks_for(config, node)), node=node, asks_controller=True)
+    chosen = set(tables) or {collector.table for collector in COLLECTORS}
+    return read_facts(chosen, Query(node=node, asks_controller=True), names_of(checks_for(config, node)))
 
 
 def check_node(config: NodeConfig, node: str, context: Context = "health", *, timeout_s: float = 50.0) -> NodeCheck:
@@ -83,14 +84,9 @@ def check_node(config: NodeConfig, node: str, context: Context = "health", *, ti
         checks = [check for check in checks if not _asks_controller(check)]
     if context == "prolog":
         checks = [check for check in checks if check.table not in _SLOW_TABLES]
-    facts = read_facts(
-        {check.table for check in checks},
-        names_of(checks),
-        node=node,
-        asks_controller=any(map(_asks_controller, checks)),
-        runs_programs=context != "prolog",
-        timeout_s=timeout_s,
-    )
+    asks_controller = any(map(_asks_controller, checks))
+    query = Query(node=node, asks_controller=asks_controller, runs_programs=context != "prolog")
+    facts = read_facts({check.table for check in checks}, query, names_of(checks), timeout_s=timeout_s)
     findings = evaluate(checks, facts, _read_previous(config, node))
     handled_until = _read_own(config, node, "handled").decode(errors="replace")
     return NodeCheck(facts, findings, checks, config.control, handled_until)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 
 from pitools.node.gather import (
     disks,
@@ -19,7 +18,8 @@ from pitools.node.gather import (
     slurmd,
     system,
 )
-from pitools.node.gather.gather import Collector, gather_facts
+from pitools.node.gather.child import Collector, read_tables
+from pitools.node.gather.read import Query
 from pitools.node.types import NodeFacts
 
 COLLECTORS: tuple[Collector, ...] = (
@@ -33,12 +33,7 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("rdma_ports", "/sys/class/infiniband", network.read_rdma_ports),
     Collector("sensors", "/sys/class/hwmon", platform.read_sensors),
     Collector("gpus", "NVML, amdgpu, /dev/accel*, /dev/vfio", gpus.read_gpus, gpus.GPU_TIMEOUT_S),
-    Collector(
-        "kernel_log",
-        "/dev/kmsg or journalctl -k",
-        kernel_log.read_kernel_log,
-        2 * kernel_log.COMMAND_TIMEOUT_S,
-    ),
+    Collector("kernel_log", "/dev/kmsg or journalctl -k", kernel_log.read_kernel_log, 2 * kernel_log.COMMAND_TIMEOUT_S),
     Collector("mounts", "/proc/self/mountinfo, statvfs(2)", mounts.read_mounts),
     Collector("raid_arrays", "/sys/block", disks.read_raid_arrays),
     Collector("block_devices", "/sys/block, smartctl", disks.read_block_devices, 2 * disks.SMART_TIMEOUT_S),
@@ -55,25 +50,8 @@ COLLECTORS: tuple[Collector, ...] = (
 
 
 def read_facts(
-    tables: Collection[str],
-    targets: Mapping[str, Collection[str]],
-    *,
-    node: str = "",
-    asks_controller: bool = False,
-    runs_programs: bool = True,
-    timeout_s: float = 50.0,
+    tables: Collection[str], query: Query, names: Mapping[str, Collection[str]] = {}, *, timeout_s: float = 50.0
 ) -> NodeFacts:
-    """Return the facts of these tables alone. asks_controller: as in `read_slurm`; others: as in `gather_facts`.
-
-    runs_programs: false, where the kernel's log is not to be asked of journalctl either, as in a prolog.
-    """
-    readers = {
-        "slurm": partial(slurmd.read_slurm, node=node, asks_controller=asks_controller),
-        "kernel_log": partial(kernel_log.read_kernel_log, runs_programs=runs_programs),
-    }
-    chosen = [
-        collector._replace(read=readers.get(collector.table, collector.read))
-        for collector in COLLECTORS
-        if collector.table in tables
-    ]
-    return gather_facts(chosen, targets, node=node, timeout_s=timeout_s)
+    """Return the facts of these tables alone; arguments as in `read_tables`."""
+    chosen = [collector for collector in COLLECTORS if collector.table in tables]
+    return read_tables(chosen, query, names, timeout_s=timeout_s)

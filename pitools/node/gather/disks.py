@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 
 from pitools.core import subprocesses
 from pitools.core.errors import PitError
-from pitools.node.gather.read import list_names, read_bytes, read_flag, read_int, read_scaled, read_text, to_int
+from pitools.node.gather.read import Query, list_names, read_bytes, read_flag, read_int, read_scaled, read_text, to_int
 from pitools.node.types import Row
 
 SMART_TIMEOUT_S = 5.0
@@ -21,31 +21,30 @@ _CONTROLLER = re.compile(r"nvme\d+", re.ASCII)
 _ATA_BAD_SECTORS = frozenset((5, 197, 198))  # reallocated, pending, uncorrectable
 
 
-def read_block_devices(
-    _targets: Collection[str], skip: Collection[str], *, sys: Path = Path("/sys"), dev: Path = Path("/dev")
-) -> Iterator[Row]:
+def read_block_devices(query: Query) -> Iterator[Row]:
     """Yield the rows of table `block_devices`: of real disks, not of partitions, loops, RAID or device mapper."""
     has_smartctl = shutil.which("smartctl") is not None
-    for name in list_names(sys / "block"):
-        device = sys / "block" / name / "device"
-        if name in skip or not device.exists() or read_flag(sys / "block" / name / "hidden"):  # a path of several
+    for name in list_names(query.sys / "block"):
+        disk = query.sys / "block" / name
+        device = disk / "device"
+        if name in query.hung or not device.exists() or read_flag(disk / "hidden"):  # a path of several
             continue
         # The device of an NVMe disk is its controller, or a subsystem with the controllers of its ports.
         parts = [device, *(device / part for part in list_names(device) if _CONTROLLER.fullmatch(part))]
-        sectors = read_int(sys / "block" / name / "size")
+        sectors = read_int(disk / "size")
         row: Row = {
             "device": name,
             "model": read_text(device / "model"),
-            "serial": _serial(sys / "block" / name),
+            "serial": _serial(disk),
             "size_bytes": None if sectors is None else sectors * _SECTOR_BYTES,
-            "is_rotational": read_flag(sys / "block" / name / "queue/rotational"),
-            "is_read_only": read_flag(sys / "block" / name / "ro"),
+            "is_rotational": read_flag(disk / "queue/rotational"),
+            "is_read_only": read_flag(disk / "ro"),
             "state": next((state for part in parts if (state := read_text(part / "state"))), None),
         }
         yield {**row, "responds": False}
         row["temperature_c"] = next((value for part in parts if (value := _temperature(part)) is not None), None)
         if has_smartctl and name.startswith(("nvme", "sd")):
-            smart = _read_smart(dev / name)
+            smart = _read_smart(query.root / "dev" / name)
             row |= {key: value for key, value in smart.items() if row.get(key) is None}
         yield {**row, "responds": True}
 
@@ -138,10 +137,10 @@ def _first(*values: int | float | None) -> int | float | None:
     return next((value for value in values if value is not None), None)
 
 
-def read_raid_arrays(_targets: Collection[str], _skip: Collection[str], *, sys: Path = Path("/sys")) -> Iterator[Row]:
+def read_raid_arrays(query: Query) -> Iterator[Row]:
     """Yield the rows of table `raid_arrays`."""
-    for name in list_names(sys / "block"):
-        array = sys / "block" / name / "md"
+    for name in list_names(query.sys / "block"):
+        array = query.sys / "block" / name / "md"
         state = read_text(array / "array_state")
         if state is None or state == "clear":  # no array, or a stopped one
             continue

@@ -6,20 +6,21 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from pitools.core import subprocesses
 from pitools.core.errors import ToolMissing, Unreachable
+from pitools.node.gather.read import Query
 from pitools.node.types import Row, Value
 
 _TIMEOUT_S = 2.0
 _ECHO_REQUEST = {socket.AF_INET: (socket.IPPROTO_ICMP, 8), socket.AF_INET6: (socket.IPPROTO_ICMPV6, 128)}
 
 
-def read_endpoints(targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
+def read_endpoints(query: Query) -> Iterator[Row]:
     """Yield the rows of table `endpoints`. The look-up of a host name may hang."""
-    for endpoint in sorted(set(targets).difference(skip)):
+    for endpoint in query.names_left():
         yield {"endpoint": endpoint, "responds": False}
         started_s = time.monotonic()
         responds = _try(endpoint)

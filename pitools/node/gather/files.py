@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pitools.core import trust
 from pitools.node.gather.mounts import mount_points
-from pitools.node.gather.read import read_text
+from pitools.node.gather.read import Query, read_text
 from pitools.node.types import Row
 
 _TEXT_BYTES = 1 << 16
@@ -24,10 +24,10 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
-def read_files(targets: Collection[str], skip: Collection[str], *, proc: Path = Path("/proc")) -> Iterator[Row]:
+def read_files(query: Query) -> Iterator[Row]:
     """Yield the rows of table `files`. Raises OSError if mounts cannot be read."""
-    mounts = mount_points(proc)
-    for path in sorted(set(targets).difference(skip)):
+    mounts = mount_points(query.proc)
+    for path in query.names_left():
         yield {"path": path, "responds": False}
         yield {"path": path, **_facts(path, mounts)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from pitools.node.gather.network import link_name
 from pitools.node.gather.nvidia import import_nvml, read_nvidia_gpus
 from pitools.node.gather.platform import PciDevice, list_pci_devices, pci_link, pci_responds
-from pitools.node.gather.read import list_names, read_int, read_scaled, read_text, to_int
+from pitools.node.gather.read import Query, list_names, read_int, read_scaled, read_text, to_int
 from pitools.node.types import Row
 
 GPU_TIMEOUT_S = 15.0  # a driver without persistence mode starts each GPU first
@@ -29,44 +29,25 @@ _TPUS = {
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # of PCIe, by GT/s
 
 
-def import_amdsmi() -> ModuleType | None:
-    """Import amdsmi, which comes with ROCm; None if it is not there or finds no library."""
-    try:
-        import amdsmi
-    except Exception:  # noqa: BLE001 - it loads its library when it is imported, and raises what it likes
-        return None
-    module: ModuleType = amdsmi
-    return module
-
-
-def read_gpus(
-    targets: Collection[str],
-    skip: Collection[str],
-    *,
-    sys: Path = Path("/sys"),
-    proc: Path = Path("/proc"),
-    dev: Path = Path("/dev"),
-    nvml: Callable[[], ModuleType] = import_nvml,
-    amdsmi: Callable[[], ModuleType | None] = import_amdsmi,
-) -> Iterator[Row]:
+def read_gpus(query: Query) -> Iterator[Row]:
     """Yield the rows of table `gpus`: accelerators that a driver of this node has, or that no driver is bound to.
 
     One that is handed to a virtual machine (vfio-pci) is none of this node's, but TPUs are used that way.
     Raises ToolMissing if there are NVIDIA's GPUs and no pynvml, ClusterError if NVML cannot be used.
     """
-    devices = list_pci_devices(sys)
+    devices = list_pci_devices(query.sys)
     nvidia = [one for one in devices if one.vendor == _NVIDIA and _is_gpu(one) and one.driver in ("nvidia", "")]
     amd = [one for one in devices if one.vendor == _AMD and _is_gpu(one) and one.driver in ("amdgpu", "")]
     tpus = [one for one in devices if one.vendor == _GOOGLE and one.device in _TPUS]
     count = 0
     if nvidia:
         numa_nodes = {one.address: read_int(f"{one.folder}/numa_node") for one in nvidia}
-        for row in read_nvidia_gpus(nvml(), nvidia, skip, proc=proc, dev=dev):
+        for row in read_nvidia_gpus(import_nvml(), nvidia, query):
             count = max(count, int(row["index"] or 0) + 1)
             yield row | {"numa_node": numa_nodes.get(str(row.get("pci")))}
-    smi = _Amdsmi(amdsmi() if amd else None)
+    smi = _Amdsmi(_import_amdsmi() if amd else None)
     for index, (vendor, device) in enumerate([("amd", one) for one in amd] + [("google", one) for one in tpus], count):
-        if str(index) in skip:
+        if str(index) in query.hung:
             continue
         row = {
             "index": index,
@@ -79,10 +60,10 @@ def read_gpus(
         row |= {"responds": not error, "error": error, **_read_pcie(device.folder)}
         if vendor == "google":
             row |= {"model": _TPUS[device.device], "driver": device.driver}
-            if not error and (error := _tpu_error(device, dev)):
+            if not error and (error := _tpu_error(device, query.root / "dev")):
                 row |= {"responds": None, "error": error}
         elif not error:
-            row |= _read_amd_gpu(device.folder, sys) | smi.values(device.address)
+            row |= _read_amd_gpu(device.folder, query.sys) | smi.values(device.address)
         yield row
 
 
@@ -168,6 +149,16 @@ def _tpu_error(device: PciDevice, dev: Path) -> str:
     group = link_name(f"{device.folder}/iommu_group")
     nodes = [dev / name for name in list_names(f"{device.folder}/accel")] + ([dev / "vfio" / group] if group else [])
     return f"no {' or '.join(map(str, nodes))}" if nodes and not any(map(os.path.exists, nodes)) else ""
+
+
+def _import_amdsmi() -> ModuleType | None:
+    """Import amdsmi, which comes with ROCm; None if it is not there or finds no library."""
+    try:
+        import amdsmi
+    except Exception:  # noqa: BLE001 - it loads its library when it is imported, and raises what it likes
+        return None
+    module: ModuleType = amdsmi
+    return module
 
 
 class _Amdsmi:

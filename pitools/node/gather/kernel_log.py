@@ -12,13 +12,14 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, PitError
 from pitools.node.gather.kernel_lines import Event, parse_message
+from pitools.node.gather.read import Query
 from pitools.node.types import Row, Value
 
 MOST_ROWS = 2000
@@ -36,15 +37,9 @@ Message = tuple[float | None, str]
 """Seconds since 1970, and the text without its time. The lines of one message are separated by newlines."""
 
 
-def read_kernel_log(
-    targets: Collection[str] = (),
-    skip: Collection[str] = (),
-    *,
-    kmsg: Path = Path("/dev/kmsg"),
-    runs_programs: bool = True,
-) -> Iterator[Row]:
+def read_kernel_log(query: Query) -> Iterator[Row]:
     """Yield the rows of the table `kernel_log`. Raises ClusterError if no log can be read, or it is empty."""
-    del targets, skip
+    kmsg = query.root / "dev/kmsg"
     try:
         if messages := deque(read_kmsg(kmsg, time.time() - time.monotonic()), _MOST_MESSAGES):
             yield from event_rows(messages)
@@ -52,7 +47,7 @@ def read_kernel_log(
         problem = f"{kmsg}: empty"
     except OSError as error:
         problem = f"{kmsg}: {error.strerror}"
-    if not runs_programs:
+    if not query.runs_programs:
         raise ClusterError(problem)
     try:
         done = subprocesses.run(_JOURNALCTL, timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})

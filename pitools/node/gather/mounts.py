@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pitools.node.gather.read import read_bytes
+from pitools.node.gather.read import Query, read_bytes
 from pitools.node.types import Row
 
 # Their statfs(2) needs no other machine and no other process. Whatever is not here may hang: NFS, Lustre, FUSE, 9p, ...
@@ -29,23 +29,23 @@ class _Mount(NamedTuple):
     server: tuple[str, str]
 
 
-def read_mounts(_targets: Collection[str], skip: Collection[str], *, proc: Path = Path("/proc")) -> Iterator[Row]:
+def read_mounts(query: Query) -> Iterator[Row]:
     """Yield the rows of table `mounts`. Raises OSError if mounts cannot be read."""
-    mounts = _list_mounts(proc)
-    hanging = {mount.server for mount in mounts if mount.row["target"] in skip}
+    mounts = _list_mounts(query.proc)
+    hung = {mount.server for mount in mounts if mount.row["target"] in query.hung}
     for mount in mounts:
-        if mount.row["target"] in skip:
+        if mount.row["target"] in query.hung:
             continue
         if mount.row["type"] == "autofs":  # to ask would mount it
             yield mount.row
             continue
         if mount.row["type"] not in _LOCAL_TYPES:
             yield {**mount.row, "responds": False}
-        if mount.server not in hanging:
+        if mount.server not in hung:
             yield {**mount.row, **_usage(mount.path)}
 
 
-def mount_points(proc: Path = Path("/proc")) -> set[str]:
+def mount_points(proc: Path) -> set[str]:
     """Return all mount points. Raises OSError if they cannot be read."""
     return {str(mount.row["target"]) for mount in _list_mounts(proc)}
 

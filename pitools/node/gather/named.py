@@ -6,11 +6,11 @@ import pwd
 import shlex
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, ToolMissing, Unreachable
-from pitools.node.gather.read import to_int
+from pitools.node.gather.read import Query, to_int
 from pitools.node.types import Row
 
 COMMAND_TIMEOUT_S = 10.0
@@ -19,9 +19,9 @@ _NOT_FOUND = 127  # the exit code of a shell
 _ENV = {"LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
 
 
-def read_services(targets: Collection[str], _skip: Collection[str]) -> Iterator[Row]:
+def read_services(query: Query) -> Iterator[Row]:
     """Yield the rows of table `services`. Raises PitError if systemd does not answer."""
-    names = sorted(targets)
+    names = query.names_left()
     if not names:
         return
     keys = "LoadState,ActiveState,SubState,NRestarts"
@@ -40,9 +40,9 @@ def read_services(targets: Collection[str], _skip: Collection[str]) -> Iterator[
         }
 
 
-def read_commands(targets: Collection[str], _skip: Collection[str]) -> Iterator[Row]:
+def read_commands(query: Query) -> Iterator[Row]:
     """Yield the rows of table `commands`."""
-    for command in sorted(targets):
+    for command in query.names_left():
         started_s = time.monotonic()
         code, output = _run_command(command)
         duration_s = round(time.monotonic() - started_s, 3)
@@ -60,9 +60,9 @@ def _run_command(command: str) -> tuple[int | None, str | None]:
     return done.code, done.stdout + done.stderr
 
 
-def read_packages(targets: Collection[str], _skip: Collection[str]) -> Iterator[Row]:
+def read_packages(query: Query) -> Iterator[Row]:
     """Yield the rows of table `packages`. Raises PitError where there is neither dpkg nor rpm."""
-    names = sorted(targets)
+    names = query.names_left()
     if not names:
         return
     if shutil.which("dpkg-query"):
@@ -80,9 +80,9 @@ def _run_tool(argv: list[str]) -> subprocesses.Completed:
     return subprocesses.run(argv, timeout_s=COMMAND_TIMEOUT_S, env=_ENV)
 
 
-def read_accounts(targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
+def read_accounts(query: Query) -> Iterator[Row]:
     """Yield the rows of table `accounts`. A directory service that does not answer hangs."""
-    for name in sorted(set(targets).difference(skip)):
+    for name in query.names_left():
         yield {"account": name, "responds": False}
         try:
             entry = pwd.getpwnam(name)

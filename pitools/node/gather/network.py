@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.node.gather.platform import require_sysfs
-from pitools.node.gather.read import list_names, read_int, read_text, to_float
+from pitools.node.gather.read import Query, list_names, read_int, read_text, to_float
 from pitools.node.tables import RDMA_COUNTERS
 from pitools.node.types import Row, Value
 
-SYS, PROC = Path("/sys"), Path("/proc")
 _LOOPBACK = 772  # ARPHRD_LOOPBACK
 _RTM_NEWADDR, _RTM_GETADDR, _NLM_F_REQUEST_DUMP = 20, 22, 0x301
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -44,7 +43,7 @@ def ip_addresses() -> dict[str, list[str]]:
     return found
 
 
-def default_route_interfaces(proc: Path = PROC) -> set[str]:
+def default_route_interfaces(proc: Path) -> set[str]:
     """Return the interfaces that a default route goes through, IPv4 or IPv6."""
     v4 = [line.split() for line in (read_text(proc / "net/route") or "").splitlines()]
     v6 = [line.split() for line in (read_text(proc / "net/ipv6_route") or "").splitlines()]
@@ -54,18 +53,11 @@ def default_route_interfaces(proc: Path = PROC) -> set[str]:
     } - {"lo"}  # the kernel's own route for what no other route has
 
 
-def read_interfaces(
-    targets: Collection[str],
-    skip: Collection[str],
-    *,
-    sys: Path = SYS,
-    proc: Path = PROC,
-    addresses: Callable[[], dict[str, list[str]]] = ip_addresses,
-) -> Iterator[Row]:
+def read_interfaces(query: Query) -> Iterator[Row]:
     """Yield the rows of table `interfaces`: all of them."""
-    ip, default = addresses(), default_route_interfaces(proc)
-    for name in sorted(os.listdir(sys / "class/net")):
-        folder = f"{sys}/class/net/{name}"
+    ip, default = ip_addresses(), default_route_interfaces(query.proc)
+    for name in sorted(os.listdir(query.sys / "class/net")):
+        folder = f"{query.sys}/class/net/{name}"
         code = read_int(f"{folder}/type")
         if code is None:
             continue  # a file, as bonding_masters
@@ -99,13 +91,11 @@ def link_name(path: str) -> str:
         return ""
 
 
-def read_rdma_ports(
-    targets: Collection[str], skip: Collection[str], *, sys: Path = SYS, proc: Path = PROC
-) -> Iterator[Row]:
+def read_rdma_ports(query: Query) -> Iterator[Row]:
     """Yield the rows of table `rdma_ports`: all of them, virtual functions too."""
-    default = default_route_interfaces(proc)
-    root = f"{sys}/class/infiniband"
-    require_sysfs(sys)
+    default = default_route_interfaces(query.proc)
+    root = f"{query.sys}/class/infiniband"
+    require_sysfs(query.sys)
     for device in list_names(root):
         folder = f"{root}/{device}"
         driver = link_name(f"{folder}/device/driver")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pitools.core.errors import ClusterError, ToolMissing
 from pitools.node.gather.platform import PciDevice
-from pitools.node.gather.read import read_text
+from pitools.node.gather.read import Query, read_text
 from pitools.node.tables import TABLES
 from pitools.node.types import Row, Value
 
@@ -59,9 +59,7 @@ def import_nvml() -> ModuleType:
     return module
 
 
-def read_nvidia_gpus(
-    library: ModuleType, devices: Sequence[PciDevice], skip: Collection[str], *, proc: Path, dev: Path
-) -> Iterator[Row]:
+def read_nvidia_gpus(library: ModuleType, devices: Sequence[PciDevice], query: Query) -> Iterator[Row]:
     """Yield the rows of table `gpus` that NVML has, and of those on the PCI bus that it should have and has not.
 
     Raises ClusterError if NVML cannot be used here, and no GPU of this node is to blame.
@@ -76,7 +74,7 @@ def read_nvidia_gpus(
     nameless: list[Row] = []  # rows without an address, which NVML does not tell of a GPU that it cannot reach
     for index in range(count):
         row = {"index": index, **common}
-        if str(index) in skip:
+        if str(index) in query.hung:
             nameless.append(row | {"responds": False, "error": "no answer within the time-out"})
             continue
         yield {**row, "responds": False}
@@ -94,7 +92,7 @@ def read_nvidia_gpus(
             nameless.append(row | {"responds": False, "error": nvml.error})
     if is_open:
         nvml.ask("nvmlShutdown")
-    missing = [one for one in devices if one.address not in known and _should_be_known(one, proc, dev)]
+    missing = [one for one in devices if one.address not in known and _should_be_known(one, query.root)]
     if init_error and not missing:
         raise ClusterError(init_error, where="NVML")
     error = init_error or "not known to NVML"
@@ -104,13 +102,13 @@ def read_nvidia_gpus(
         yield row | ({"pci": device.address} if device else {})
 
 
-def _should_be_known(device: PciDevice, proc: Path, dev: Path) -> bool:
+def _should_be_known(device: PciDevice, root: Path) -> bool:
     """Return whether this process would be allowed to use a GPU: in a container or job it may have a part of them."""
     if not device.driver:
         return True
-    info = read_text(proc / "driver/nvidia/gpus" / device.address / "information") or ""
+    info = read_text(root / "proc/driver/nvidia/gpus" / device.address / "information") or ""
     minor = next((line.split()[-1] for line in info.splitlines() if line.startswith("Device Minor:")), "")
-    return bool(minor) and os.access(dev / f"nvidia{minor}", os.R_OK | os.W_OK)
+    return bool(minor) and os.access(root / "dev" / f"nvidia{minor}", os.R_OK | os.W_OK)
 
 
 class _Nvml:

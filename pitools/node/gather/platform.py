@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError
-from pitools.node.gather.read import list_names, read_bytes, read_int, read_scaled, read_text, to_float, to_int
+from pitools.node.gather.read import Query, list_names, read_bytes, read_int, read_scaled, read_text, to_float, to_int
 from pitools.node.types import Row, Value
 
-SYS, PROC = Path("/sys"), Path("/proc")
 IPMI_TIMEOUT_S = 15.0
 _IPMI_EVENTS = 200
 _NUMBER = re.compile(r"\d+", re.ASCII)
@@ -42,15 +41,15 @@ def require_sysfs(sys: Path) -> None:
     (sys / "class").stat()
 
 
-def read_cpus(targets: Collection[str], skip: Collection[str], *, sys: Path = SYS, proc: Path = PROC) -> Iterator[Row]:
+def read_cpus(query: Query) -> Iterator[Row]:
     """Yield the rows of table `cpus`; those of a virtual machine have no limits."""
-    folder = f"{sys}/devices/system/cpu"
+    folder = f"{query.sys}/devices/system/cpu"
     mhz: dict[int, float | None] | None = None
     for number in sorted(int(name[3:]) for name in os.listdir(folder) if re.fullmatch(r"cpu\d{1,6}", name, re.ASCII)):
         cpu = f"{folder}/cpu{number}"
         current = read_scaled(f"{cpu}/cpufreq/scaling_cur_freq", 1000)
         if current is None:
-            mhz = _cpuinfo_mhz(proc) if mhz is None else mhz
+            mhz = _cpuinfo_mhz(query.proc) if mhz is None else mhz
             current = mhz.get(number)
         yield {
             "cpu": number,
@@ -75,10 +74,10 @@ def _cpuinfo_mhz(proc: Path) -> dict[int, float | None]:
     return found
 
 
-def read_dimms(targets: Collection[str], skip: Collection[str], *, sys: Path = SYS) -> Iterator[Row]:
+def read_dimms(query: Query) -> Iterator[Row]:
     """Yield the rows of table `dimms`, which the kernel's EDAC drivers fill; none without one."""
-    folder = f"{sys}/devices/system/edac/mc"
-    require_sysfs(sys)
+    folder = f"{query.sys}/devices/system/edac/mc"
+    require_sysfs(query.sys)
     for controller in list_names(folder):
         names = list_names(f"{folder}/{controller}")
         slots = [name for name in names if re.fullmatch(r"(dimm|rank)\d+", name, re.ASCII)]
@@ -100,10 +99,10 @@ def read_dimms(targets: Collection[str], skip: Collection[str], *, sys: Path = S
             yield {"dimm": name, "label": "", "size_bytes": None, "corrected": lost[0], "uncorrected": lost[1]}
 
 
-def read_sensors(targets: Collection[str], skip: Collection[str], *, sys: Path = SYS) -> Iterator[Row]:
+def read_sensors(query: Query) -> Iterator[Row]:
     """Yield the rows of table `sensors`, from hwmon. Chips of a name are numbered in the order of their devices."""
-    root = f"{sys}/class/hwmon"
-    require_sysfs(sys)
+    root = f"{query.sys}/class/hwmon"
+    require_sysfs(query.sys)
     # The number of hwmonN depends on the order in which drivers load; the device's path does not.
     chips = sorted((os.path.realpath(f"{root}/{name}"), name) for name in list_names(root))
     numbers: Counter[str] = Counter()
@@ -128,7 +127,7 @@ def read_sensors(targets: Collection[str], skip: Collection[str], *, sys: Path =
             }
 
 
-def list_pci_devices(sys: Path = SYS) -> list[PciDevice]:
+def list_pci_devices(sys: Path) -> list[PciDevice]:
     """Return the devices of the PCI bus, by address. Raises OSError if the node has none, or /sys is not mounted."""
     devices = []
     for address in sorted(os.listdir(sys / "bus/pci/devices")):
@@ -144,9 +143,9 @@ def list_pci_devices(sys: Path = SYS) -> list[PciDevice]:
     return devices
 
 
-def read_pci_devices(targets: Collection[str], skip: Collection[str], *, sys: Path = SYS) -> Iterator[Row]:
+def read_pci_devices(query: Query) -> Iterator[Row]:
     """Yield the rows of table `pci_devices`."""
-    for one in list_pci_devices(sys):
+    for one in list_pci_devices(query.sys):
         yield {
             "pci": one.address,
             "vendor": one.vendor,
@@ -183,32 +182,28 @@ def _aer_total(path: str) -> int | None:
     return to_int(number) if name.startswith("TOTAL_ERR") else None
 
 
-def read_dmi(targets: Collection[str], skip: Collection[str], *, sys: Path = SYS) -> Iterator[Row]:
+def read_dmi(query: Query) -> Iterator[Row]:
     """Yield the rows of table `dmi`; serial numbers can be read by root alone."""
-    folder = f"{sys}/class/dmi/id"
+    folder = f"{query.sys}/class/dmi/id"
     for name in list_names(folder):
         if name not in ("uevent", "modalias", "power", "subsystem"):
             yield {"key": name, "value": read_text(f"{folder}/{name}")}
 
 
-def read_modules(
-    targets: Collection[str], skip: Collection[str], *, sys: Path = SYS, proc: Path = PROC
-) -> Iterator[Row]:
+def read_modules(query: Query) -> Iterator[Row]:
     """Yield the rows of table `modules`: the loaded ones."""
-    for line in (proc / "modules").read_text(errors="replace").splitlines():
+    for line in (query.proc / "modules").read_text(errors="replace").splitlines():
         if name := line.partition(" ")[0]:
-            yield {"module": name, "version": read_text(f"{sys}/module/{name}/version", limit=256)}
+            yield {"module": name, "version": read_text(f"{query.sys}/module/{name}/version", limit=256)}
 
 
-def read_ipmi_events(
-    targets: Collection[str], skip: Collection[str], *, argv: Collection[str] = ("ipmitool",)
-) -> Iterator[Row]:
+def read_ipmi_events(_query: Query) -> Iterator[Row]:
     """Yield the rows of table `ipmi_events`, the newest of them.
 
     Raises ToolMissing without ipmitool, ClusterError if the BMC cannot be asked.
     """
     # Not `elist`: it reads the records of all sensors first, which takes a minute on some BMCs.
-    done = subprocesses.run([*argv, "sel", "list", "last", str(_IPMI_EVENTS)], timeout_s=IPMI_TIMEOUT_S)
+    done = subprocesses.run(["ipmitool", "sel", "list", "last", str(_IPMI_EVENTS)], timeout_s=IPMI_TIMEOUT_S)
     if done.code:
         problem = done.stderr.strip().partition("\n")[0] or f"exited with code {done.code}"
         raise ClusterError(problem, where="ipmitool sel list", hint="is there a BMC, and /dev/ipmi0?")

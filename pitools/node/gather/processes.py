@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import trust
-from pitools.node.gather.read import list_names, read_bytes, read_text, to_float
+from pitools.node.gather.read import Query, list_names, read_bytes, read_text, to_float
 from pitools.node.gather.system import read_meminfo
 from pitools.node.types import Row
 
@@ -39,10 +39,9 @@ class _Stat(NamedTuple):
     memory_bytes: int
 
 
-def read_processes(
-    _targets: Collection[str], skip: Collection[str], *, proc: Path = Path("/proc"), blocked_s: float = BLOCKED_S
-) -> Iterator[Row]:
-    """Yield the rows of table `processes`; those in state D are looked at again after `blocked_s`."""
+def read_processes(query: Query) -> Iterator[Row]:
+    """Yield the rows of table `processes`; those in state D are read again after BLOCKED_S."""
+    proc = query.proc
     uptime_s = to_float((read_text(proc / "uptime") or "").partition(" ")[0])
     total = read_meminfo(proc).get("MemTotal")
     stats = {stat.pid: stat for name in list_names(proc) if name.isdigit() and (stat := _read_stat(proc, name))}
@@ -50,7 +49,7 @@ def read_processes(
     steps = {stat.pid: _job_of_step(proc, stat) for stat in stats.values() if stat.name == "slurmstepd"}
     waiting: list[tuple[Row, bytes | None]] = []
     for stat in stats.values():
-        if (stat.is_kernel and "/" in stat.name) or str(stat.pid) in skip:
+        if (stat.is_kernel and "/" in stat.name) or str(stat.pid) in query.hung:
             continue  # a thread of one CPU: kworker/3:1, migration/3
         parent = stats.get(stat.parent)
         age_s = max(0.0, uptime_s - stat.started_s) if uptime_s is not None else None
@@ -79,7 +78,7 @@ def read_processes(
         if stat.state == "D":
             waiting.append((row, _switches(proc, stat.pid)))
     if waiting:
-        time.sleep(blocked_s)
+        time.sleep(BLOCKED_S)
     for row, switches in waiting:
         if switches is not None and _switches(proc, row["pid"]) == switches:
             yield {**row, "is_blocked": True}

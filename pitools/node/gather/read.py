@@ -1,12 +1,44 @@
-"""Read the small files of /proc, /sys and /etc: what cannot be read or parsed is None."""
+"""What collectors share: what each is asked for, and small files, of which None is what cannot be read or parsed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 _MAX_BYTES = 1 << 22
 _READ_BYTES = 1 << 16  # at a time: /proc/sys refuses 4 MiB
+
+
+class Query(NamedTuple):
+    """What a collector is asked for.
+
+    names: what checks name for its table. hung: the subjects that did not answer, to be left out. root: the folder of
+    /proc, /sys, /dev and /etc. node: the node's name in Slurm; default: the host's. asks_controller: scontrol may be
+    run, which thousands of prologs at once must not. runs_programs: journalctl may be run.
+    """
+
+    names: Collection[str] = ()
+    hung: Collection[str] = ()
+    root: Path = Path("/")
+    node: str = ""
+    asks_controller: bool = False
+    runs_programs: bool = True
+
+    @property
+    def proc(self) -> Path:
+        """The folder of /proc."""
+        return self.root / "proc"
+
+    @property
+    def sys(self) -> Path:
+        """The folder of /sys."""
+        return self.root / "sys"
+
+    def names_left(self) -> list[str]:
+        """Return the names that are to be read, in order."""
+        return sorted(set(self.names).difference(self.hung))
 
 
 def read_bytes(path: Path | str, limit: int = _MAX_BYTES) -> bytes | None:

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pitools.core.errors import PitError
-from pitools.node.gather.read import list_names, read_bytes
+from pitools.node.gather.read import Query, list_names, read_bytes
 from pitools.node.types import Row
-
-if TYPE_CHECKING:
-    from pitools.slurm.client import Client
 
 _SCONTROL_TIMEOUT_S = 10.0
 SLURM_TIMEOUT_S = 2 * _SCONTROL_TIMEOUT_S + 2
 
 
-def read_slurm(
-    targets: Collection[str],
-    skip: Collection[str],
-    *,
-    node: str = "",
-    asks_controller: bool = False,
-    proc: Path = Path("/proc"),
-    client: Client | None = None,
-) -> Iterator[Row]:
-    """Yield the one row of table `slurm`.
-
-    node: its name in Slurm; default: the host's. asks_controller: also runs `scontrol ping` and `show node`, which a
-    prolog or epilog must not: on thousands of nodes at once they block the controller.
-    """
-    row: Row = {"is_node": True, "slurmd_is_running": find_slurmd(proc, node) is not None}
-    if asks_controller:
-        row |= _ask_controller(client, node or socket.gethostname().partition(".")[0])
+def read_slurm(query: Query) -> Iterator[Row]:
+    """Yield the one row of table `slurm`; the controllers' part of it by `scontrol ping` and `show node`."""
+    row: Row = {"is_node": True, "slurmd_is_running": find_slurmd(query.proc, query.node) is not None}
+    if query.asks_controller:
+        row |= _ask_controller(query.node or socket.gethostname().partition(".")[0])
     yield row
 
 
-def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
+def find_slurmd(proc: Path, node: str = "") -> int | None:
     """Return the process id of this node's slurmd that runs: one that is stopped (SIGSTOP) or dead does not.
 
     One that was started as another node (`-N`) is not it, nor one of an ordinary user, as its name proves nothing.
@@ -69,11 +53,11 @@ def _started_as(cmdline: bytes) -> str:
     return ""
 
 
-def _ask_controller(client: Client | None, node: str) -> Row:
+def _ask_controller(node: str) -> Row:
     from pitools.slurm.client import Client, Transport  # 30 ms, which most calls need not pay
     from pitools.slurm.errors import SlurmReason, SlurmRefused
 
-    client = client or Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S))
+    client = Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S))
     row: Row = {}
     try:
         answers = client.controllers()

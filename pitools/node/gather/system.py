@@ -6,30 +6,24 @@ import ctypes
 import os
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from pitools.node.gather.read import list_names, read_text, to_float, to_int
+from pitools.node.gather.read import Query, list_names, read_text, to_float, to_int
 from pitools.node.types import Row, Value
 
 _UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex(2)
 _TIMEX_BYTES = 256  # struct timex has 208
 
 
-def read_system(
-    _targets: Collection[str],
-    _skip: Collection[str],
-    *,
-    proc: Path = Path("/proc"),
-    sys: Path = Path("/sys"),
-    etc: Path = Path("/etc"),
-) -> Iterator[Row]:
+def read_system(query: Query) -> Iterator[Row]:
     """Yield the one row of table `system`."""
+    proc, sys = query.proc, query.sys
     loads = (read_text(proc / "loadavg") or "").split() + [""] * 3
     is_synchronized, error_s = _clock()
     yield {
         "kernel": read_text(proc / "sys/kernel/osrelease"),
-        "os": _os_release(read_text(etc / "os-release") or ""),
+        "os": _os_release(read_text(query.root / "etc/os-release") or ""),
         "uptime_s": to_float((read_text(proc / "uptime") or "").partition(" ")[0]),
         "load_1m": to_float(loads[0]),
         "load_5m": to_float(loads[1]),

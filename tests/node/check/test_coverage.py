@@ -22,6 +22,7 @@ from pitools.node.check.problems import check_problem, contradiction
 from pitools.node.check.values import matches
 from pitools.node.check.xid_checks import XidSource
 from pitools.node.gather.collectors import read_facts
+from pitools.node.gather.read import Query
 from pitools.node.tables import TABLES, KeyType
 from pitools.node.types import FactTable, NodeFacts, Row, Value
 
@@ -386,9 +387,8 @@ def test_shipped_checks_are_mild() -> None:
 
 def test_values_have_the_types_of_their_keys() -> None:
     """What collectors read here, and the facts of this file's cases, are of the types that a check is held to."""
-    tables = {
-        table.table: list(table.rows) for table in read_facts(TABLES, {"files": ["/", "/etc/passwd"]}).tables.values()
-    }
+    facts = read_facts(TABLES, Query(), {"files": ["/", "/etc/passwd"]})
+    tables = {name: list(table.rows) for name, table in facts.tables.items()}
     lines = {
         row.check: next(parse_nhc(f"* || {row.ours}", "n1")).checks[0] for row in coverage() if row.way == "nhc.conf"
     }

@@ -16,7 +16,8 @@ from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType, load_shi
 from pitools.node.check.evaluate import evaluate
 from pitools.node.control.policy import DRAINED
 from pitools.node.gather import collectors, kernel_log
-from pitools.node.gather.gather import Collector
+from pitools.node.gather.child import Collector
+from pitools.node.gather.kernel_log import read_kmsg
 from pitools.node.types import FactTable, Finding, NodeFacts, Row
 
 
@@ -156,7 +157,7 @@ def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.Mo
     """A check that is not reported moves nothing; a damaged or foreign file of facts is none."""
     counter = [5]
 
-    def read(_targets: object, _skip: object) -> list[Row]:
+    def read(_query: object) -> list[Row]:
         return [{"port": "mlx5_0/1", "link_downed": counter[0]}]
 
     monkeypatch.setattr(collectors, "COLLECTORS", (Collector("rdma_ports", "test", read),))
@@ -201,14 +202,14 @@ def test_what_is_unknown_is_one_line_of_a_table() -> None:
 
 def test_a_prolog_runs_no_program(config: NodeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor does any shipped check there, also where the kernel's log cannot be read; an epilog asks no controller."""
-    log, missing = tmp_path / "run", tmp_path / "kmsg"
+    log = tmp_path / "run"
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("scontrol", "journalctl", "dmesg", "smartctl", "ipmitool", "systemctl", "dpkg-query", "rpm", "tool"):
         (tools / name).write_text(f"#!/bin/sh\necho {name} >> {log}\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setitem(kernel_log.read_kernel_log.__kwdefaults__, "kmsg", missing)
+    monkeypatch.setattr(kernel_log, "read_kmsg", lambda _, boot_s: read_kmsg(tmp_path / "kmsg", boot_s))
     command = Check(name="run", table="commands", key="exit_code", where={"command": "tool"}, equals=0)
     slurm = Check(name="slurmd", table="slurm", key="slurmd_is_running", equals=True)
     state = Check(name="state", table="slurm", key="node_state", one_of=("idle", "mixed"))

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.node.gather.collectors import read_facts
+from pitools.node.gather.read import Query
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG = 1
@@ -74,8 +75,8 @@ def main(folder: Path, tables: list[str]) -> None:
     os.kill(blocked, signal.SIGKILL)  # not even so
     wait_for_state(blocked, "D")
     try:
-        targets = {"files": {str(folder / name) for name in ("full", "hung/data", "none")}}
-        facts = read_facts(tables, targets, node=f"{zombie}-{blocked}")
+        names = {"files": {str(folder / name) for name in ("full", "hung/data", "none")}}
+        facts = read_facts(tables, Query(node=f"{zombie}-{blocked}"), names)
     finally:
         os.kill(server, signal.SIGKILL)
         for pid in (server, zombie, blocked):

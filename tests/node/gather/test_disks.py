@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pitools.node.gather import disks
 from pitools.node.gather.disks import read_block_devices, read_raid_arrays
+from pitools.node.gather.read import Query
 
 NVME = {
     "smartctl": {"exit_status": 0},
@@ -91,10 +92,16 @@ def smartctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "answers"
 
 
+def query(root: Path, write_tree) -> Query:
+    """Return a query of a machine with these disks."""
+    write_tree(root / "sys", SYS)
+    return Query(root=root)
+
+
 def test_disks_without_smartctl(tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only real disks are rows, with what sysfs says; a value that is no number is unknown."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    rows = last_rows("block_devices", read_block_devices((), (), sys=write_tree(tmp_path / "sys", SYS)))
+    rows = last_rows("block_devices", read_block_devices(query(tmp_path, write_tree)))
     assert list(rows) == ["nvme0n1", "nvme1n1", "sda", "vda"]
     assert (rows["nvme1n1"]["state"], rows["nvme1n1"]["temperature_c"]) == ("connecting", 50.0)
     assert rows["nvme0n1"] == {
@@ -118,7 +125,7 @@ def test_disks_with_smartctl(tmp_path: Path, write_tree, last_rows, smartctl: Pa
     (smartctl / "nvme0n1").write_text(json.dumps(NVME))
     (smartctl / "sda").write_text('{"smartctl": {"exit_status": 2}}')
     (smartctl / "vda").write_text(json.dumps(NVME))
-    rows = last_rows("block_devices", read_block_devices((), (), sys=write_tree(tmp_path / "sys", SYS)))
+    rows = last_rows("block_devices", read_block_devices(query(tmp_path, write_tree)))
     nvme, sda = rows["nvme0n1"], rows["sda"]
     assert [nvme[key] for key in SMART_KEYS] == [True, 3, 1.05, 0.97, 4, 21000]
     assert (nvme["serial"], nvme["temperature_c"]) == ("S64HNE0T500000", 38.85)
@@ -131,7 +138,7 @@ def test_disks_with_smartctl(tmp_path: Path, write_tree, last_rows, smartctl: Pa
 def test_an_answer_that_is_none(tmp_path: Path, write_tree, last_rows, smartctl: Path, answer: str) -> None:
     """A smartctl that prints something else costs its values alone."""
     (smartctl / "nvme0n1").write_text(answer)
-    rows = last_rows("block_devices", read_block_devices((), (), sys=write_tree(tmp_path / "sys", SYS)))
+    rows = last_rows("block_devices", read_block_devices(query(tmp_path, write_tree)))
     assert (rows["nvme0n1"].get("smart_passed"), rows["nvme0n1"]["state"]) == (None, "live")
 
 
@@ -141,14 +148,14 @@ def test_a_smartctl_that_hangs(
     """It is killed at its time-out; the disk's other values are read."""
     (smartctl.parent / "bin" / "smartctl").write_text("#!/bin/sh\nexec sleep 600\n")
     monkeypatch.setattr(disks, "SMART_TIMEOUT_S", 0.1)
-    rows = last_rows("block_devices", read_block_devices((), (), sys=write_tree(tmp_path / "sys", SYS)))
+    rows = last_rows("block_devices", read_block_devices(query(tmp_path, write_tree)))
     assert (rows["nvme0n1"].get("smart_passed"), rows["nvme0n1"]["responds"]) == (None, True)
 
 
 def test_a_disk_that_hangs_is_announced(tmp_path: Path, write_tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a disk is asked for its temperature, its row does not respond; one that hung is left out."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    rows = read_block_devices((), {"nvme1n1", "sda", "vda"}, sys=write_tree(tmp_path / "sys", SYS))
+    rows = read_block_devices(query(tmp_path, write_tree)._replace(hung={"nvme1n1", "sda", "vda"}))
     assert [(row["device"], row["responds"]) for row in rows] == [("nvme0n1", False), ("nvme0n1", True)]
 
 
@@ -204,8 +211,8 @@ def raid(name: str, state: str, disks: str, members: list[str], **more: str) -> 
 )
 def test_arrays(tmp_path: Path, write_tree, last_rows, files: dict[str, str], values: object) -> None:
     """An array that misses a disk is degraded; otherwise its state is the kernel's. A stopped one is none."""
-    sys = write_tree(tmp_path, {**files, "block/sda/size": "1"})
-    rows = last_rows("raid_arrays", read_raid_arrays((), (), sys=sys))
+    write_tree(tmp_path / "sys", {**files, "block/sda/size": "1"})
+    rows = last_rows("raid_arrays", read_raid_arrays(Query(root=tmp_path)))
     expected = {} if values is None else {"md0": values}
     assert {name: (row["state"], row["disks"], row["disks_active"]) for name, row in rows.items()} == expected
     assert all(row["level"] == files["block/md0/md/level"] for row in rows.values())
@@ -215,8 +222,9 @@ def test_arrays(tmp_path: Path, write_tree, last_rows, files: dict[str, str], va
 def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write_tree, last_rows, data, name) -> None:
     """Whatever a file holds, both tables are read."""
     files = {**SYS, **raid("md0", "clean", "2", ["in_sync"], degraded="0")}
-    sys = write_tree(tmp_path_factory.mktemp("sys"), files if files[name][:2] == "->" else {**files, name: data})
+    root = tmp_path_factory.mktemp("root")
+    write_tree(root / "sys", files if files[name][:2] == "->" else {**files, name: data})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(sys))
-        assert len(last_rows("block_devices", read_block_devices((), (), sys=sys))) in (4, 5)
-    last_rows("raid_arrays", read_raid_arrays((), (), sys=sys))
+        patch.setenv("PATH", str(root))
+        assert len(last_rows("block_devices", read_block_devices(Query(root=root)))) in (4, 5)
+    last_rows("raid_arrays", read_raid_arrays(Query(root=root)))

@@ -5,8 +5,8 @@ No GPU was there when this was written: what NVML and amdgpu answer is what thei
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, ToolMissing
 from pitools.node.gather import gpus, nvidia
-from pitools.node.gather.gather import Collector, gather_facts
+from pitools.node.gather.child import Collector, read_tables
+from pitools.node.gather.read import Query
 from pitools.node.types import Row
 from tests.node.gather.conftest import Check, Write
 from tests.node.gather.fake_nvml import ERRORS, FIELD_IDS, H100_ROW, MISSING, FakeNvml, h100
@@ -51,9 +52,11 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory, write_tree: Write) -> 
     return write_node(tmp_path_factory.mktemp("node"), write_tree)
 
 
-def read(node: Path, nvml: Any = None, skip: tuple[str, ...] = (), amdsmi: Any = None) -> list[Row]:
-    roots = {"sys": node / "sys", "proc": node / "proc", "dev": node / "dev"}
-    return list(gpus.read_gpus((), skip, nvml=lambda: nvml, amdsmi=lambda: amdsmi, **roots))
+def read(node: Path, nvml: Any = None, amdsmi: Any = None) -> list[Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pynvml", nvml)
+        patch.setitem(sys.modules, "amdsmi", amdsmi)
+        return list(gpus.read_gpus(Query(root=node)))
 
 
 def test_all_values_of_an_h100(node: Path, last_rows: Check) -> None:
@@ -180,17 +183,12 @@ def test_any_call_may_fail(shared_node: Path, last_rows: Check, fails: dict[tupl
         )
 
 
-def test_a_gpu_that_hangs_is_left_out(node: Path) -> None:
+def test_a_gpu_that_hangs_is_left_out(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that does not return costs its time-out once; that GPU does not respond, the others are read."""
     hanging = h100(2)
     hanging["PowerUsage"] = lambda: time.sleep(60)
-    nvml = FakeNvml([h100(0), h100(1), hanging, h100(3)])
-
-    def collect(targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
-        roots = {"sys": node / "sys", "proc": node / "proc", "dev": node / "dev"}
-        return gpus.read_gpus(targets, skip, nvml=lambda: nvml, **roots)  # type: ignore[arg-type]
-
-    facts = gather_facts([Collector("gpus", "NVML", collect, timeout_s=1.0)])
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([h100(0), h100(1), hanging, h100(3)]))
+    facts = read_tables([Collector("gpus", "NVML", gpus.read_gpus, timeout_s=1.0)], Query(root=node))
     rows = {row["index"]: row for row in facts.tables["gpus"].rows}
     assert [rows[index]["responds"] for index in range(4)] == [True, True, False, True]
     assert (rows[2]["pci"], rows[2]["error"]) == ("0000:12:00.0", "no answer within the time-out")
@@ -198,13 +196,13 @@ def test_a_gpu_that_hangs_is_left_out(node: Path) -> None:
 
 def test_without_pynvml_gpus_are_unknown(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to install. A node without GPUs needs nothing."""
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ToolMissing) as error:
-        list(gpus.read_gpus((), (), sys=node / "sys", proc=node / "proc", dev=node / "dev"))
+        list(gpus.read_gpus(Query(root=node)))
     assert "pitools-hpc[gpu]" in error.value.hint
     for path in (node / "sys/bus/pci/devices").glob("0000:1*"):
         (path / "uevent").write_text("")
-    assert list(gpus.read_gpus((), (), sys=node / "sys")) == []
+    assert list(gpus.read_gpus(Query(root=node))) == []
 
 
 def test_pynvml_has_what_is_called() -> None:
@@ -361,6 +359,6 @@ def test_tpus(tmp_path: Path, last_rows: Check, write_tree: Write) -> None:
 def test_the_real_bus_of_this_machine(last_rows: Check) -> None:
     """Whatever it has, reading it raises no error of ours."""
     try:
-        last_rows("gpus", gpus.read_gpus((), ()))
+        last_rows("gpus", gpus.read_gpus(Query()))
     except (ToolMissing, ClusterError, OSError):
         pytest.skip("no PCI bus, or GPUs without their library")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pitools.node.check.config import Check
 from pitools.node.check.evaluate import evaluate
-from pitools.node.gather import gather
+from pitools.node.gather import child
+from pitools.node.gather.read import Query
 from pitools.node.types import NodeFacts, Row
 
 
@@ -18,16 +19,16 @@ from pitools.node.types import NodeFacts, Row
 def facts() -> NodeFacts:
     """A disk that is read, two servers that hang, of which one is waited for, and a file system behind them."""
 
-    def read(_targets: Collection[str], skip: Collection[str]) -> Iterator[Row]:
+    def read(query: Query) -> Iterator[Row]:
         yield {"target": "/", "type": "ext4", "is_read_only": True, "responds": True}
-        for server in {"/nfs1", "/nfs2"}.difference(skip):
+        for server in {"/nfs1", "/nfs2"}.difference(query.hung):
             yield {"target": server, "type": "nfs4", "responds": False}
             time.sleep(60)
         yield {"target": "/scratch", "type": "lustre", "is_read_only": False, "responds": True}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather, "_MOST_HANGING", 1)
-        return gather.gather_facts([gather.Collector("mounts", "a test", read, timeout_s=1.0)], node="n1")
+        patch.setattr(child, "_MOST_HUNG", 1)
+        return child.read_tables([child.Collector("mounts", "a test", read, timeout_s=1.0)], Query())
 
 
 @pytest.mark.parametrize(

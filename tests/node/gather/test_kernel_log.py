@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError
 from pitools.node.gather import kernel_log
-from pitools.node.gather.gather import Collector, gather_facts
+from pitools.node.gather.child import Collector, read_tables
 from pitools.node.gather.kernel_lines import Event, parse_message
 from pitools.node.gather.kernel_log import MOST_ROWS, event_rows, parse_dated_lines, read_kernel_log, read_kmsg
+from pitools.node.gather.read import Query
 from pitools.node.tables import TABLES
 
 _VALUES = {"code": int, "job_pid": int, "is_fatal": lambda text: text == "True"}
@@ -198,20 +199,20 @@ def _tool(folder: Path, name: str, script: str) -> None:
 
 def test_journalctl_is_asked_where_kmsg_is_not_to_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty journal is unknown, for it may be hidden; where no program may run it is not asked."""
-    missing = tmp_path / "kmsg"
+    query = Query(root=tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     _tool(tmp_path, "journalctl", "echo '2026-11-26T15:16:31.000000+0000 kernel: nfs: server fs1 OK'")
-    assert [row["kind"] for row in read_kernel_log(kmsg=missing)] == ["nfs"]
+    assert [row["kind"] for row in read_kernel_log(query)] == ["nfs"]
     with pytest.raises(ClusterError):
-        list(read_kernel_log(kmsg=missing, runs_programs=False))
+        list(read_kernel_log(query._replace(runs_programs=False)))
     _tool(tmp_path, "journalctl", "echo '-- No entries --'")
-    facts = gather_facts([Collector("kernel_log", "a log", lambda *_: read_kernel_log(kmsg=missing))])
+    facts = read_tables([Collector("kernel_log", "a log", read_kernel_log)], query)
     assert facts.tables["kernel_log"].unknown
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg cannot be read here")
 def test_log_of_this_machine_is_read() -> None:
     """The real log is read, and what it has is rows of the table."""
-    table = gather_facts([Collector("kernel_log", "/dev/kmsg", read_kernel_log)]).tables["kernel_log"]
+    table = read_tables([Collector("kernel_log", "/dev/kmsg", read_kernel_log)], Query()).tables["kernel_log"]
     assert table.unknown == ""
     assert all(row.keys() == TABLES["kernel_log"].keys.keys() for row in table.rows)

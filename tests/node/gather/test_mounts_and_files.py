@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pitools.node.gather import files, mounts
 from pitools.node.gather.files import read_files
 from pitools.node.gather.mounts import read_mounts
+from pitools.node.gather.read import Query
 
 MOUNTINFO = r"""
 22 27 0:21 / /proc rw,relatime shared:13 - proc proc rw
@@ -58,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_each_mount_is_a_row(proc: Path, asked: list[bytes], last_rows) -> None:
     """Escaped paths, a file system that went read-only, a stale handle, a hidden mount, and autofs, never asked."""
-    rows = last_rows("mounts", read_mounts((), (), proc=proc))
+    rows = last_rows("mounts", read_mounts(Query(root=proc.parent)))
     assert rows["/srv/a b\\c"] == {
         "target": "/srv/a b\\c",
         "device": "/dev/sda3",
@@ -94,20 +95,20 @@ def test_whether_a_hidden_mount_responds_is_unknown(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(mounts.os, "statvfs", statvfs)
-    rows = last_rows("mounts", read_mounts((), (), proc=proc))
+    rows = last_rows("mounts", read_mounts(Query(root=proc.parent)))
     assert {row.get("responds") for row in rows.values()} == {None}
     assert rows["/lustre"]["responds"] is None
 
 
 def test_what_may_hang_is_announced(proc: Path, asked: list[bytes]) -> None:
     """Before a mount of a server is read, its row says that it does not respond; a local one is read at once."""
-    announced = [row["target"] for row in read_mounts((), (), proc=proc) if row.get("responds") is False]
+    announced = [row["target"] for row in read_mounts(Query(root=proc.parent)) if row.get("responds") is False]
     assert announced == ["/home", "/data", "/soft", "/soft", "/lustre", "/lustre/sub"]
 
 
 def test_mounts_of_a_hung_server_are_not_waited_for(proc: Path, asked: list[bytes], last_rows) -> None:
     """After one mount hung, the others of its server or device do not respond either, and are not asked."""
-    rows = last_rows("mounts", read_mounts((), {"/home", "/lustre"}, proc=proc))
+    rows = last_rows("mounts", read_mounts(Query(hung={"/home", "/lustre"}, root=proc.parent)))
     assert not {"/home", "/lustre"}.intersection(rows)
     assert (rows["/data"]["responds"], rows["/lustre/sub"]["responds"]) == (False, False)
     assert {b"/data", b"/home", b"/lustre", b"/lustre/sub"}.isdisjoint(asked)
@@ -117,14 +118,14 @@ def test_mounts_of_a_hung_server_are_not_waited_for(proc: Path, asked: list[byte
 def test_without_mountinfo_mounts_are_unknown(tmp_path: Path) -> None:
     """No list of mounts is an error: no mount would be missing otherwise."""
     with pytest.raises(OSError, match="mountinfo"):
-        list(read_mounts((), (), proc=tmp_path))
+        list(read_mounts(Query(root=tmp_path)))
 
 
 @given(lines=st.lists(st.binary(max_size=80) | st.sampled_from(MOUNTINFO.encode().splitlines()), max_size=8))
 def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write_tree, last_rows, lines) -> None:
     """Whatever mountinfo holds, it is read."""
-    proc = write_tree(tmp_path_factory.mktemp("proc"), {"self/mountinfo": b"\n".join(lines)})
-    last_rows("mounts", read_mounts((), (), proc=proc))
+    proc = write_tree(tmp_path_factory.mktemp("root") / "proc", {"self/mountinfo": b"\n".join(lines)})
+    last_rows("mounts", read_mounts(Query(root=proc.parent)))
 
 
 def test_files_of_every_kind(tmp_path: Path, last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_files_of_every_kind(tmp_path: Path, last_rows, monkeypatch: pytest.Monk
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")  # a path of 108 bytes at most
         names = ("file", "folder", "pipe", "link", "dangling", "socket", "file/x", "none\0")
-        rows = last_rows("files", read_files({"/dev/null", *(str(tmp_path / name) for name in names)}, ()))
+        rows = last_rows("files", read_files(Query({"/dev/null", *(str(tmp_path / name) for name in names)})))
     found = {str(path).removeprefix(f"{tmp_path}/"): row for path, row in rows.items()}
     assert {name: row.get("kind") for name, row in found.items()} == {
         "file": "file",
@@ -169,11 +170,11 @@ def test_a_folder_without_unnamed_files(tmp_path: Path, last_rows, monkeypatch: 
     monkeypatch.setattr(files.os, "open", refuse)
     monkeypatch.setattr(files.os, "access", lambda path, mode: mode == os.W_OK)
     monkeypatch.setattr(files, "mount_points", lambda proc: {str(tmp_path)})
-    row = last_rows("files", read_files({str(tmp_path)}, ()))[str(tmp_path)]
+    row = last_rows("files", read_files(Query({str(tmp_path)})))[str(tmp_path)]
     assert (row["is_writable"], row["is_mount_point"]) == (True, True)
 
 
 def test_a_file_that_hangs_is_announced(tmp_path: Path) -> None:
     """Each path first does not respond; one that hung is not read again."""
-    rows = [(row["path"], row["responds"]) for row in read_files({"/", "/hung"}, {"/hung"})]
+    rows = [(row["path"], row["responds"]) for row in read_files(Query({"/", "/hung"}, {"/hung"}))]
     assert rows == [("/", False), ("/", True)]

@@ -13,7 +13,7 @@ import pytest
 
 from pitools.core.errors import PitError
 from pitools.node.gather import endpoints, named
-from pitools.node.gather.read import read_text
+from pitools.node.gather.read import Query, read_text
 
 Programs = Callable[..., None]
 
@@ -47,7 +47,7 @@ exit 0
 def test_services_by_one_call(programs: Programs, last_rows) -> None:
     """One systemctl answers for all units, in order; one that there is not is missing."""
     programs(systemctl=SYSTEMCTL)
-    rows = last_rows("services", named.read_services({"slurmd", "sssd", "gone"}, ()))
+    rows = last_rows("services", named.read_services(Query({"slurmd", "sssd", "gone"})))
     assert {name: (row["state"], row["substate"], row["restarts"]) for name, row in rows.items()} == {
         "gone": ("missing", "dead", None),
         "slurmd": ("active", "running", 3),
@@ -61,13 +61,13 @@ def test_services_are_unknown_without_systemd(programs: Programs, monkeypatch: p
     monkeypatch.setattr(named, "COMMAND_TIMEOUT_S", 0.2 if "sleep" in script else 30)
     programs(systemctl=script)
     with pytest.raises(PitError):
-        list(named.read_services({"slurmd", "sssd"}, ()))
+        list(named.read_services(Query({"slurmd", "sssd"})))
 
 
 def test_nothing_named_starts_nothing(programs: Programs) -> None:
     """Without names there is no call, which would list everything."""
     programs()
-    assert list(named.read_services((), ())) == list(named.read_packages((), ())) == []
+    assert list(named.read_services(Query())) == list(named.read_packages(Query())) == []
 
 
 def test_commands(last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_commands(last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "COMMAND_TIMEOUT_S", 0.2)
     monkeypatch.setattr(named, "_OUTPUT_CHARACTERS", 8)
     commands = {"printf '%s|' 'a b' $HOME", "false", "no-such-program", "sleep 600", "echo 'open", "", "ls /none"}
-    rows = last_rows("commands", named.read_commands(commands, ()))
+    rows = last_rows("commands", named.read_commands(Query(commands)))
     assert {command: row["exit_code"] for command, row in rows.items()} == {
         "": 127,
         "echo 'open": None,
@@ -92,7 +92,7 @@ def test_commands(last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs Debian's packages")
 def test_packages_of_this_machine(last_rows) -> None:
     """An installed package has its version, another none."""
-    rows = last_rows("packages", named.read_packages({"dpkg", "no-such-package", "--version"}, ()))
+    rows = last_rows("packages", named.read_packages(Query({"dpkg", "no-such-package", "--version"})))
     assert rows["dpkg"]["version"][0].isdigit()
     assert (rows["no-such-package"]["version"], rows["--version"]["version"]) == ("", "")
 
@@ -108,27 +108,27 @@ exit 1
 def test_packages_of_rpm(programs: Programs, last_rows) -> None:
     """Where dpkg is not, rpm answers; neither is an error."""
     programs(rpm=RPM)
-    rows = last_rows("packages", named.read_packages({"kernel", "gone"}, ()))
+    rows = last_rows("packages", named.read_packages(Query({"kernel", "gone"})))
     assert {name: row["version"] for name, row in rows.items()} == {"gone": "", "kernel": "5.14.0-427.el9"}
 
 
 def test_a_removed_package_is_not_installed(programs: Programs, last_rows) -> None:
     """dpkg remembers a removed package's version with its configuration files."""
     programs(dpkg_query=r"printf 'ntp\t1:4.2\tconfig-files\n'")
-    assert last_rows("packages", named.read_packages({"ntp"}, ()))["ntp"]["version"] == ""
+    assert last_rows("packages", named.read_packages(Query({"ntp"})))["ntp"]["version"] == ""
 
 
 def test_packages_are_unknown_without_a_tool(programs: Programs) -> None:
     """Neither dpkg nor rpm: no package is missing."""
     programs()
     with pytest.raises(PitError):
-        list(named.read_packages({"bash"}, ()))
+        list(named.read_packages(Query({"bash"})))
 
 
 def test_accounts(last_rows) -> None:
     """An account of this machine, one that there is not, and one that hung."""
     name = pwd.getpwuid(os.geteuid()).pw_name
-    rows = last_rows("accounts", named.read_accounts({name, "no-such-user", "hung"}, {"hung"}))
+    rows = last_rows("accounts", named.read_accounts(Query({name, "no-such-user", "hung"}, {"hung"})))
     home = pwd.getpwnam(name).pw_dir
     assert rows == {
         name: {"account": name, "exists": True, "uid": os.geteuid(), "home": home, "responds": True},
@@ -142,8 +142,8 @@ def test_endpoints(last_rows) -> None:
         names = [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in (server, closed)]
         closed.close()
         bad = ["tcp://127.0.0.1", "tcp://[::1", "udp://127.0.0.1:1", "127.0.0.1:22", "tcp://h:99999", "ping://", ""]
-        targets = {*names, *bad, "tcp://no-such-host.invalid:1", "tcp://hung:1"}
-        rows = last_rows("endpoints", endpoints.read_endpoints(targets, {"tcp://hung:1"}))
+        asked = {*names, *bad, "tcp://no-such-host.invalid:1", "tcp://hung:1"}
+        rows = last_rows("endpoints", endpoints.read_endpoints(Query(asked, {"tcp://hung:1"})))
     assert {name: rows[name]["responds"] for name in names} == {names[0]: True, names[1]: False}
     assert 0 <= rows[names[0]]["latency_s"] <= 2
     assert rows["tcp://no-such-host.invalid:1"]["responds"] is False
@@ -162,7 +162,7 @@ def test_ping_by_the_program(
 
     monkeypatch.setattr(endpoints.socket, "socket", refuse)
     programs(**({} if script is None else {"ping": script}))
-    (row,) = last_rows("endpoints", endpoints.read_endpoints({"ping://127.0.0.1"}, ())).values()
+    (row,) = last_rows("endpoints", endpoints.read_endpoints(Query({"ping://127.0.0.1"}))).values()
     assert row["responds"] is responds
 
 
@@ -175,5 +175,5 @@ def test_ping_of_this_machine(last_rows, host: str) -> None:
         pytest.skip("net.ipv4.ping_group_range leaves this group out")
     if host == "[::1]" and "lo" not in (read_text("/proc/net/if_inet6") or "").split():
         pytest.skip("no IPv6 here")
-    (row,) = last_rows("endpoints", endpoints.read_endpoints({f"ping://{host}"}, ())).values()
+    (row,) = last_rows("endpoints", endpoints.read_endpoints(Query({f"ping://{host}"}))).values()
     assert row["responds"] is True

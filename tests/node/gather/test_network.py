@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.node.gather import network
+from pitools.node.gather.read import Query
 from pitools.node.types import Row
 from tests.node.gather.conftest import Check, Write
 
@@ -25,7 +26,7 @@ def port(device: str, **files: str) -> dict[str, str]:
 
 def test_ports_of_an_h100_node(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """An InfiniBand port with its counters; a RoCE bond for management, with its interface; a virtual function."""
-    sys = write_tree(
+    write_tree(
         tmp_path / "sys",
         port(
             "mlx5_0",
@@ -56,14 +57,14 @@ def test_ports_of_an_h100_node(tmp_path: Path, write_tree: Write, last_rows: Che
         | port("mlx5_9", state="1: DOWN", phys_state="3: Disabled", rate="2.5 Gb/sec (1X SDR)")
         | {f"{IB}/mlx5_9/device/physfn": "->../0000:18:00.0"},
     )
-    proc = write_tree(
+    write_tree(
         tmp_path / "proc",
         {
             "net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
             "bond0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\nibp24s0\t0000000A\t0\t1\t0\t0\t0\t000000FF"
         },
     )
-    rows = last_rows("rdma_ports", network.read_rdma_ports((), (), sys=sys, proc=proc))
+    rows = last_rows("rdma_ports", network.read_rdma_ports(Query(root=tmp_path)))
     one = rows["mlx5_0/1"]
     assert one == {
         "port": "mlx5_0/1",
@@ -105,8 +106,8 @@ def test_ports_of_an_h100_node(tmp_path: Path, write_tree: Write, last_rows: Che
 
 def test_ports_of_other_cards(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """An old iWARP card has no counters; mlx4 has two ports in one function; EFA is known by its driver."""
-    sys = write_tree(
-        tmp_path,
+    write_tree(
+        tmp_path / "sys",
         port("i40iw0", counters__link_downed="N/A (no PMA)", rate="10 Gb/sec (4X)")
         | {f"{IB}/i40iw0/node_type": "4: RNIC"}
         | port("mlx4_0", rate="40 Gb/sec (4X QDR)", counters__port_xmit_discards="5")
@@ -115,7 +116,7 @@ def test_ports_of_other_cards(tmp_path: Path, write_tree: Write, last_rows: Chec
         | port("rdmap16s27", link_layer="Unknown", hw_counters__rx_drops="2", hw_counters__retrans_timeout_events="3")
         | {f"{IB}/rdmap16s27/device/driver": "->../../bus/pci/drivers/efa"},
     )
-    rows = last_rows("rdma_ports", network.read_rdma_ports((), (), sys=sys, proc=tmp_path))
+    rows = last_rows("rdma_ports", network.read_rdma_ports(Query(root=tmp_path)))
     assert (rows["i40iw0/1"]["kind"], rows["i40iw0/1"]["link_downed"], rows["i40iw0/1"]["interface"]) == (
         "iwarp",
         None,
@@ -127,7 +128,9 @@ def test_ports_of_other_cards(tmp_path: Path, write_tree: Write, last_rows: Chec
     assert (efa["kind"], efa["rx_dropped"], efa["retransmit_timeouts"], efa["link_downed"]) == ("efa", 2, 3, None)
 
 
-def test_all_interfaces_are_rows(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
+def test_all_interfaces_are_rows(
+    tmp_path: Path, write_tree: Write, last_rows: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bridges and virtual functions too, which say so; what a switched-off or unknown interface has not is None."""
 
     def net(name: str, code: int, **files: str) -> dict[str, str]:
@@ -135,7 +138,7 @@ def test_all_interfaces_are_rows(tmp_path: Path, write_tree: Write, last_rows: C
             f"class/net/{name}/{key.replace('__', '/')}": text for key, text in files.items()
         }
 
-    sys = write_tree(
+    write_tree(
         tmp_path / "sys",
         net(
             "eth0",
@@ -158,7 +161,7 @@ def test_all_interfaces_are_rows(tmp_path: Path, write_tree: Write, last_rows: C
         | {"class/net/bonding_masters": "bond0"},
     )
     zeros = "0" * 32
-    proc = write_tree(
+    write_tree(
         tmp_path / "proc",
         {
             "net/ipv6_route": f"{zeros} 00 {zeros} 00 {zeros} ffffffff 1 0 200200 lo\n"
@@ -166,10 +169,8 @@ def test_all_interfaces_are_rows(tmp_path: Path, write_tree: Write, last_rows: C
         },
     )
 
-    def addresses() -> dict[str, list[str]]:
-        return {"eth0": ["10.0.0.7/16", "fe80::1/64"]}
-
-    rows = last_rows("interfaces", network.read_interfaces((), (), sys=sys, proc=proc, addresses=addresses))
+    monkeypatch.setattr(network, "ip_addresses", lambda: {"eth0": ["10.0.0.7/16", "fe80::1/64"]})
+    rows = last_rows("interfaces", network.read_interfaces(Query(root=tmp_path)))
     assert {name: (row["kind"], row["is_virtual"], row["has_carrier"]) for name, row in rows.items()} == {
         "docker0": ("virtual", True, False),
         "eth0": ("ethernet", False, True),
@@ -188,7 +189,7 @@ def test_all_interfaces_are_rows(tmp_path: Path, write_tree: Write, last_rows: C
 
 def test_this_machine_has_a_loopback(last_rows: Check) -> None:
     """The real /sys, and the real addresses."""
-    rows = last_rows("interfaces", network.read_interfaces((), ()))
+    rows = last_rows("interfaces", network.read_interfaces(Query()))
     assert rows["lo"]["kind"] == "loopback"
     assert "127.0.0.1/8" in str(rows["lo"]["addresses"])
 
@@ -197,7 +198,7 @@ def test_this_machine_has_a_loopback(last_rows: Check) -> None:
 def test_a_missing_sys_is_not_an_empty_one(tmp_path: Path, read: Callable[..., Iterator[Row]]) -> None:
     """Where /sys is not mounted the table is unknown."""
     with pytest.raises(OSError):
-        list(read((), (), sys=tmp_path))
+        list(read(Query(root=tmp_path)))
 
 
 @settings(max_examples=40)
@@ -207,15 +208,15 @@ def test_any_bytes_of_sys_are_read(
 ) -> None:
     """Every file holds anything: rows have values or None."""
     names = [
-        *(f"class/net/eth0/{name}" for name in ("type", "speed", "carrier", "operstate", "statistics/rx_errors")),
-        *(f"{IB}/mlx5_0/ports/1/{name}" for name in ("state", "rate", "link_layer", "counters/link_downed")),
-        f"{IB}/mlx5_0/ports/1/gid_attrs/ndevs/0",
-        f"{IB}/mlx5_0/node_type",
-        "net/route",
-        "net/ipv6_route",
+        *(f"sys/class/net/eth0/{name}" for name in ("type", "speed", "carrier", "operstate", "statistics/rx_errors")),
+        *(f"sys/{IB}/mlx5_0/ports/1/{name}" for name in ("state", "rate", "link_layer", "counters/link_downed")),
+        f"sys/{IB}/mlx5_0/ports/1/gid_attrs/ndevs/0",
+        f"sys/{IB}/mlx5_0/node_type",
+        "proc/net/route",
+        "proc/net/ipv6_route",
     ]
     files = {name: contents[number % len(contents)] for number, name in enumerate(names)}
-    root = write_tree(tmp_path_factory.mktemp("sys"), files)
+    root = write_tree(tmp_path_factory.mktemp("root"), files)
     with contextlib.suppress(OSError):
-        last_rows("interfaces", network.read_interfaces((), (), sys=root, proc=root, addresses=dict))
-    assert len(last_rows("rdma_ports", network.read_rdma_ports((), (), sys=root, proc=root))) == 1
+        last_rows("interfaces", network.read_interfaces(Query(root=root)))
+    assert len(last_rows("rdma_ports", network.read_rdma_ports(Query(root=root)))) == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pitools.core.errors import ClusterError, ToolMissing
 from pitools.node.gather import platform
 from pitools.node.gather.collectors import read_facts
+from pitools.node.gather.read import Query
 from pitools.node.types import Row
 from tests.node.gather.conftest import Check, Write
 from tests.node.gather.pci_files import pci
@@ -21,7 +22,7 @@ from tests.node.gather.pci_files import pci
 def test_frequencies_and_throttling_are_of_each_cpu(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """In the order of their numbers; without cpufreq, as in a virtual machine, the frequency is /proc/cpuinfo's."""
     cpu = "devices/system/cpu"
-    sys = write_tree(
+    write_tree(
         tmp_path / "sys",
         {
             f"{cpu}/cpu10/uevent": "",
@@ -35,10 +36,10 @@ def test_frequencies_and_throttling_are_of_each_cpu(tmp_path: Path, write_tree: 
             f"{cpu}/online": "0-1\n",
         },
     )
-    proc = write_tree(
+    write_tree(
         tmp_path / "proc", {"cpuinfo": "processor\t: 10\ncpu MHz\t\t: 2596.144\n\nprocessor\t: x\ncpu MHz\t: 1\n"}
     )
-    rows = last_rows("cpus", platform.read_cpus((), (), sys=sys, proc=proc))
+    rows = last_rows("cpus", platform.read_cpus(Query(root=tmp_path)))
     assert list(rows) == [2, 10]
     assert (rows[2]["mhz"], rows[2]["max_mhz"], rows[2]["limit_mhz"]) == (1219.917, 3700.0, 2400.0)
     assert (rows[2]["governor"], rows[2]["throttled"], rows[2]["package_throttled"]) == ("powersave", 5, 30)
@@ -48,8 +49,8 @@ def test_frequencies_and_throttling_are_of_each_cpu(tmp_path: Path, write_tree: 
 def test_memory_errors_are_of_each_module(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """By slots, or by rows of old drivers; errors of no known slot are a row of their own, if there are any."""
     mc = "devices/system/edac/mc"
-    sys = write_tree(
-        tmp_path,
+    write_tree(
+        tmp_path / "sys",
         {
             "class/uevent": "",
             f"{mc}/mc0/dimm0/dimm_label": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0\n",
@@ -67,7 +68,7 @@ def test_memory_errors_are_of_each_module(tmp_path: Path, write_tree: Write, las
             f"{mc}/uevent": "",
         },
     )
-    rows = last_rows("dimms", platform.read_dimms((), (), sys=sys))
+    rows = last_rows("dimms", platform.read_dimms(Query(root=tmp_path)))
     assert list(rows) == ["mc0/dimm0", "mc1/csrow0", "mc1/unknown"]
     assert (rows["mc0/dimm0"]["size_bytes"], rows["mc0/dimm0"]["corrected"]) == (64 << 30, 12)
     assert (rows["mc1/csrow0"]["uncorrected"], rows["mc1/csrow0"]["label"]) == (4, None)
@@ -76,8 +77,8 @@ def test_memory_errors_are_of_each_module(tmp_path: Path, write_tree: Write, las
 
 def test_sensors_have_names_that_stay(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """Chips of one name are numbered by their devices' paths, not by hwmonN; a label that comes twice counts once."""
-    sys = write_tree(
-        tmp_path,
+    write_tree(
+        tmp_path / "sys",
         {
             "devices/platform/coretemp.0/hwmon/hwmon9/name": "coretemp\n",
             "devices/platform/coretemp.0/hwmon/hwmon9/temp1_input": "55000\n",
@@ -102,7 +103,7 @@ def test_sensors_have_names_that_stay(tmp_path: Path, write_tree: Write, last_ro
             "class/hwmon/hwmon5": "->../../devices/platform/bogus.0/hwmon/hwmon5",
         },
     )
-    rows = last_rows("sensors", platform.read_sensors((), (), sys=sys))
+    rows = last_rows("sensors", platform.read_sensors(Query(root=tmp_path)))
     assert {name: (row["value"], row["kind"], row["has_alarm"]) for name, row in rows.items()} == {
         "coretemp-0/Physical id 0": (55.0, "temperature", False),
         "coretemp-1/Physical id 1": (None, "temperature", None),
@@ -117,8 +118,8 @@ def test_sensors_have_names_that_stay(tmp_path: Path, write_tree: Write, last_ro
 
 def test_pci_devices_have_their_link_and_their_errors(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """A device that fell off the bus answers all ones; a port without a device has a width of 0."""
-    sys = write_tree(
-        tmp_path,
+    write_tree(
+        tmp_path / "sys",
         pci(
             "0000:b5:00.0",
             "10DE:2330",
@@ -135,7 +136,7 @@ def test_pci_devices_have_their_link_and_their_errors(tmp_path: Path, write_tree
         | pci("0000:00:01.1", "8086:0998", "60400", "", current_link_speed="Unknown\n", current_link_width="0\n")
         | pci("0000:c5:00.0", "15B3:1021", "20700", "mlx5_core", config=b"\xff" * 64, aer_dev_fatal="\n"),
     )
-    rows = last_rows("pci_devices", platform.read_pci_devices((), (), sys=sys))
+    rows = last_rows("pci_devices", platform.read_pci_devices(Query(root=tmp_path)))
     gpu = rows["0000:b5:00.0"]
     assert (gpu["vendor"], gpu["device"], gpu["kind"], gpu["driver"]) == ("0x10de", "0x2330", "0x030200", "nvidia")
     assert (gpu["link_gts"], gpu["max_link_gts"], gpu["link_width"], gpu["max_link_width"]) == (16.0, 32.0, 8, 16)
@@ -147,7 +148,7 @@ def test_pci_devices_have_their_link_and_their_errors(tmp_path: Path, write_tree
 
 def test_dmi_and_modules_are_text(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
     """What is no text of DMI is kept as far as it can be; a module without a version has none."""
-    sys = write_tree(
+    write_tree(
         tmp_path / "sys",
         {
             "class/dmi/id/bios_version": "2.2.4\n",
@@ -156,15 +157,13 @@ def test_dmi_and_modules_are_text(tmp_path: Path, write_tree: Write, last_rows: 
             "module/nvidia/version": "570.86.15\n",
         },
     )
-    proc = write_tree(
-        tmp_path / "proc", {"modules": "nvidia 11591680 80 nvidia_uvm, Live 0x0000000000000000 (POE)\nxfs 1\n"}
-    )
-    dmi = last_rows("dmi", platform.read_dmi((), (), sys=sys))
+    write_tree(tmp_path / "proc", {"modules": "nvidia 11591680 80 nvidia_uvm, Live 0x0000000000000000 (POE)\nxfs 1\n"})
+    dmi = last_rows("dmi", platform.read_dmi(Query(root=tmp_path)))
     assert {key: row["value"] for key, row in dmi.items()} == {
         "bios_version": "2.2.4",
         "product_version": "\ufffd[\ufffd",
     }
-    modules = last_rows("modules", platform.read_modules((), (), sys=sys, proc=proc))
+    modules = last_rows("modules", platform.read_modules(Query(root=tmp_path)))
     assert {key: row["version"] for key, row in modules.items()} == {"nvidia": "570.86.15", "xfs": None}
 
 
@@ -174,7 +173,7 @@ def test_dmi_and_modules_are_text(tmp_path: Path, write_tree: Write, last_rows: 
 def test_a_missing_sys_is_not_an_empty_one(tmp_path: Path, read: Callable[..., Iterator[Row]]) -> None:
     """Where /sys is not mounted the table is unknown: no check may count 0 devices."""
     with pytest.raises(OSError):
-        list(read((), (), sys=tmp_path))
+        list(read(Query(root=tmp_path)))
 
 
 SEL = """\
@@ -197,21 +196,21 @@ def test_events_of_the_bmc() -> None:
     ]
 
 
-def test_a_bmc_that_cannot_be_asked_is_unknown(tmp_path: Path) -> None:
+def test_a_bmc_that_cannot_be_asked_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a missing ipmitool; an empty log has no events."""
+    monkeypatch.setenv("PATH", str(tmp_path))
 
-    def tool(script: str) -> list[str]:
-        return ["sh", "-c", script, "ipmitool"]
+    def read(script: str) -> list[object]:
+        (tmp_path / "ipmitool").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "ipmitool").chmod(0o755)
+        return list(platform.read_ipmi_events(Query()))
 
-    def read(argv: list[str]) -> list[object]:
-        return list(platform.read_ipmi_events((), (), argv=argv))
-
-    with pytest.raises(ClusterError, match="Could not open device"):
-        read(tool("echo 'Could not open device at /dev/ipmi0' >&2; exit 1"))
     with pytest.raises(ToolMissing):
-        read([str(tmp_path / "ipmitool")])
-    assert read(tool("echo 'SEL has no entries'")) == []
-    assert len(read(tool("echo ' 1 | 03/13/2023 | 09:12:49 | Fan | Lower Critical going low | Asserted'"))) == 1
+        list(platform.read_ipmi_events(Query()))
+    with pytest.raises(ClusterError, match="Could not open device"):
+        read("echo 'Could not open device at /dev/ipmi0' >&2; exit 1")
+    assert read("echo 'SEL has no entries'") == []
+    assert len(read("echo ' 1 | 03/13/2023 | 09:12:49 | Fan | Lower Critical going low | Asserted'")) == 1
 
 
 @given(text=st.text())
@@ -242,10 +241,10 @@ def test_any_bytes_of_sys_are_read(
             for name in ("uevent", "config", "current_link_speed", "max_link_width", "aer_dev_fatal")
         ),
         "class/dmi/id/bios_version",
-        "cpuinfo",
-        "modules",
+        "../proc/cpuinfo",
+        "../proc/modules",
     ]
-    write_tree(root, {name: contents[number % len(contents)] for number, name in enumerate(names)})
+    write_tree(root / "sys", {name: contents[number % len(contents)] for number, name in enumerate(names)})
     for read, table in (
         (platform.read_cpus, "cpus"),
         (platform.read_dimms, "dimms"),
@@ -254,9 +253,8 @@ def test_any_bytes_of_sys_are_read(
         (platform.read_dmi, "dmi"),
         (platform.read_modules, "modules"),
     ):
-        roots = {"sys": root} | ({"proc": root} if table in ("cpus", "modules") else {})
         with contextlib.suppress(OSError):
-            last_rows(table, read((), (), **roots))
+            last_rows(table, read(Query(root=root)))
 
 
 def test_the_hardware_of_this_machine() -> None:
@@ -273,7 +271,7 @@ def test_the_hardware_of_this_machine() -> None:
         "gpus",
         "ipmi_events",
     )
-    facts = read_facts(tables, {})
+    facts = read_facts(tables, Query())
     assert set(facts.tables) == set(tables)
     assert facts.tables["cpus"].rows
     for table in facts.tables.values():

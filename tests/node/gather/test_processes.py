@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from pitools.node.gather import processes
 from pitools.node.gather.processes import read_processes
+from pitools.node.gather.read import Query
 
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 SWITCHES = "voluntary_ctxt_switches:\t{}\nnonvoluntary_ctxt_switches:\t2"
@@ -42,10 +44,18 @@ PROC = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_wait() -> Iterator[None]:
+    """Read processes in state D again at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "BLOCKED_S", 0)
+        yield
+
+
 def test_each_process_is_a_row(tmp_path: Path, write_tree, last_rows) -> None:
     """Names with parentheses, jobs of both versions of cgroups, and kernel threads but those of one CPU."""
-    proc = write_tree(tmp_path, PROC)
-    rows = last_rows("processes", read_processes((), (), proc=proc, blocked_s=0))
+    proc = write_tree(tmp_path / "proc", PROC)
+    rows = last_rows("processes", read_processes(Query(root=proc.parent)))
     assert {pid: (row["name"], row["parent"], row["job_id"]) for pid, row in rows.items()} == {
         1: ("systemd", "", ""),
         40: ("kswapd0", "", ""),
@@ -88,7 +98,7 @@ def test_processes_of_a_step_are_of_its_job(tmp_path: Path, write_tree, last_row
         "92/stat": stat(92, "sshd", parent=93),
         "93/stat": stat(93, "sshd", parent=92),
     }
-    rows = last_rows("processes", read_processes((), (), proc=write_tree(tmp_path, tree), blocked_s=0))
+    rows = last_rows("processes", read_processes(Query(root=write_tree(tmp_path / "proc", tree).parent)))
     assert {pid: rows[pid]["job_id"] for pid in (82, 91, 92, 1)} == {82: "4713", 91: None, 92: "", 1: ""}
 
 
@@ -106,36 +116,36 @@ def test_blocked_is_a_process_that_does_not_run(
     tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch, later: str, is_blocked: bool
 ) -> None:
     """A process in D now and later, without a switch in between, is blocked; one that does much I/O is not."""
-    proc = write_tree(tmp_path, PROC)
+    proc = write_tree(tmp_path / "proc", PROC)
     monkeypatch.setattr(processes.time, "sleep", lambda _: (proc / "72/status").write_text(f"{later}\n"))
-    rows = last_rows("processes", read_processes((), (), proc=proc))
+    rows = last_rows("processes", read_processes(Query(root=proc.parent)))
     assert [pid for pid, row in rows.items() if row["is_blocked"]] == ([72] if is_blocked else [])
 
 
 def test_a_command_line_that_hangs_is_announced(tmp_path: Path, write_tree) -> None:
     """Before the command line of any process is read, its row says that it does not respond; then it is left out."""
-    proc = write_tree(tmp_path, PROC)
-    rows = [row for row in read_processes((), (), proc=proc, blocked_s=0) if row["pid"] == 72]
+    proc = write_tree(tmp_path / "proc", PROC)
+    rows = [row for row in read_processes(Query(root=proc.parent)) if row["pid"] == 72]
     assert [row["responds"] for row in rows] == [False, True, True]
     assert [row.get("command") for row in rows] == [None, "dd if=/dev/sda", "dd if=/dev/sda"]
-    assert [row["responds"] for row in read_processes((), (), proc=proc, blocked_s=0) if row["pid"] == 71] == [
+    assert [row["responds"] for row in read_processes(Query(root=proc.parent)) if row["pid"] == 71] == [
         False,
         True,
     ]
-    assert [row for row in read_processes((), {"72"}, proc=proc, blocked_s=0) if row["pid"] == 72] == []
+    assert [row for row in read_processes(Query(hung={"72"}, root=proc.parent)) if row["pid"] == 72] == []
 
 
 @given(data=st.binary(max_size=300), name=st.sampled_from([*PROC]))
 def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write_tree, last_rows, data, name) -> None:
     """Whatever a file holds, the other processes are read."""
-    proc = write_tree(tmp_path_factory.mktemp("proc"), {**PROC, name: data})
-    rows = last_rows("processes", read_processes((), (), proc=proc, blocked_s=0))
+    proc = write_tree(tmp_path_factory.mktemp("root") / "proc", {**PROC, name: data})
+    rows = last_rows("processes", read_processes(Query(root=proc.parent)))
     assert {1, 40, 70, 71, 72} <= {*rows, int(name.partition("/")[0]) if "/" in name else 1}
 
 
 def test_this_process_is_read(last_rows) -> None:
     """Of this machine, this process's facts are those that it has."""
-    row = last_rows("processes", read_processes((), (), blocked_s=0))[os.getpid()]
+    row = last_rows("processes", read_processes(Query()))[os.getpid()]
     assert (row["uid"], row["is_kernel"], row["responds"]) == (os.geteuid(), False, True)
     assert row["memory_bytes"] > 1 << 20
     assert "python" in row["command"]

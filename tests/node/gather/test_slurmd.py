@@ -8,6 +8,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.node.gather import slurmd
+from pitools.node.gather.read import Query
 from pitools.node.types import Row
 from pitools.slurm.client import Client, Transport
 from pitools.slurm.parse_cluster import parse_ping
@@ -35,7 +36,9 @@ class FakeClient(Client):
 
 
 def read(proc: Path, client: Client | None = None, node: str = "n03") -> Row:
-    (row,) = slurmd.read_slurm((), (), proc=proc, node=node, client=client, asks_controller=client is not None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pitools.slurm.client.Client", lambda _: client)
+        (row,) = slurmd.read_slurm(Query(root=proc.parent, node=node, asks_controller=client is not None))
     return row
 
 

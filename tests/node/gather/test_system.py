@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.node.gather import system
+from pitools.node.gather.read import Query
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PROC = {
@@ -34,13 +35,17 @@ SYS = {
     "devices/system/node/has_memory": "0-1",
     "devices/system/clocksource/clocksource0/current_clocksource": "hpet",
 }
-ETC = {"os-release": 'NAME="Debian GNU/Linux"\nVERSION_ID="12"\nID=debian'}
+FILES = {
+    "etc/os-release": 'NAME="Debian GNU/Linux"\nVERSION_ID="12"\nID=debian',
+    **{f"proc/{name}": text for name, text in PROC.items()},
+    **{f"sys/{name}": text for name, text in SYS.items()},
+}
 
 
 def test_a_node_with_an_offline_cpu(tmp_path: Path, write_tree, last_rows) -> None:
     """Each value is of its file: 3 of 4 CPUs are online, on 2 cores of 2 sockets; the Normal zones' blocks count."""
-    roots = {name: write_tree(tmp_path / name, files) for name, files in (("proc", PROC), ("sys", SYS), ("etc", ETC))}
-    row = last_rows("system", system.read_system((), (), **roots))[None]
+    write_tree(tmp_path, FILES)
+    row = last_rows("system", system.read_system(Query(root=tmp_path)))[None]
     assert {key: value for key, value in row.items() if not key.startswith("clock_")} == {
         "kernel": "5.15.0-1060-nvidia",
         "os": "debian 12",
@@ -65,7 +70,7 @@ def test_a_node_with_an_offline_cpu(tmp_path: Path, write_tree, last_rows) -> No
 
 def test_this_machine(last_rows) -> None:
     """Here, everything that every Linux has is read, and the clock's state too."""
-    row = last_rows("system", system.read_system((), ()))[None]
+    row = last_rows("system", system.read_system(Query()))[None]
     assert (row["kernel"], row["cpus"]) == (os.uname().release, len(os.sched_getaffinity(0)) or row["cpus"])
     assert isinstance(row["clock_is_synchronized"], bool)
     assert 0 <= row["clock_error_s"] <= 16
@@ -74,17 +79,17 @@ def test_this_machine(last_rows) -> None:
 
 def test_without_files_all_is_unknown(tmp_path: Path, last_rows) -> None:
     """A machine that hides /proc and /sys, as some containers, gives no value and no error."""
-    row = last_rows("system", system.read_system((), (), proc=tmp_path, sys=tmp_path, etc=tmp_path))[None]
+    row = last_rows("system", system.read_system(Query(root=tmp_path)))[None]
     assert {key for key, value in row.items() if value is not None} <= {"clock_is_synchronized", "clock_error_s"}
 
 
-@given(data=st.binary(max_size=200), name=st.sampled_from([*PROC, *SYS, *ETC]))
+@given(data=st.binary(max_size=200), name=st.sampled_from([*FILES]))
 def test_any_bytes_make_no_error(tmp_path_factory: pytest.TempPathFactory, write_tree, last_rows, data, name) -> None:
     """Whatever a file holds, the other values are read."""
     root = tmp_path_factory.mktemp("root")
-    write_tree(root, {**PROC, **SYS, **ETC, name: data})
-    row = last_rows("system", system.read_system((), (), proc=root, sys=root, etc=root))[None]
-    assert name == "sys/kernel/osrelease" or row["kernel"] == "5.15.0-1060-nvidia"
+    write_tree(root, {**FILES, name: data})
+    row = last_rows("system", system.read_system(Query(root=root)))[None]
+    assert name == "proc/sys/kernel/osrelease" or row["kernel"] == "5.15.0-1060-nvidia"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Read the facts of this node: each table by its collector, in a child process that is left behind where it hangs.
+"""Read tables in a child process, which is left behind where it hangs.
 
 A read of a dead NFS server or disk may wait in the kernel and cannot be interrupted there, not even by SIGKILL. So one
 child reads all tables, and sends each row as it has it. Where it stands still for longer than the table's time-out, the
@@ -24,24 +24,25 @@ import msgspec
 from pitools.core import timestamps
 from pitools.core.errors import PitError
 from pitools.core.record import decode_json
+from pitools.node.gather.read import Query
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, NodeFacts, Row
 
-Read = Callable[[Collection[str], Collection[str]], Iterable[Row]]
-"""A collector's function: yields rows. targets: what checks name for the table. skip: subjects that hang, to be left
-out. Before a read that may hang it yields a row with the subject and `responds` False, and afterwards the row again."""
-
-_MOST_HANGING = 8  # subjects of a table; then the table ends, as one that was read in part
+_MOST_HUNG = 8  # subjects of a table; then the table ends, as one that was read in part
 _PR_SET_PDEATHSIG = 1
 _KILL_POLLS, _KILL_POLL_S = 50, 0.002
 
 
 class Collector(NamedTuple):
-    """How a table is read. source: what is read, for people. timeout_s: without a new row."""
+    """How a table is read.
+
+    source: what is read, for people. read: yields rows; before a read that may hang a row with the subject and
+    `responds` False, and afterwards the row again. timeout_s: without a new row.
+    """
 
     table: str
     source: str
-    read: Read
+    read: Callable[[Query], Iterable[Row]]
     timeout_s: float = 5.0
 
 
@@ -52,44 +53,42 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-def gather_facts(
+def read_tables(
     collectors: Iterable[Collector],
-    targets: Mapping[str, Collection[str]] = {},
+    query: Query,
+    names: Mapping[str, Collection[str]] = {},
     *,
-    node: str = "",
     timeout_s: float = 50.0,
 ) -> NodeFacts:
     """Return the facts of this node, of all collectors' tables. What cannot be read is unknown, and raises nothing.
 
-    targets: by table, as in `Read`. node: its name; default: the host's. timeout_s: for all tables together; those that
-    are not reached are unknown.
+    names: what checks name, by table. timeout_s: for all tables together; those that are not reached are unknown.
     """
     started = timestamps.now_rfc3339()
     deadline = time.monotonic() + timeout_s
-    reading = _Reading(list(collectors), targets)
+    reading = _Reading(list(collectors), query, names)
     while reading.queue:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             reading.end_table(reading.queue[0], f"not read: the tables before it took {timeout_s:g} s")
         else:
             reading.run_child(deadline)
-    name = node or socket.gethostname().partition(".")[0]
+    name = query.node or socket.gethostname().partition(".")[0]
     return NodeFacts(node=name, boot_id=_boot_id(), gathered_at=started, tables=reading.tables)
 
 
 class _Reading:
     """The state of one gathering: the tables that are read, those that are not, and the rows of the current one."""
 
-    def __init__(self, collectors: list[Collector], targets: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, collectors: list[Collector], query: Query, names: Mapping[str, Collection[str]]) -> None:
         self.queue = collectors
         self.tables: dict[str, FactTable] = {}
-        self._targets = targets
-        self._hanging: list[str] = []  # subjects of the first table of the queue
+        self._query, self._names = query, names
         self._begin_table()
 
     def _begin_table(self) -> None:
         self._rows: dict[object, Row] = {}
-        self._hanging = []
+        self._hung: list[str] = []  # subjects of the first table of the queue
         self._started_s, self._read_at = time.monotonic(), timestamps.now_rfc3339()
 
     def end_table(self, collector: Collector, unknown: str = "", *, is_part: bool = False) -> None:
@@ -112,7 +111,7 @@ class _Reading:
         child = os.fork()
         if child == 0:
             os.close(pipe)
-            _child_main(write_end, self.queue, self._targets, self._hanging)
+            self._child_main(write_end)
         os.close(write_end)
         try:
             self._receive(pipe, child, deadline)
@@ -153,33 +152,29 @@ class _Reading:
         subject = last.get(TABLES[collector.table].subject)
         if is_late:
             self.end_table(collector, "no answer before the time-out of all tables")
-        elif last.get("responds") is False and subject not in self._hanging and len(self._hanging) < _MOST_HANGING:
-            self._hanging.append(str(subject))
-        elif self._hanging:
-            self.end_table(
-                collector, f"read in part: {len(self._hanging)} rows and the next do not respond", is_part=True
-            )
+        elif last.get("responds") is False and subject not in self._hung and len(self._hung) < _MOST_HUNG:
+            self._hung.append(str(subject))
+        elif self._hung:
+            self.end_table(collector, f"read in part: {len(self._hung)} rows and the next do not respond", is_part=True)
         else:
             self.end_table(collector, f"no answer within {collector.timeout_s:g} s")
 
-
-def _child_main(
-    pipe: int, collectors: list[Collector], targets: Mapping[str, Collection[str]], hanging: Collection[str]
-) -> NoReturn:
-    """Read the tables and send their rows; `hanging` are subjects of the first. Never returns."""
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _die_with_parent()
-        for number, collector in enumerate(collectors):
-            error = ""
-            try:
-                for row in collector.read(targets.get(collector.table, ()), () if number else hanging):
-                    _send(pipe, _Message(row=row))
-            except Exception as problem:  # noqa: BLE001 - files of /sys can hold anything: that table is unknown
-                error = _error_text(problem)
-            _send(pipe, _Message(error=error))
-    finally:
-        os._exit(0)
+    def _child_main(self, pipe: int) -> NoReturn:
+        """Read the tables of the queue and send their rows. Never returns."""
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _die_with_parent()
+            hung = self._hung
+            for collector in self.queue:
+                query, hung, error = self._query._replace(names=self._names.get(collector.table, ()), hung=hung), [], ""
+                try:
+                    for row in collector.read(query):
+                        _send(pipe, _Message(row=row))
+                except Exception as problem:  # noqa: BLE001 - files of /sys can hold anything: that table is unknown
+                    error = _error_text(problem)
+                _send(pipe, _Message(error=error))
+        finally:
+            os._exit(0)
 
 
 def _send(pipe: int, message: _Message) -> None:
