@@ -143,6 +143,11 @@ def _format_header(name: str) -> str:
     return name.rpartition(".")[2].replace("_", " ").upper()
 
 
+def printable(text: str, other: str = " ") -> str:
+    """Return a text in which each character that cannot be printed, as a newline, is another one."""
+    return "".join(sign if sign.isprintable() else other for sign in text)
+
+
 def format_cell(value: Any) -> str:
     """Return a value as printable text on one line: `-` for an empty one, control characters escaped."""
     if value is None or value == "":

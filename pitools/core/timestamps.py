@@ -13,3 +13,11 @@ def now_rfc3339() -> str:
 def to_rfc3339(moment: datetime) -> str:
     """Return an aware time as RFC 3339 UTC text."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_between(earlier: object, later: object) -> float | None:
+    """Return the seconds from one time to another; None if one of them is no time, or has no time zone."""
+    try:
+        return (datetime.fromisoformat(str(later)) - datetime.fromisoformat(str(earlier))).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -28,13 +28,14 @@ from typing import Literal, TypeVar
 import msgspec
 
 from pitools.core import timestamps, trust, units
+from pitools.core.output import printable
 from pitools.core.record import Record, decode_json
 from pitools.node import spool as spool_folder
 from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.history import read_past
 from pitools.node.check.config import CONFIG_PATH, NodeConfig, load_config
 from pitools.node.control.incidents import EntryKind, Incident, fold, read_entries
-from pitools.node.types import ACTIONS, NodeReport, age_s
+from pitools.node.types import ACTIONS, NAME, NodeReport, age_s
 from pitools.run.attempt_records import Cause, CauseKind, Confidence
 from pitools.site.schema import Site
 
@@ -49,7 +50,6 @@ _DRAINS, _WATCHED, _WARNED, _SLOW = 1.0, 0.4, 0.2, 0.4
 _DRAINING, _WATCHING = ACTIONS.index("drain-after-job"), ACTIONS.index("watch")
 _MAX_NODES_OF_USER = 8
 _TIMEOUT_S, _READ_S = 5.0, 1.0
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 
 Source = Literal["report", "incident", "bench", "run"]
@@ -151,7 +151,7 @@ def _of_site(
     """
 
     def reason(node: str, source: Source, weight: float, at: str, message: str) -> SuspicionReason:
-        return SuspicionReason(node=node, source=source, weight=weight, at=at, message=_printable(message))
+        return SuspicionReason(node=node, source=source, weight=weight, at=at, message=printable(message)[:200])
 
     failed = {
         (node, one.check): one
@@ -231,10 +231,10 @@ def _read_file(path: Path, uid: int, nodes: Collection[str]) -> list[RunRecord]:
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):
             one = decode_json(line, RunRecord)
-            if one.node in nodes and _NAME.fullmatch(one.run) and _TIME.fullmatch(one.at):
+            if one.node in nodes and NAME.fullmatch(one.run) and _TIME.fullmatch(one.at):
                 records.append(one)
     user = trust.user_name(uid) if records else ""
-    return [msgspec.structs.replace(one, rule=_printable(one.rule)[:80], user=user) for one in records]
+    return [msgspec.structs.replace(one, rule=printable(one.rule)[:80], user=user) for one in records]
 
 
 def suspicions_of_site(site: Site, nodes: Collection[str] | None = None) -> dict[str, Suspicion]:
@@ -259,7 +259,7 @@ def report_cause(site: Site, nodes: Iterable[str], cause: Cause, run: str) -> No
     records = [
         RunRecord(node=node, kind=cause.kind, confidence=cause.confidence, run=run, at=now, rule=rule)
         for node in nodes
-        if _NAME.fullmatch(node)
+        if NAME.fullmatch(node)
     ]
     if records:
         _with_config(
@@ -309,7 +309,3 @@ def _with_config(site: Site, function: Callable[[NodeConfig], Value], problem: s
     except Exception as error:  # noqa: BLE001  # a run does without
         print(f"pit: {problem}: {str(error) or f'no answer within {_TIMEOUT_S:g} s'}", file=sys.stderr)
         return None
-
-
-def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else " " for sign in text)[:200]

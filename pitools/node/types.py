@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Literal
 
 from pitools.core.record import Record
+from pitools.core.timestamps import seconds_between
 
 Value = str | int | float | bool | None
 """A value of a fact. None: this value cannot be read, though others of its row can."""
 
 Row = dict[str, Value]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""The name of a node, or of a run: a file can be called so."""
+
 Level = Literal["warning", "critical"]
 Action = Literal["none", "watch", "drain-after-job", "drain", "reboot", "repair"]
 State = Literal["passed", "failed", "unknown"]
@@ -82,9 +86,8 @@ def age_s(at: str, now: str, *, of_future: float = float("inf")) -> float:
 
     of_future: the age of a time that is in the future by more than 5 min, as after a clock was set back.
     """
-    try:
-        passed_s = (datetime.fromisoformat(now) - datetime.fromisoformat(at)).total_seconds()
-    except (ValueError, TypeError):
+    passed_s = seconds_between(at, now)
+    if passed_s is None:
         return float("inf")
     return passed_s if passed_s >= -300.0 else of_future
 

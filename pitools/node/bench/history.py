@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from pitools.core import trust
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node.bench.compare import BenchResult
+from pitools.node.types import NAME
 
 _FOLDER = "bench"
 _MAX_LINES = 2_000  # of a node's file: 20 runs of 8 GPUs are 600
 _MAX_BYTES = 4 << 20
-_NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 def read_past(spool: Path, nodes: Iterable[str]) -> list[BenchResult]:
@@ -31,7 +30,7 @@ def read_past(spool: Path, nodes: Iterable[str]) -> list[BenchResult]:
         return []
     trust.require_trusted(folder, "folder of bench results")
     past: list[BenchResult] = []
-    for node in filter(_NODE.fullmatch, nodes):
+    for node in filter(NAME.fullmatch, nodes):
         for line in _read_lines(folder / f"{node}.jsonl"):
             with contextlib.suppress(msgspec.DecodeError):
                 result = decode_json(line, BenchResult)
@@ -44,7 +43,7 @@ def append_results(spool: Path, results: Sequence[BenchResult]) -> None:
     folder = spool / _FOLDER
     by_node: dict[str, list[bytes]] = {}
     for result in results:
-        if _NODE.fullmatch(result.node):
+        if NAME.fullmatch(result.node):
             by_node.setdefault(result.node, []).append(msgspec.json.encode(result) + b"\n")
     try:
         folder.mkdir(mode=0o755, exist_ok=True)

@@ -6,12 +6,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from typing import TypeGuard
 
 import msgspec
 
 from pitools.core import units
+from pitools.core.output import printable
+from pitools.core.timestamps import seconds_between
 from pitools.node.check.config import Check
 from pitools.node.check.values import is_equal, is_plain, matches, rate_per_s
 from pitools.node.tables import TABLES
@@ -125,7 +126,7 @@ def _elapsed_s(previous: FactTable, table: FactTable) -> float:
     """Return the seconds between two gatherings of a boot: by the clock that is never set, if both have it."""
     if previous.uptime_s and table.uptime_s:
         return table.uptime_s - previous.uptime_s
-    return _seconds_between(previous.read_at, table.read_at) or 0.0
+    return seconds_between(previous.read_at, table.read_at) or 0.0
 
 
 def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, common: Value) -> tuple[str, bool]:
@@ -212,7 +213,7 @@ def _merge_bursts(rows: Sequence[Row], gap_s: float) -> list[Row]:
         row
         for number, row in enumerate(ordered)
         if not number
-        or (_seconds_between(ordered[number - 1].get("at"), row.get("began") or row.get("at")) or 0.0) > gap_s
+        or (seconds_between(ordered[number - 1].get("at"), row.get("began") or row.get("at")) or 0.0) > gap_s
     ]
 
 
@@ -236,15 +237,8 @@ def _most_common(values: Iterable[Value]) -> Value:
 
 def _is_within(row: Row, limit_s: float, now: str) -> bool | None:
     """Return whether an event is no older than the limit; None if its time is unknown."""
-    age_s = _seconds_between(row.get("at"), now)
+    age_s = seconds_between(row.get("at"), now)
     return None if age_s is None else age_s <= limit_s
-
-
-def _seconds_between(earlier: Value, later: Value) -> float | None:
-    try:
-        return (datetime.fromisoformat(str(later)) - datetime.fromisoformat(str(earlier))).total_seconds()
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _subject(check: Check, row: Row) -> str:
@@ -264,7 +258,7 @@ def _shown(value: Value | tuple[Value, ...], most: int = _SHOWN) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     text = text.lower() if isinstance(value, bool) else text  # as TOML has it
     text = text if len(text) <= most else f"{text[: most - 1]}…"
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return printable(text, "?")
 
 
 def _finding(

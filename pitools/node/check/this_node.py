@@ -9,7 +9,6 @@ STATE/NODE.refuse           while a finding refuses jobs: until when (Unix time)
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Iterable
 from datetime import datetime
@@ -21,17 +20,17 @@ import msgspec
 from pitools.core import timestamps, trust, units
 from pitools.core.errors import ConfigError, NoSpace, PitError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
+from pitools.core.output import printable
 from pitools.core.record import decode_json
 from pitools.node import spool
 from pitools.node.check.config import Check, Control, NodeConfig, checks_for, names_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.gather.collectors import COLLECTORS, read_facts
 from pitools.node.gather.read import Query
-from pitools.node.types import Finding, NodeFacts, NodeReport, age_s, draining
+from pitools.node.types import NAME, Finding, NodeFacts, NodeReport, age_s, draining
 
 Context = Literal["health", "prolog", "epilog"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Tables whose collectors run programs, use the network, or wait to see what lasts.
 _SLOW_TABLES = frozenset(
     {"block_devices", "commands", "endpoints", "ipmi_events", "packages", "processes", "services", "slurm"}
@@ -63,7 +62,7 @@ class NodeCheck(NamedTuple):
 def node_name(name: str = "") -> str:
     """Return this node's name: the given one, else slurmd's where that calls us, else the host's. Raises UsageError."""
     name = name or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise UsageError(f'"{name}" is no name of a node', hint="name it as Slurm does: scontrol show hostnames")
     return name
 
@@ -199,7 +198,7 @@ def _write_refusal(config: NodeConfig, checked: NodeCheck) -> None:
         return
     until_s = datetime.fromisoformat(timestamps.now_rfc3339()).timestamp()
     until_s += units.parse_duration(config.control.max_report_age)
-    why = "".join(sign if sign.isprintable() else " " for sign in f"{failed[0].check}: {failed[0].message}")
+    why = printable(f"{failed[0].check}: {failed[0].message}")
     text = f"{until_s:.0f}\n{why}\n"
     try:
         write_atomic(path, text, durable=False)

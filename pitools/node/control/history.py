@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from itertools import pairwise
 from statistics import median
 
 from pitools.core.record import Record
+from pitools.core.timestamps import seconds_between
 from pitools.node.control.incidents import EntryKind, Incident
 from pitools.node.types import NodeReport
 
@@ -56,6 +56,5 @@ def node_history(node: str, incidents: Iterable[Incident], report: NodeReport | 
 
 
 def _between_s(earlier: str, later: str) -> float:
-    """Return the seconds from one time to another; 0 where a clock went back. Raises ValueError for what is no time."""
-    seconds = (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-    return round(max(0.0, seconds), 3)
+    """Return the seconds from one time to another; 0 where a clock went back."""
+    return round(max(0.0, seconds_between(earlier, later) or 0.0), 3)

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from pitools.core import journal
+from pitools.core.output import printable
 from pitools.core.record import Record
 from pitools.node.types import Action
 
@@ -87,7 +88,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     def reason(self) -> str:
         """The reason of the node's drain: printable, and short enough for Slurm's tables."""
         text = f"{REASON_PREFIX} [{self.incident}] {self.check}: {self.message}"
-        text = "".join(sign if sign.isprintable() and sign not in "'\"\\" else " " for sign in text)
+        text = re.sub(r"['\"\\]", " ", printable(text))
         return text.encode()[:_MAX_REASON].decode(errors="ignore")
 
 

@@ -13,6 +13,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from pitools.core.output import printable
+
 _LONGEST = 1024  # characters of a line that are read: the most that the kernel logs in one
 _TEXT = 300  # characters of a line that are kept
 
@@ -199,7 +201,7 @@ def parse_message(message: str) -> Event | None:
     """Return the fault that a message tells of; None for all others. The message is without its time."""
     message = message[:_LONGEST]
     event = None if re.search(_LOGGED_PACKET, message) else _parse(message, message.lower())
-    return event and event._replace(text=_printable(message))
+    return event and event._replace(text=printable(message[:_TEXT]).strip())
 
 
 def _parse(message: str, lower: str) -> Event | None:
@@ -317,8 +319,3 @@ def _says_fatal(text: str) -> bool | None:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and len(text) <= 10 else None
-
-
-def _printable(text: str) -> str:
-    """Return a line without control characters: programs choose their names, which are in it."""
-    return "".join(sign if sign.isprintable() else " " for sign in text[:_TEXT]).strip()
