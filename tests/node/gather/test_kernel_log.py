@@ -164,11 +164,10 @@ def test_lines_alike_with_another_state_between_are_apart() -> None:
     assert [row["state"] for row in rows] == states
 
 
-def test_fatal_line_makes_its_row_fatal() -> None:
-    """Of lines alike one that says fatal counts."""
-    texts = [
-        f"[Hardware Error]: CPU:1 (17:31:0) MC{bank}_STATUS[-|{flag}|-]: 0x1" for bank, flag in ((0, "CE"), (1, "UC"))
-    ]
+@pytest.mark.parametrize("flags", [("CE", "UC"), ("UC", "CE")])
+def test_fatal_line_makes_its_row_fatal(flags: tuple[str, str]) -> None:
+    """Of lines alike one that says fatal counts, the first or the last."""
+    texts = [f"[Hardware Error]: CPU:1 (17:31:0) MC{bank}_STATUS[-|{flag}|-]: 0x1" for bank, flag in enumerate(flags)]
     (row,) = event_rows((1.0, text) for text in texts)
     assert (row["count"], row["is_fatal"]) == (2, True)
 

@@ -93,6 +93,7 @@ def test_sensors_have_names_that_stay(tmp_path: Path, write_tree: Write, last_ro
             "devices/virtual/hwmon/hwmon4/temp2_input": "53000\n",
             "devices/virtual/hwmon/hwmon4/temp2_label": "foosensor\n",
             "devices/virtual/hwmon/hwmon4/temp2_max_alarm": "1\n",
+            "devices/virtual/hwmon/hwmon4/temp2_crit_alarm": "0\n",
             "devices/virtual/hwmon/hwmon4/in0_input": "792\n",
             "devices/virtual/hwmon/hwmon4/fan2_input": "1098\n",
             "devices/virtual/hwmon/hwmon4/power1_average": "21000000\n",
