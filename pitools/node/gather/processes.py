@@ -46,7 +46,12 @@ def read_processes(query: Query) -> Iterator[Row]:
     total = read_meminfo(proc).get("MemTotal")
     stats = {stat.pid: stat for name in list_names(proc) if name.isdigit() and (stat := _read_stat(proc, name))}
     # Without proctrack/cgroup a job's processes are in no cgroup of it, but descend from its steps.
-    steps = {stat.pid: _job_of_step(proc, stat) for stat in stats.values() if stat.name == "slurmstepd"}
+    owners = (0, os.geteuid())  # of slurmd. Any user may call a program slurmstepd, and have its command line hang.
+    steps = {
+        stat.pid: _job_of_step(proc, stat)
+        for stat in stats.values()
+        if stat.name == "slurmstepd" and _owner(proc, stat.pid)["uid"] in owners
+    }
     waiting: list[tuple[Row, bytes | None]] = []
     for stat in stats.values():
         if (stat.is_kernel and "/" in stat.name) or str(stat.pid) in query.hung:

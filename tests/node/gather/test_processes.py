@@ -102,6 +102,24 @@ def test_processes_of_a_step_are_of_its_job(tmp_path: Path, write_tree, last_row
     assert {pid: rows[pid]["job_id"] for pid in (82, 91, 92, 1)} == {82: "4713", 91: None, 92: "", 1: ""}
 
 
+def test_a_users_program_is_no_step(tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be called slurmstepd, name any job, and have a command line that hangs: it is not asked for its job."""
+    tree = {
+        "uptime": "120.0 9.0",
+        "80/stat": stat(80, "slurmstepd"),
+        "80/cmdline": b"slurmstepd: [4713.batch]\0",
+        "81/stat": stat(81, "bash", parent=80),
+    }
+    query = Query(root=write_tree(tmp_path / "proc", tree).parent)
+    monkeypatch.setattr(processes, "_owner", lambda _proc, pid: {"user": "u", "uid": 4242})
+    asked: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_command", lambda _proc, pid: asked.append(pid) or "")
+        assert next(read_processes(query))["responds"] is False
+    assert asked == []
+    assert last_rows("processes", read_processes(query))[81]["job_id"] == ""
+
+
 @pytest.mark.parametrize(
     ("later", "is_blocked"),
     [
