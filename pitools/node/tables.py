@@ -255,7 +255,9 @@ TABLES: dict[str, Table] = {
         state=_text("by kind; ok or up ends it; an xid's is ignorable or `reason 33`", form=_LOWER, example="down"),
         code=_number("number of an xid or sxid; None for other kinds"),
         device=_text("PCI address with domain, disk, interface, server; empty if the line names none"),
-        part=_text("of a GPU or switch: link 14, NETIR_LINK_EVT link 9, GPC 1 TPC 3; empty if the line names none"),
+        part=_text(
+            "of a GPU or switch: link 14, GPC 1 TPC 3; usb of a disk that it connects; empty if the line names none"
+        ),
         at=_text("time of the last of these lines, RFC 3339; empty if unknown"),
         began=_text("time of the first of these lines"),
         action=_text("recovery action that an xid 154 carries; empty otherwise"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -136,6 +137,7 @@ def event_rows(messages: Iterable[Message]) -> list[Row]:
     A link that goes down, up and down again in between gives three rows.
     """
     parsed: dict[str, Event | None] = {}
+    disks = _UsbDisks()
     rows: dict[tuple[object, ...], deque[Row]] = {}
     last_s: dict[tuple[object, ...], float] = {}
     states: dict[tuple[str, str], str] = {}
@@ -148,7 +150,10 @@ def event_rows(messages: Iterable[Message]) -> list[Row]:
                 parsed.clear()
             event = parsed[text] = parse_message(text)
         if event is None:
+            disks.read(text)
             continue
+        if event.kind in ("disk", "filesystem") and disks.has(event.device):
+            event = event._replace(part="usb")
         number += 1
         key = (event.kind, event.state, event.code, event.device, event.part, event.action)
         device = (event.kind, event.device)
@@ -162,6 +167,25 @@ def event_rows(messages: Iterable[Message]) -> list[Row]:
         states[device] = event.state
     ordered = sorted((row for alike in rows.values() for row in alike), key=lambda row: int(row["event"] or 0))
     return [{**row, "at": _rfc3339(row["at"]), "began": _rfc3339(row["began"])} for row in ordered[-MOST_ROWS:]]
+
+
+class _UsbDisks:
+    """The disks that USB connects, by the lines of their drivers: to pull a stick is no fault of the node."""
+
+    def __init__(self) -> None:
+        self._hosts: set[str] = set()
+        self._disks: dict[str, str] = {}  # their hosts, of those that SCSI's driver names
+
+    def read(self, line: str) -> None:
+        """Take what a line says: `scsi host6: usb-storage 1-2:1.0`, then `sd 6:0:0:0: [sdb] Attached SCSI disk`."""
+        if line.startswith("scsi host") and (host := re.match(r"scsi host(\d+): (usb-storage \S+$|uas$)?", line)):
+            (self._hosts.add if host[2] else self._hosts.discard)(host[1])
+        elif line.startswith("sd ") and (disk := re.match(r"sd (\d+):[\d:]+: \[(sd[a-z]+)\] Attached ", line)):
+            self._disks[disk[2]] = disk[1]
+
+    def has(self, device: str) -> bool:
+        """Return whether a disk, or the disk of a partition, is one of them."""
+        return self._disks.get(device.rstrip("0123456789")) in self._hosts
 
 
 def _add_line(row: Row, number: int, at: float | None, event: Event) -> None:

@@ -90,7 +90,10 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "nfs-server-silent": (events(1, device="nas"), events(1, device="nas") + events(1, device="nas", state="ok")),
     "nvme-lost": (events(1, device="nvme0"), events(1, OLD, device="nvme0")),
     "disk-lost": (events(1, device="md0"), events(1, device="md0", state="error")),
-    "filesystem-lost": (events(1, device="sda1"), events(1, device="sda1", state="error")),
+    "filesystem-lost": (
+        events(1, device="sda1"),
+        events(1, device="sda1", state="error") + events(1, device="sdb1", part="usb"),
+    ),
     "lustre-server-silent": (events(1, device="o1"), events(1, device="o1") + events(1, device="o1", state="ok")),
     "lustre-evicted": (evenly(3, device="o1"), events(9, device="o1")),  # the latter are a burst
     "lustre-bug": (events(1), events(1, state="evicted")),

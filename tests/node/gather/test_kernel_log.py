@@ -184,6 +184,24 @@ def test_flood_costs_little_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert sum(int(row["count"] or 0) for row in rows) == 800_001
 
 
+def test_disks_of_usb_are_told_from_others() -> None:
+    """A stick that is pulled loses its file system; a disk that has its name or its host's number later is none."""
+    lost = (1.0, "EXT4-fs (sdb1): Remounting filesystem read-only")
+
+    def part(*plugged: tuple[int, str]) -> object:
+        lines = [
+            (1.0, line)
+            for host, driver in plugged
+            for line in (f"scsi host{host}: {driver}", f"sd {host}:0:0:0: [sdb] Attached SCSI disk")
+        ]
+        return event_rows([*lines, lost])[0]["part"]
+
+    stick = (6, "usb-storage 1-2:1.0")
+    assert (part(stick), part((6, "uas")), part(stick, stick)) == ("usb", "usb", "usb")
+    for others in ((), ((6, "ahci"),), ((6, "uas[7]: segfault"),), (stick, (7, "ahci")), (stick, (6, "ahci"))):
+        assert part(*others) == ""
+
+
 def test_rows_are_bounded() -> None:
     """Of events that are all different the newest are kept, in order."""
     rows = event_rows((float(number), f"nfs: server fs{number} OK") for number in range(5000))
