@@ -162,7 +162,7 @@ def event_rows(messages: Iterable[Message]) -> list[Row]:
         if alike and states[device] == event.state and 0 <= now_s - last_s[key] <= _SAME_S:
             _add_line(alike[-1], number, at, event)
         else:
-            alike.append(_row(number, at, event))
+            alike.append({"event": number, **event._asdict(), "at": at, "began": at, "count": 1})
         last_s[key] = now_s
         states[device] = event.state
     ordered = sorted((row for alike in rows.values() for row in alike), key=lambda row: int(row["event"] or 0))
@@ -192,25 +192,6 @@ def _add_line(row: Row, number: int, at: float | None, event: Event) -> None:
     row["event"], row["at"], row["count"] = number, at, int(row["count"] or 0) + 1
     if event.is_fatal is not None:
         row["is_fatal"] = event.is_fatal or bool(row["is_fatal"])
-
-
-def _row(number: int, at: float | None, event: Event) -> Row:
-    """Return the row of a first line, with times in seconds."""
-    return {
-        "event": number,
-        "kind": event.kind,
-        "state": event.state,
-        "code": event.code,
-        "device": event.device,
-        "part": event.part,
-        "at": at,
-        "began": at,
-        "action": event.action,
-        "is_fatal": event.is_fatal,
-        "job_pid": event.job_pid,
-        "count": 1,
-        "text": event.text,
-    }
 
 
 def _rfc3339(at: Value) -> str:

@@ -79,19 +79,17 @@ def read_dimms(query: Query) -> Iterator[Row]:
     folder = f"{query.sys}/devices/system/edac/mc"
     require_sysfs(query.sys)
     for controller in list_names(folder):
-        names = list_names(f"{folder}/{controller}")
-        slots = [name for name in names if re.fullmatch(r"(dimm|rank)\d+", name, re.ASCII)]
-        for slot in slots or [name for name in names if re.fullmatch(r"csrow\d+", name, re.ASCII)]:
-            path = f"{folder}/{controller}/{slot}"
-            prefix = "dimm_" if slots else ""
-            mib = read_int(f"{path}/{'size' if slots else 'size_mb'}")
-            yield {
-                "dimm": f"{controller}/{slot}",
-                "label": read_text(f"{path}/{'dimm_label' if slots else 'ch0_dimm_label'}"),
-                "size_bytes": None if mib is None else mib << 20,
-                "corrected": read_int(f"{path}/{prefix}ce_count"),
-                "uncorrected": read_int(f"{path}/{prefix}ue_count"),
-            }
+        for slot in list_names(f"{folder}/{controller}"):
+            if re.fullmatch(r"(dimm|rank)\d+", slot, re.ASCII):
+                path = f"{folder}/{controller}/{slot}"
+                mib = read_int(f"{path}/size")
+                yield {
+                    "dimm": f"{controller}/{slot}",
+                    "label": read_text(f"{path}/dimm_label"),
+                    "size_bytes": None if mib is None else mib << 20,
+                    "corrected": read_int(f"{path}/dimm_ce_count"),
+                    "uncorrected": read_int(f"{path}/dimm_ue_count"),
+                }
         # Only if there are any: a check that counts modules should not count this row.
         lost = [read_int(f"{folder}/{controller}/{name}_noinfo_count") for name in ("ce", "ue")]
         if any(lost):

@@ -55,13 +55,12 @@ def _cpus(folder: Path) -> dict[str, Value]:
     cores: set[str] = set()
     sockets: set[str] = set()
     for name in list_names(folder):
-        # An offline CPU has no folder topology. Kernels before 5.3 have core_cpus_list by another name.
+        # An offline CPU has no folder topology.
         if name.startswith("cpu") and name[3:].isdigit():
             topology = f"{folder}/{name}/topology"
             if socket := read_text(f"{topology}/physical_package_id", limit=64):
                 sockets.add(socket)
-                siblings = read_text(f"{topology}/core_cpus_list") or read_text(f"{topology}/thread_siblings_list")
-                cores.add(siblings or name)
+                cores.add(read_text(f"{topology}/thread_siblings_list") or name)
     return {
         "cpus": count_in_list(read_text(folder / "online")),
         "cpus_present": count_in_list(read_text(folder / "present")),

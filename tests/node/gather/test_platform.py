@@ -47,7 +47,7 @@ def test_frequencies_and_throttling_are_of_each_cpu(tmp_path: Path, write_tree: 
 
 
 def test_memory_errors_are_of_each_module(tmp_path: Path, write_tree: Write, last_rows: Check) -> None:
-    """By slots, or by rows of old drivers; errors of no known slot are a row of their own, if there are any."""
+    """By slots or ranks; errors of no known slot are a row of their own, if there are any."""
     mc = "devices/system/edac/mc"
     write_tree(
         tmp_path / "sys",
@@ -57,21 +57,21 @@ def test_memory_errors_are_of_each_module(tmp_path: Path, write_tree: Write, las
             f"{mc}/mc0/dimm0/size": "65536\n",
             f"{mc}/mc0/dimm0/dimm_ce_count": "12\n",
             f"{mc}/mc0/dimm0/dimm_ue_count": "0\n",
-            f"{mc}/mc0/csrow0/ce_count": "12\n",
             f"{mc}/mc0/ce_noinfo_count": "0\n",
             f"{mc}/mc0/ue_noinfo_count": "0\n",
-            f"{mc}/mc1/csrow0/ce_count": "3\n",
-            f"{mc}/mc1/csrow0/ue_count": "4\n",
-            f"{mc}/mc1/csrow0/size_mb": "8192\n",
+            f"{mc}/mc1/csrow0/ce_count": "12\n",
+            f"{mc}/mc1/rank0/dimm_ce_count": "3\n",
+            f"{mc}/mc1/rank0/dimm_ue_count": "4\n",
+            f"{mc}/mc1/rank0/size": "8192\n",
             f"{mc}/mc1/ce_noinfo_count": "2\n",
             f"{mc}/mc1/ue_noinfo_count": "6\n",
             f"{mc}/uevent": "",
         },
     )
     rows = last_rows("dimms", platform.read_dimms(Query(root=tmp_path)))
-    assert list(rows) == ["mc0/dimm0", "mc1/csrow0", "mc1/unknown"]
+    assert list(rows) == ["mc0/dimm0", "mc1/rank0", "mc1/unknown"]
     assert (rows["mc0/dimm0"]["size_bytes"], rows["mc0/dimm0"]["corrected"]) == (64 << 30, 12)
-    assert (rows["mc1/csrow0"]["uncorrected"], rows["mc1/csrow0"]["label"]) == (4, None)
+    assert (rows["mc1/rank0"]["uncorrected"], rows["mc1/rank0"]["label"]) == (4, None)
     assert (rows["mc1/unknown"]["corrected"], rows["mc1/unknown"]["uncorrected"]) == (2, 6)
 
 
