@@ -11,6 +11,7 @@ from pitools.commands.lazy_group import LazyGroup
 COMMANDS = {
     "trace": ("perf_trace", "trace", "Record a trace of some steps of a running or a new run."),
     "attribute": ("perf_attribute", "attribute", "Split each step into its parts, and say what limits the run."),
+    "advise": ("perf_advise", "advise", "Say what would make a run faster, and by how much; try it."),
     "stragglers": ("perf_stragglers", "stragglers", "Find ranks that are slower than the others of their run."),
     "compare": ("perf_compare", "compare", "Compare the speed of two runs, or two files of numbers."),
     "watch": ("perf_compare", "watch", "Find regressions in stored series of measurements."),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Literal, NamedTuple
@@ -210,7 +210,15 @@ def _parts(logs: Sequence[Sequence[Step]]) -> dict[Cause, Array]:
     return {"input": inputs, "compute": compute, "host": host, "network": network}
 
 
-def _nodes(attempt: Path, ranks: Mapping[int, object]) -> dict[int, str]:
+def read_nodes(run_dir: Path) -> dict[int, str]:
+    """Return the node of each rank of a run's last attempt that has ranks."""
+    for attempt in reversed(run_folder.attempt_dirs(run_dir)):
+        if nodes := _nodes(attempt, [int(path.stem) for path in (attempt / "ranks").glob("[0-9]*.json")]):
+            return nodes
+    return {}
+
+
+def _nodes(attempt: Path, ranks: Iterable[int]) -> dict[int, str]:
     nodes = {}
     for rank in ranks:
         with contextlib.suppress(DataError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from pitools.core import hostlist, trust
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.record import Record
 from pitools.launch import plan as planning
+from pitools.launch import request as requests
 from pitools.launch.plan import Plan
 from pitools.launch.provenance import code_copy, provenance
 from pitools.launch.reproduce import facts
@@ -34,11 +36,14 @@ class RerunResult(Record, frozen=True, kw_only=True, tag="pit.rerun-result/1"):
     run_dir: str
 
 
-def plan_rerun(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, list[Difference]]:
+def plan_rerun(
+    run_dir: Path, site: Site, *, same_nodes: bool = False, values: Mapping[str, str] = {}
+) -> tuple[Plan, list[Difference]]:
     """Return the plan that repeats a run on `site`, and its differences from the original run.
 
-    same_nodes: request exactly the original nodes; Slurm waits until they are free. Raises ConfigError if another user
-    could have changed the run, DataError if its code or data has changed or is missing, and the errors of planning.
+    same_nodes: request exactly the original nodes; Slurm waits until they are free. values: text by key or parameter of
+    the request, in place of its own, see `request.set_values`. Raises ConfigError if another user could have changed
+    the run, DataError if its code or data has changed or is missing, and the errors of planning.
     """
     run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
     old_plan = planning.load_plan(run_dir)
@@ -51,7 +56,12 @@ def plan_rerun(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[
         if not ranks:
             raise DataError("no attempt of this run had nodes", where=str(run_dir), hint="leave out --same-nodes")
         request = msgspec.structs.replace(request, nodelist=hostlist.fold(ranks), topology="none", exclude="")
-    new_plan = planning.make_plan(request, site, str(run_dir), request_text=old_plan.request_text)
+    text = old_plan.request_text
+    if values:
+        tables = requests.set_values(msgspec.to_builtins(request), values, str(run_dir))
+        request = requests.request_of_tables(tables, run_dir / "request.toml")
+        text = f"# Repeated with: {' '.join(f'{key}={value}' for key, value in values.items())}\n{text}"
+    new_plan = planning.make_plan(request, site, str(run_dir), request_text=text)
     old_facts = {
         key: value for key, value in facts.facts_of_run(run_dir).items() if key[0] not in ("machine", "outcome")
     }

@@ -1,0 +1,64 @@
+"""Repeat a run for some of its steps, to time them: its code and data again, on its nodes, with some keys changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pitools.core.errors import ClusterError, PitError, TryLater
+from pitools.launch import plan as planning
+from pitools.launch.monitor.wait import wait_for_run
+from pitools.launch.recovery.cancel_run import cancel_run
+from pitools.launch.reproduce.rerun import plan_rerun
+from pitools.launch.submission.submit import submit_run
+from pitools.run.steps import read_run_steps
+from pitools.site.load import load_site
+
+_MAX_NAME = 48
+
+
+def repeat_steps(
+    run_dir: Path,
+    *,
+    steps: int,
+    values: Mapping[str, str],
+    suffix: str,
+    timeout_s: float,
+    report: Callable[[str], None],
+) -> Path:
+    """Repeat a run, cancel it after so many steps behind the first, and return its folder.
+
+    values: as of `plan_rerun`; without `nodelist` or `exclude` among them, the run gets exactly the original nodes.
+    suffix: of its name, which keeps it apart from other runs of the request. timeout_s: for its queue and its steps.
+    report: gets a line for what it waits for. Raises the errors of a rerun and of a submission, ClusterError for a run
+    that fails, TryLater after timeout_s. A run that is not waited for to its end is cancelled.
+    """
+    old = planning.load_plan(run_dir)
+    site = load_site(old.site)
+    name = f"{old.name[: _MAX_NAME - len(suffix)]}{suffix}"
+    is_placed = bool({"nodelist", "exclude"} & values.keys())
+    same_nodes = site.scheduler == "slurm" and not is_placed
+    plan, _ = plan_rerun(run_dir, site, same_nodes=same_nodes, values={**values, "name": name})
+    new_dir = submit_run(plan, site)
+    report(f"run {new_dir.name} in {new_dir}")
+    is_enough = False
+
+    def stop_if_enough(_: int) -> None:
+        nonlocal is_enough
+        if not is_enough and len(read_run_steps(new_dir)) > steps:
+            is_enough = True
+            cancel_run(new_dir, site)
+
+    try:
+        run = wait_for_run(new_dir, site, stop_if_enough, report, timeout_s)
+    except BaseException as error:
+        with contextlib.suppress(PitError):
+            cancel_run(new_dir, site)
+        if isinstance(error, TimeoutError):
+            raise TryLater(f"{error}", where=str(new_dir), hint="a longer --timeout") from error
+        raise
+    if not is_enough and run.state != "COMPLETED":
+        problem = f"the repeated run was stopped: {run.cause}: {run.reason}"
+        raise ClusterError(problem, where=str(new_dir), hint=f"pit launch why {new_dir}")
+    return new_dir

@@ -1,0 +1,145 @@
+"""What to try on a run: the advice of its verdict as changes of its request, and what trying one of them showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pitools.core import hostlist
+from pitools.core.record import Record
+from pitools.perf.attribute.verdict import Advice, Verdict
+from pitools.perf.regression.change_points import MIN_EFFECT
+from pitools.perf.regression.repeats import Effect
+
+# Keys that a request's arguments and parameters often have, doubled to try an advice; the first that is there counts.
+_DOUBLED = {
+    "input": ("workers", "num_workers", "loader_workers", "threads", "prefetch", "prefetch_factor"),
+    "checkpoint": ("checkpoint_every", "save_every", "checkpoint_interval", "save_interval"),
+}
+_NO_CHANGE = "no key of the request that would do it is known: give --set KEY=VALUE"
+
+
+class Proposal(Record, frozen=True, kw_only=True, tag="pit.perf-proposal/1"):
+    """A remedy, what it would give, and how to try it.
+
+    step_ms: a step's mean now. predicted_ms: with the remedy. bound_ms: if the cause were gone altogether. gain,
+    ceiling: the same two as shares of step_ms. changes: text by key of the run's request, that tries it; {} if unknown,
+    and then `note` says what to do. node: of a straggler, "" if unknown.
+    """
+
+    cause: str
+    remedy: str
+    step_ms: float
+    predicted_ms: float
+    bound_ms: float
+    gain: float
+    ceiling: float
+    changes: dict[str, str] = {}
+    node: str = ""
+    note: str = ""
+
+
+class Trial(Record, frozen=True, kw_only=True, tag="pit.perf-trial/1"):
+    """What a change of the request gained, by runs without (A) and with it (B) in turn on the same nodes.
+
+    predicted, ceiling: of the proposal, as shares of a step. gain: 1 - B ÷ A, with a 95 % interval. verdict: whether
+    the gain is `as-predicted`, `less` or `more`; `none` where the interval has 0 and not what was predicted, or is
+    below 0; `inconclusive` where it has both. a_step_s, b_step_s: mean step of each run, seconds.
+    """
+
+    cause: str
+    changes: dict[str, str]
+    verdict: Literal["as-predicted", "less", "more", "none", "inconclusive"]
+    predicted: float
+    ceiling: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    steps: int
+    a_step_s: list[float]
+    b_step_s: list[float]
+    a_runs: list[str]
+    b_runs: list[str]
+
+
+def propose(verdict: Verdict, request: Mapping[str, Any], nodes: Mapping[int, str]) -> list[Proposal]:
+    """Return the advice of a verdict as proposals, greatest gain first. request: its tables. nodes: by rank."""
+    return [_proposal(each, verdict, request, nodes) for each in verdict.advice]
+
+
+def _proposal(advice: Advice, verdict: Verdict, request: Mapping[str, Any], nodes: Mapping[int, str]) -> Proposal:
+    node = ""
+    if advice.cause == "straggler":
+        node = "" if verdict.rank is None else nodes.get(verdict.rank, "")
+        changes = _excluding(node, request, nodes)
+    else:
+        changes = _doubled(advice.cause, request)
+    wall = verdict.wall_ms
+    return Proposal(
+        cause=advice.cause,
+        remedy=advice.remedy,
+        step_ms=wall,
+        predicted_ms=round(wall - advice.gain_ms, 6),
+        bound_ms=round(wall - advice.ceiling_ms, 6),
+        gain=round(advice.gain_ms / wall, 4),
+        ceiling=round(advice.ceiling_ms / wall, 4),
+        changes=changes,
+        node=node,
+        note="" if changes else _NO_CHANGE,
+    )
+
+
+def _excluding(node: str, request: Mapping[str, Any], nodes: Mapping[int, str]) -> dict[str, str]:
+    """Return the change that keeps a run off a slow node; {} where that is its only one, or unknown."""
+    if not node or set(nodes.values()) == {node}:
+        return {}
+    excluded = {node, *hostlist.expand(str(request.get("exclude", "")))} if request.get("exclude") else {node}
+    return {"exclude": hostlist.fold(sorted(excluded)), "nodelist": ""}
+
+
+def _doubled(cause: str, request: Mapping[str, Any]) -> dict[str, str]:
+    for key in _DOUBLED.get(cause, ()):
+        for table in ("params", "args"):
+            value = request.get(table, {}).get(key)
+            # 0 is no workers, but not an interval of checkpoints.
+            if type(value) is int and value >= (0 if cause == "input" else 1):
+                return {f"{table}.{key}": str(2 * value or 2)}
+    return {}
+
+
+def decides(predicted: float) -> Callable[[Effect], bool]:
+    """Return the test of whether an effect shows a gain, or that it is none of the predicted size."""
+    return lambda effect: effect.high < 0 or -effect.low < max(predicted, MIN_EFFECT)
+
+
+def conclude(
+    proposal: Proposal,
+    changes: Mapping[str, str],
+    effect: Effect,
+    *,
+    steps: int,
+    times: tuple[Sequence[float], Sequence[float]],
+    runs: tuple[Sequence[str], Sequence[str]],
+) -> Trial:
+    """Return what a trial showed. effect: of the change on a step's time. times, runs: of A and of B."""
+    gain, low, high = -effect.effect, -effect.high, -effect.low
+    verdict: Literal["as-predicted", "less", "more", "none", "inconclusive"]
+    if low > 0:
+        verdict = "less" if high < proposal.gain else "more" if low > proposal.gain else "as-predicted"
+    else:
+        verdict = "none" if high < max(proposal.gain, MIN_EFFECT) else "inconclusive"
+    return Trial(
+        cause=proposal.cause,
+        changes=dict(changes),
+        verdict=verdict,
+        predicted=proposal.gain,
+        ceiling=proposal.ceiling,
+        gain=round(gain, 4),
+        gain_low=round(low, 4),
+        gain_high=round(high, 4),
+        steps=steps,
+        a_step_s=list(times[0]),
+        b_step_s=list(times[1]),
+        a_runs=list(runs[0]),
+        b_runs=list(runs[1]),
+    )

@@ -1,0 +1,56 @@
+"""Run two variants in turn, A B A B, until the difference of their few measurements is known or enough is tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pitools.core.errors import DataError
+
+PAIRS = (2, 3, 4)  # after which the difference is judged
+_Z = 2.394  # of a two-sided interval that holds the truth in 95 of 100 cases over all of PAIRS (Bonferroni)
+
+
+class Effect(NamedTuple):
+    """B ÷ A - 1, and its 95 % interval over all looks."""
+
+    effect: float
+    low: float
+    high: float
+
+
+def effect_of_few(a: Sequence[float], b: Sequence[float]) -> Effect:
+    """Return the effect of few independent positive measurements, such as one of each run.
+
+    The interval is Student's for the means of logarithms with one variance; its quantile is by Wallace's approximation,
+    which is a few percent too wide for few runs. Raises DataError for fewer than 2 a side, or a value that is not
+    positive.
+    """
+    if min(len(a), len(b)) < 2 or not all(math.isfinite(value) and value > 0 for value in (*a, *b)):
+        raise DataError(f"{len(a)} and {len(b)} measurements (expected at least 2 a side, all positive)")
+    first, second = np.log(a), np.log(b)
+    free = len(first) + len(second) - 2
+    variance = (first.var() * len(first) + second.var() * len(second)) / free
+    quantile = math.sqrt(free * math.expm1((_Z * (8 * free + 3) / (8 * free + 1)) ** 2 / free))
+    half = quantile * math.sqrt(variance * (1 / len(first) + 1 / len(second)))
+    middle = float(second.mean() - first.mean())
+    return Effect(math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half))
+
+
+def alternate(
+    measure: Callable[[bool], float], is_decided: Callable[[Effect], bool]
+) -> tuple[list[float], list[float], Effect]:
+    """Measure A, B, A, B, and up to two pairs more until the effect decides; return both sides' values, and it.
+
+    measure: returns one measurement, of B if true.
+    """
+    a: list[float] = []
+    b: list[float] = []
+    while True:
+        a.append(measure(False))
+        b.append(measure(True))
+        if len(a) in PAIRS and (is_decided(effect := effect_of_few(a, b)) or len(a) == PAIRS[-1]):
+            return a, b, effect

@@ -1,0 +1,160 @@
+"""What is advised, how a trial of it is judged, and one trial by real local runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitools.core.errors import DataError
+from pitools.perf.advise import Proposal, Trial, conclude, decides, propose
+from pitools.perf.attribute.verdict import Advice, Verdict
+from pitools.perf.regression.repeats import Effect, alternate, effect_of_few
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+# A loader whose workers share the wait for a batch.
+LOOP = """
+import os, time
+from pathlib import Path
+from pitools.run.steps import StepLog
+log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"], "steps"), 0)
+for step in range(int(os.environ["PIT_PARAM_STEPS"])):
+    times = [time.perf_counter()]
+    for seconds in (0.06 / int(os.environ["PIT_PARAM_WORKERS"]), 0.03):
+        time.sleep(seconds)
+        times.append(time.perf_counter())
+    log.write(step=step, loss=1, wall_s=times[2] - times[0], input_s=times[1] - times[0],
+              compute_s=times[2] - times[1], comm_s=0, rank_samples=1)
+log.close()
+"""
+REQUEST = 'name = "loop"\ncommand = "python loop.py"\ntime = "5m"\nparams = {workers = 1, steps = 20}\n'
+
+
+def verdict(*causes: str, rank: int | None = None) -> Verdict:
+    """Of 100 ms steps, of which each cause takes 20 ms and 10 can be gained."""
+    advice = [Advice(cause=cause, remedy="", gain_ms=10.0, ceiling_ms=20.0) for cause in causes]
+    return Verdict(
+        verdict=causes[0], evidence=[], rank=rank, ranks=2, steps=9, wall_ms=100.0, shares={}, advice=advice, notes=[]
+    )
+
+
+def test_frozen_keys() -> None:
+    """Of each record: keys are only ever added."""
+    assert {kind.__struct_config__.tag: kind.__struct_fields__ for kind in (Proposal, Trial)} == {
+        "pit.perf-proposal/1": ("cause", "remedy", "step_ms", "predicted_ms", "bound_ms", "gain", "ceiling", "changes",
+                                "node", "note"),
+        "pit.perf-trial/1": ("cause", "changes", "verdict", "predicted", "ceiling", "gain", "gain_low", "gain_high",
+                             "steps", "a_step_s", "b_step_s", "a_runs", "b_runs"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cause", "request_tables", "changes"),
+    [
+        ("input", {"args": {"prefetch": 4}, "params": {"num_workers": 3}}, {"params.num_workers": "6"}),
+        ("input", {"args": {"workers": 0}}, {"args.workers": "2"}),
+        ("input", {"args": {"workers": True, "lr": 1}}, {}),
+        ("checkpoint", {"args": {"checkpoint_every": 50}}, {"args.checkpoint_every": "100"}),
+        ("checkpoint", {"args": {"checkpoint_every": 0}}, {}),
+        ("straggler", {}, {"exclude": "n2", "nodelist": ""}),
+        ("straggler", {"exclude": "n[7-8]"}, {"exclude": "n[2,7-8]", "nodelist": ""}),
+        ("host", {"args": {"workers": 2}}, {}),
+    ],
+)
+def test_a_change_is_proposed_where_a_key_is_known(
+    cause: str, request_tables: dict[str, Any], changes: dict[str, str]
+) -> None:
+    """With the predicted step and its bound; else with what to do."""
+    (found,) = propose(verdict(cause, rank=1), request_tables, {0: "n1", 1: "n2"})
+    assert (found.changes, bool(found.note)) == (changes, not changes)
+    assert (found.predicted_ms, found.bound_ms, found.gain, found.ceiling) == (90.0, 80.0, 0.1, 0.2)
+    assert found.node == ("n2" if cause == "straggler" else "")
+
+
+def test_a_straggler_on_the_only_node_cannot_be_left_out() -> None:
+    """Nor one that is not surely known."""
+    assert propose(verdict("straggler", rank=1), {}, {0: "n1", 1: "n1"})[0].changes == {}
+    assert propose(verdict("straggler"), {}, {0: "n1", 1: "n2"})[0].changes == {}
+
+
+@pytest.mark.parametrize("effect", [0.0, -0.1])
+def test_intervals_hold_the_truth(effect: float) -> None:
+    """In at least 94 of 100 trials of runs that differ by 1 %, also where more pairs are run until it is decided."""
+    rng = np.random.default_rng(7)
+    held, decided = 0, 0
+    for _ in range(1000):
+        *_, found = alternate(
+            lambda is_b: float((1 + effect * is_b) * np.exp(0.01 * rng.standard_normal())), decides(0.1)
+        )
+        held += found.low <= effect <= found.high
+        decided += decides(0.1)(found)
+    assert held >= 940
+    assert decided >= 950
+
+
+def test_two_sides_run_in_turn_until_decided() -> None:
+    """A B A B, and at most four pairs; fewer than two values, or a time of 0, are refused."""
+    order: list[bool] = []
+    alternate(lambda is_b: [1.0, 2.0][is_b] * (1 + 1e-4 * len(order)) * (order.append(is_b) or 1), decides(0.1))
+    assert order == [False, True, False, True]
+    a, b, _ = alternate(lambda is_b: 1.0 + is_b, lambda _: False)
+    assert (len(a), len(b)) == (4, 4)
+    for bad in ([1.0], [1.0, 0.0]):
+        with pytest.raises(DataError):
+            effect_of_few([1.0, 1.0], bad)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.05, 0.15, "as-predicted"),
+        (0.01, 0.08, "less"),
+        (0.12, 0.2, "more"),
+        (-0.05, 0.05, "none"),
+        (-0.2, -0.1, "none"),
+        (-0.05, 0.15, "inconclusive"),
+    ],
+)
+def test_a_trial_is_judged_by_its_interval(low: float, high: float, expected: str) -> None:
+    """Whether it has 0, and whether it has the predicted gain of 10 %."""
+    (proposal,) = propose(verdict("input"), {}, {})
+    effect = Effect(-(low + high) / 2, -high, -low)
+    trial = conclude(proposal, {"a": "b"}, effect, steps=9, times=([1], [1]), runs=(["x"], ["y"]))
+    assert (trial.verdict, trial.gain_low, trial.gain_high, trial.predicted) == (expected, low, high, 0.1)
+
+
+def test_advice_is_tried_by_runs(pit: Pit, tmp_path: Path) -> None:
+    """Twice the workers gain what was predicted; a change of the user's that gains nothing is exit 1; what is not
+    there to try is exit 2; the repeated runs have the code of the first, and end."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "loop.toml").write_text(REQUEST)
+    done = pit("launch", "run", "loop.toml", "--wait")
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    (tmp_path / "loop.py").write_text("raise SystemExit(1)")
+    (proposal,) = map(json.loads, pit("perf", "advise", run["run_id"]).stdout.splitlines())
+    assert (proposal["cause"], proposal["changes"]) == ("input", {"params.workers": "2"})
+    assert 0.25 < proposal["gain"] < 0.4
+    done = pit("perf", "advise", run["run_id"], "--verify", "--steps", "10", "--set", "params.steps=1000")
+    assert done.returncode == 1, done.stderr
+    done = pit("perf", "advise", run["run_id"], "--verify", "--steps", "10")
+    assert done.returncode == 0, done.stderr
+    trial = json.loads(done.stdout)
+    assert trial["gain_low"] > 0.1
+    assert trial["gain_low"] <= trial["gain"] <= trial["gain_high"]
+    listed = {each["run_id"]: each for each in map(json.loads, pit("launch", "list").stdout.splitlines())}
+    assert {each["state"] for each in listed.values()} <= {"COMPLETED", "CANCELLED"}
+    assert [listed[run]["params"]["workers"] for run in (*trial["a_runs"], *trial["b_runs"])] == [1, 1, 2, 2]
+    for words, problem in (
+        (("--cause", "host"), 'no advice of cause "host"'),
+        (("--set", "workers=2"), "without --verify"),
+        (("--verify", "--set", "nothing=2"), 'no key or parameter "nothing"'),
+    ):
+        bad = pit("perf", "advise", run["run_id"], *words, *(["--verify"] if "--cause" in words else []))
+        assert (bad.returncode in (2, 3), problem in bad.stderr) == (True, True), bad.stderr
