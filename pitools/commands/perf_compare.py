@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,7 +11,21 @@ from pitools.commands import completion
 from pitools.commands.options import LocalPath, rows_format_option, site_option
 from pitools.commands.perf import find_source
 
-COMPARE_COLUMNS = ("verdict", "effect", "effect_low", "effect_high", "a_median", "b_median", "a_points", "b_points")
+if TYPE_CHECKING:
+    from pitools.perf.regression.selection import Selected, Selector
+
+COMPARE_COLUMNS = (
+    "verdict",
+    "effect",
+    "effect_low",
+    "effect_high",
+    "a_median",
+    "b_median",
+    "a_points",
+    "b_points",
+    "measure",
+    "device",
+)
 WATCH_COLUMNS = ("site", "partition", "device", "measure", "verdict", "effect", "changed_at", "source", "changed", "q")
 _min_effect = click.option(
     "--min-effect",
@@ -25,47 +40,97 @@ _min_effect = click.option(
 @click.argument("a", metavar="A", shell_complete=completion.complete_runs)
 @click.argument("b", metavar="B", shell_complete=completion.complete_runs)
 @click.option("--higher-is-better", is_flag=True, help="The numbers of files are rates, not times.")
+@click.option("--store", type=LocalPath(), metavar="FILE", help="Select points of this store of `watch`, not runs.")
 @_min_effect
 @site_option
 @rows_format_option
 @click.pass_context
 def compare(
-    ctx: click.Context, a: str, b: str, higher_is_better: bool, min_effect: float, site_name: str, form: str
+    ctx: click.Context,
+    a: str,
+    b: str,
+    higher_is_better: bool,
+    store: Path | None,
+    min_effect: float,
+    site_name: str,
+    form: str,
 ) -> None:
-    """Compare B with A: two runs, by their steps, or two files of numbers, one a line, in the order of time.
+    """Compare B with A: two runs, commits or sites, or two files of numbers, one a line, in the order of time.
 
-    Of a run the steps of rank 0 count, without each attempt's first. Two runs can also differ by their nodes: for a
-    change of code, give files with the medians of several runs a side. By a 99 % interval B is a regression (exit 1),
-    an improvement, the same, or inconclusive (all exit 0).
+    commit:SHA is the runs of this commit at --site, without uncommitted changes; site:NAME those of a site. With a
+    comma both, and name:REQUEST. Requests that both sides ran on the same device are compared by the medians of their
+    runs. Of one run a side the steps of rank 0 count, without each attempt's first: it can also differ by its nodes. By
+    a 99 % interval B is a regression (exit 1), an improvement, the same, or inconclusive (all exit 0).
 
     \b
+    pit perf compare commit:1f0c2e7 commit:9b31d04 --site alpha
     pit perf compare main.txt branch.txt --higher-is-better
     """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.perf.regression.compare import compare as compare_values
+    from pitools.perf.regression.selection import compare_selected, parse_selector
     from pitools.perf.regression.sources import read_numbers
 
-    paths = [find_source(source, site_name) for source in (a, b)]
-    runs = sum(path.is_dir() for path in paths)
-    if runs == 1:
-        raise UsageError(f"{a} and {b}: a run and a file (expected two runs, or two files of numbers)")
-    if runs and higher_is_better:
-        raise UsageError("the times of runs are better if lower", where="--higher-is-better")
-    result = compare_values(
-        *(read_numbers(path) for path in paths),
-        names=(a, b),
-        measure="step_s" if runs else "",
-        better="higher" if higher_is_better else "lower",
-        min_effect=min_effect,
-    )
+    selectors = [None if Path(text).exists() else parse_selector(text) for text in (a, b)]
+    if store and not all(selectors):
+        raise UsageError(f"{a} and {b} (expected two of commit:SHA, site:NAME)", where="--store")
+    if any(selectors):
+        if higher_is_better:
+            raise UsageError("the measurements say themselves what is better", where="--higher-is-better")
+        sides = [_select(text, chosen, store, site_name) for text, chosen in zip((a, b), selectors, strict=True)]
+        by_site = any(chosen and chosen.site for chosen in selectors)
+        results = compare_selected(*sides, names=(a, b), by_site=by_site, min_effect=min_effect)
+    else:
+        paths = [find_source(source, site_name) for source in (a, b)]
+        runs = sum(path.is_dir() for path in paths)
+        if runs == 1:
+            raise UsageError(f"{a} and {b}: a run and a file (expected two runs, or two files of numbers)")
+        if runs and higher_is_better:
+            raise UsageError("the times of runs are better if lower", where="--higher-is-better")
+        result = compare_values(
+            *(read_numbers(path) for path in paths),
+            names=(a, b),
+            measure="step_s" if runs else "",
+            better="higher" if higher_is_better else "lower",
+            min_effect=min_effect,
+        )
+        results = [result]
     with Output(form, COMPARE_COLUMNS) as out:
-        out(result)
-    if result.effect_low is None:
-        click.echo(f"pit: {result.a_points} and {result.b_points} numbers are too few to say: measure more", err=True)
-    elif result.verdict == "inconclusive":
+        for result in results:
+            out(result)
+    for result in results:
+        if result.effect_low is None:
+            text = f"{result.a_points} and {result.b_points} numbers are too few to say: measure more"
+            click.echo(f"pit: {result.measure}{': ' * bool(result.measure)}{text}", err=True)
+    if any(result.verdict == "inconclusive" and result.effect_low is not None for result in results):
         click.echo("pit: the interval has both a change that counts and none: measure more, in turn", err=True)
-    ctx.exit(result.verdict == "regression")
+    ctx.exit(any(result.verdict == "regression" for result in results))
+
+
+def _select(text: str, selector: Selector | None, store: Path | None, site_name: str) -> list[Selected]:
+    """Return what one side of a comparison selects. Raises UsageError for a file, and where nothing is selected."""
+    from pitools.core.errors import UsageError
+    from pitools.launch.run_lookup import runs_dir
+    from pitools.perf.regression.selection import select_points, select_run, select_runs
+    from pitools.perf.regression.store import read_series
+    from pitools.run.run_folder import run_dirs
+    from pitools.site.load import load_site
+
+    if selector is None:
+        if not (path := find_source(text, site_name)).is_dir():
+            raise UsageError(f"{text}: a file (expected a run, commit:SHA or site:NAME)")
+        return select_run(path)
+    if store:
+        found, where = select_points(selector, (point for one in read_series(store) for point in one.points)), store
+    else:
+        where = runs_dir(load_site(selector.site or site_name))
+        found, dirty = select_runs(selector, run_dirs(where))
+        if dirty:
+            click.echo(f"pit: {text}: {dirty} runs with uncommitted changes are left out", err=True)
+    if not found:
+        raise UsageError(f"{text}: nothing measured", where=str(where), hint="pit launch list shows runs")
+    return found
 
 
 @click.command()

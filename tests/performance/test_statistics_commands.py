@@ -35,7 +35,7 @@ def test_frozen_keys() -> None:
         Straggler, Comparison, Point, SeriesVerdict, ScalingPoint, Mfu, Calibration)} == {
         "pit.perf-straggler/1": ("node", "rank", "cause", "effect", "excess_s", "p", "steps", "ranks"),
         "pit.perf-compare/1": ("a", "b", "measure", "verdict", "effect", "effect_low", "effect_high", "a_median",
-                               "b_median", "a_points", "b_points"),
+                               "b_median", "a_points", "b_points", "device"),
         "pit.perf-point/1": ("measure", "value", "t", "site", "partition", "device", "source", "software", "better"),
         "pit.perf-series/1": ("site", "partition", "device", "measure", "verdict", "points", "changed_at", "source",
                               "before", "after", "effect", "p", "q", "changed"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.perf.regression.change_points import MIN_EFFECT
+from pitools.perf.regression.repeats import effect_of_few
 
 Array = NDArray[np.float64]
 _Z = 2.576  # of a two-sided 99 % interval
@@ -19,10 +20,12 @@ _BLOCKS = 40  # a run's steps are summarized into at most so many medians: slow 
 
 
 class Comparison(Record, frozen=True, kw_only=True, tag="pit.perf-compare/1"):
-    """B against A. effect: B ÷ A - 1, the median of all pairs; effect_low, effect_high: its 99 % interval.
+    """B against A. effect: B ÷ A - 1, the median of all pairs; effect_low, effect_high: its 99 % interval,
+    or of few runs a 95 % one of the means.
 
     verdict: `regression` or `improvement` if the interval excludes 0 and the effect is at least the least that counts;
     `same` if the interval is within it on both sides; else `inconclusive`. a_points, b_points: numbers of measurements.
+    device: that both are of, "" where it is not known.
     """
 
     a: str
@@ -36,6 +39,7 @@ class Comparison(Record, frozen=True, kw_only=True, tag="pit.perf-compare/1"):
     b_median: float
     a_points: int
     b_points: int
+    device: str = ""
 
 
 def compare(
@@ -46,11 +50,13 @@ def compare(
     measure: str = "",
     better: Literal["lower", "higher"] = "lower",
     min_effect: float = MIN_EFFECT,
+    of_runs: bool = False,
 ) -> Comparison:
     """Compare two sets of positive measurements, each in the order of time.
 
-    The interval is Hodges and Lehmann's, widened for the correlation of neighbours. Raises DataError for an empty
-    set or values that are not positive.
+    The interval is Hodges and Lehmann's, widened for the correlation of neighbours. of_runs: whether each is of a run
+    of its own: for fewer than about 10 a side, but 2, it is then `effect_of_few`'s. Raises DataError for an empty set
+    or values that are not positive.
     """
     for name, values in zip(names, (a, b), strict=True):
         wrong = [f"{value:g}" for value in values if not (math.isfinite(value) and value > 0)]
@@ -60,8 +66,12 @@ def compare(
     pairs = np.sort(np.subtract.outer(logs[1], logs[0]).ravel())
     variance = sum(_inflation(part) / len(part) for part in logs) / 12
     half = _Z * math.sqrt(variance)  # of the share of pairs on each side of the median
-    limits = [float(np.expm1(np.quantile(pairs, 0.5 + side * half))) if half < 0.5 else None for side in (-1, 1)]
+    limits: list[float | None] = [
+        float(np.expm1(np.quantile(pairs, 0.5 + side * half))) if half < 0.5 else None for side in (-1, 1)
+    ]
     effect = float(np.expm1(np.median(pairs)))
+    if of_runs and limits[0] is None and min(len(a), len(b)) > 1:
+        effect, *limits = effect_of_few(a, b)
     return Comparison(
         a=names[0],
         b=names[1],

@@ -40,13 +40,13 @@ def read_run(run_dir: Path) -> RunSteps:
         raise DataError("no step log of 2 steps or more", where=str(run_dir), hint=hint)
     return RunSteps(
         steps=steps,
-        plan=_read_json(run_dir / "plan.json"),
-        provenance=_read_json(run_dir / "provenance.json"),
+        plan=read_json(run_dir / "plan.json"),
+        provenance=read_json(run_dir / "provenance.json"),
         ranks=ranks,
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return a file's object; an empty one without a file. Raises DataError."""
     try:
         return decode_json(path.read_bytes(), dict[str, Any]) if path.exists() else {}
@@ -80,7 +80,7 @@ def read_numbers(path: Path) -> list[float]:
 def read_points(path: Path) -> list[Point]:
     """Return a run's median step time as a point, or the points of a CSV or JSON Lines file. Raises DataError."""
     if path.is_dir():
-        return [_point_of_run(path)]
+        return [point_of_run(path)]
     text = _read_text(path)
     is_json = text.lstrip().startswith("{")
     points = []
@@ -103,7 +103,8 @@ def read_points(path: Path) -> list[Point]:
     return points
 
 
-def _point_of_run(run_dir: Path) -> Point:
+def point_of_run(run_dir: Path) -> Point:
+    """Return a run's median step time as a point. Raises DataError."""
     run = read_run(run_dir)
     job, request = run.plan.get("job", {}), run.plan.get("request", {})
     environment = run.provenance.get("environment", {})
