@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,13 @@ import click
 from pitools.commands import completion
 from pitools.commands.options import rows_format_option, site_option
 from pitools.commands.perf import find_source
+from pitools.commands.perf_repeat import MIN_STEPS, repeat
 
 if TYPE_CHECKING:
     from pitools.perf.advise import Proposal, Trial
 
 COLUMNS = ("cause", "step_ms", "predicted_ms", "bound_ms", "gain", "ceiling", "node", "changes", "remedy")
 TRIAL_COLUMNS = ("cause", "changes", "verdict", "predicted", "ceiling", "gain", "gain_low", "gain_high")
-MIN_STEPS = 10  # of a repeated run, behind its first
 
 
 @click.command()
@@ -142,32 +142,10 @@ def _try(run_dir: Path, proposal: Proposal | None, changes: Mapping[str, str], s
     runs: tuple[list[str], list[str]] = ([], [])
 
     def measure(is_changed: bool) -> float:
-        new_dir, walls = repeat(
-            run_dir, changes if is_changed else {}, "-b" if is_changed else "-a", steps=steps, timeout_s=timeout_s
-        )
+        values, suffix = (changes, "-b") if is_changed else ({}, "-a")
+        new_dir, walls = repeat(run_dir, values, suffix, nodes_of=run_dir, steps=steps, timeout_s=timeout_s)
         runs[is_changed].append(new_dir.name)
         return mean(walls)  # and not the median: a checkpoint now and then counts
 
     a, b, effect = alternate(measure, decides(proposal.gain))
     return conclude(proposal, changes, effect, steps=steps, times=(a, b), runs=runs)
-
-
-def repeat(
-    run_dir: Path, values: Mapping[str, str], suffix: str, *, steps: int, timeout_s: float
-) -> tuple[Path, list[float]]:
-    """Repeat a run for some steps; return its folder, and the seconds of each step but the first of each attempt.
-
-    Raises the errors of `repeat_steps`, and DataError for fewer than MIN_STEPS.
-    """
-    from pitools.core.errors import DataError
-    from pitools.launch.timed_rerun import repeat_steps
-    from pitools.perf.regression.sources import read_run
-
-    report: Callable[[str], None] = lambda line: click.echo(f"pit: {line}", err=True)  # noqa: E731
-    new_dir = repeat_steps(
-        run_dir, steps=steps, values=values, suffix=f"-again{suffix}", timeout_s=timeout_s, report=report
-    )
-    walls = [step.wall_s for step in read_run(new_dir).steps][:steps]
-    if len(walls) < MIN_STEPS:
-        raise DataError(f"{len(walls)} steps (expected {MIN_STEPS} or more)", where=str(new_dir))
-    return new_dir, walls

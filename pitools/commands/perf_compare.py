@@ -10,6 +10,7 @@ import click
 from pitools.commands import completion
 from pitools.commands.options import LocalPath, rows_format_option, site_option
 from pitools.commands.perf import find_source
+from pitools.commands.perf_repeat import confirm_regressions
 
 if TYPE_CHECKING:
     from pitools.perf.regression.selection import Selected, Selector
@@ -144,6 +145,7 @@ def _select(text: str, selector: Selector | None, store: Path | None, site_name:
     help="First add a run's median step, once, at its first step's time; or a file of points.",
 )
 @click.option("--since", metavar="TIME", default="14d", show_default=True, help="Report steps of this last time: 14d.")
+@click.option("--confirm", is_flag=True, help="Repeat runs to confirm regressions: at most 3, each by 2 to 8 runs.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Also a picture: FILE.png, .svg or .pdf.")
 @_min_effect
 @site_option
@@ -154,6 +156,7 @@ def watch(
     store: Path,
     added: tuple[str, ...],
     since: str,
+    confirm: bool,
     plot: Path | None,
     min_effect: float,
     site_name: str,
@@ -166,8 +169,12 @@ def watch(
     also of AR(1) noise, gives a step in about 1 of 100 cases, and of all alarms some 5 % are false; long memory, drifts
     and runs on two kinds of nodes in turn give more. Exit 1: there is a regression.
 
+    --confirm repeats the first run after the step on its nodes: in turn with the last one before it if the code alone
+    differs, else against the points before. A regression that these runs do not show is `unconfirmed`, and no exit 1.
+    Each runs for 50 steps. The results are stored: a step is tried once.
+
     \b
-    pit perf watch perf.sqlite --add RUN --plot perf.png
+    pit perf watch perf.sqlite --add RUN --confirm
     """
     from datetime import UTC, datetime, timedelta
 
@@ -190,6 +197,8 @@ def watch(
         click.echo(f"pit: {count} new points", err=True)
     series = read_series(store)
     verdicts = judge_series(series, min_effect=min_effect, since=begin)
+    if confirm:
+        verdicts = confirm_regressions(store, series, verdicts, min_effect, site_name)
     with Output(form, WATCH_COLUMNS) as out:
         for verdict in verdicts:
             out(verdict)

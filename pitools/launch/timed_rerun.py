@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pitools.core import hostlist
 from pitools.core.errors import ClusterError, PitError, TryLater
 from pitools.launch import plan as planning
 from pitools.launch.monitor.wait import wait_for_run
 from pitools.launch.recovery.cancel_run import cancel_run
+from pitools.launch.reproduce.facts import rank_nodes
 from pitools.launch.reproduce.rerun import plan_rerun
 from pitools.launch.submission.submit import submit_run
 from pitools.run.steps import read_run_steps
@@ -24,22 +26,23 @@ def repeat_steps(
     steps: int,
     values: Mapping[str, str],
     suffix: str,
+    nodes_of: Path,
     timeout_s: float,
     report: Callable[[str], None],
 ) -> Path:
     """Repeat a run, cancel it after so many steps behind the first, and return its folder.
 
-    values: as of `plan_rerun`; without `nodelist` or `exclude` among them, the run gets exactly the original nodes.
-    suffix: of its name, which keeps it apart from other runs of the request. timeout_s: for its queue and its steps.
+    values: as of `plan_rerun`. suffix: of its name, which keeps it apart from other runs of the request. nodes_of: a
+    run whose nodes it gets, unless `values` choose them. timeout_s: for its queue and its steps.
     report: gets a line for what it waits for. Raises the errors of a rerun and of a submission, ClusterError for a run
     that fails, TryLater after timeout_s. A run that is not waited for to its end is cancelled.
     """
     old = planning.load_plan(run_dir)
     site = load_site(old.site)
     name = f"{old.name[: _MAX_NAME - len(suffix)]}{suffix}"
-    is_placed = bool({"nodelist", "exclude"} & values.keys())
-    same_nodes = site.scheduler == "slurm" and not is_placed
-    plan, _ = plan_rerun(run_dir, site, same_nodes=same_nodes, values={**values, "name": name})
+    nodes = rank_nodes(nodes_of) if site.scheduler == "slurm" else []
+    placed = {"nodelist": hostlist.fold(nodes), "topology": "none", "exclude": ""} if nodes else {}
+    plan, _ = plan_rerun(run_dir, site, values={**placed, **values, "name": name})
     new_dir = submit_run(plan, site)
     report(f"run {new_dir.name} in {new_dir}")
     is_enough = False

@@ -97,8 +97,8 @@ def test_commits_of_real_runs(pit: Pit, tmp_path: Path) -> None:
 def test_stored_points(pit: Pit, tmp_path: Path) -> None:
     """Of two sites, in the direction that the points say; a commit is a source, or a digest of the software."""
     points = [
-        Point(measure="bc/rate", value=value + 0.01 * (number % 3), t=f"2026-01-{number + 1:02}T00:00:00.000Z", site=site,
-              device="8xh100", source=f"{site}{number}", software="feed+beef", better="higher")
+        Point(measure="bc/rate", value=value + 0.01 * (number % 3), t=f"2026-01-{number + 1:02}T00:00:00.000Z",
+              site=site, device="8xh100", source=f"{site}{number}", software="feed+beef", better="higher")
         for number in range(9) for site, value in (("alpha", 10.0), ("beta", 8.0))
     ]  # fmt: skip
     add_points(tmp_path / "perf.sqlite", points)

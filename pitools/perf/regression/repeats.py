@@ -41,16 +41,16 @@ def effect_of_few(a: Sequence[float], b: Sequence[float]) -> Effect:
 
 
 def alternate(
-    measure: Callable[[bool], float], is_decided: Callable[[Effect], bool]
+    measure: Callable[[bool], float], is_decided: Callable[[Effect], bool], known: Sequence[float] = ()
 ) -> tuple[list[float], list[float], Effect]:
     """Measure A, B, A, B, and up to two pairs more until the effect decides; return both sides' values, and it.
 
-    measure: returns one measurement, of B if true.
+    measure: returns one measurement, of B if true. known: at least two of A, which then is not measured.
     """
-    a: list[float] = []
-    b: list[float] = []
+    a, b = list(known), list[float]()
     while True:
-        a.append(measure(False))
+        if not known:
+            a.append(measure(False))
         b.append(measure(True))
-        if len(a) in PAIRS and (is_decided(effect := effect_of_few(a, b)) or len(a) == PAIRS[-1]):
+        if len(b) in PAIRS and (is_decided(effect := effect_of_few(a, b)) or len(b) == PAIRS[-1]):
             return a, b, effect

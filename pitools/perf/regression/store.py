@@ -1,7 +1,8 @@
 """Keep measurements in one SQLite file, which several processes may add to and none can change.
 
 A series is a measure at one site, on one partition and device. Each point names the software that it was measured
-with: a step where the software is the same on both sides is the cluster's, not the code's.
+with: a step where the software is the same on both sides is the cluster's, not the code's. What repeated runs showed
+of a step is stored, too, so that they are not repeated each night.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.core.record import Record
+from pitools.perf.regression.repeats import Effect
 
 _LOCK_TIMEOUT_S = 30.0
 # Rollback journal, SQLite's default: the write-ahead log needs memory that the processes share, so one host.
@@ -23,9 +25,14 @@ CREATE TABLE IF NOT EXISTS points (
   site TEXT NOT NULL, partition TEXT NOT NULL, device TEXT NOT NULL, measure TEXT NOT NULL, t TEXT NOT NULL,
   source TEXT NOT NULL, software TEXT NOT NULL, better TEXT NOT NULL, value REAL NOT NULL,
   PRIMARY KEY (site, partition, device, measure, t, source)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reruns (
+  site TEXT NOT NULL, partition TEXT NOT NULL, device TEXT NOT NULL, measure TEXT NOT NULL, source TEXT NOT NULL,
+  effect REAL NOT NULL, low REAL NOT NULL, high REAL NOT NULL,
+  PRIMARY KEY (site, partition, device, measure, source)) WITHOUT ROWID;
 CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON points BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON points BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 """
+SeriesKey = tuple[str, str, str, str]  # site, partition, device, measure
 _FIELDS = ("site", "partition", "device", "measure", "t", "source", "software", "better", "value")
 
 
@@ -52,7 +59,7 @@ class Series(NamedTuple):
     points: tuple[Point, ...]
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> SeriesKey:
         """Site, partition, device and measure."""
         first = self.points[0]
         return first.site, first.partition, first.device, first.measure
@@ -77,6 +84,20 @@ def read_series(path: Path) -> list[Series]:
         points = [Point(**dict(zip(_FIELDS, row, strict=True))) for row in rows]
     groups = groupby(points, lambda point: (point.site, point.partition, point.device, point.measure))
     return [Series(tuple(group)) for _, group in groups]
+
+
+def add_rerun(path: Path, key: SeriesKey, source: str, effect: Effect) -> None:
+    """Add what repeating runs showed of the step of a series whose first point is of `source`. Raises as `_opened`."""
+    with _opened(path) as store, store:
+        store.execute("INSERT OR REPLACE INTO reruns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, source, *effect))
+
+
+def read_rerun(path: Path, key: SeriesKey, source: str) -> Effect | None:
+    """Return what repeating runs showed of a step; None if none were repeated. Raises as `_opened`."""
+    query = "SELECT effect, low, high FROM reruns WHERE (site, partition, device, measure, source) = (?, ?, ?, ?, ?)"
+    with _opened(path) as store:
+        row = store.execute(query, (*key, source)).fetchone()
+    return Effect(*row) if row else None
 
 
 @contextmanager

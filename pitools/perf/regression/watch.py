@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
 from pitools.core.record import Record
 from pitools.perf.regression.change_points import ALPHA, MIN_EFFECT, MIN_POINTS, ChangePoint, find_changes_of_each
-from pitools.perf.regression.store import Series
+from pitools.perf.regression.repeats import Effect
+from pitools.perf.regression.store import Point, Series, SeriesKey
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FALSE_SHARE = 0.05  # of the alarms, expected, over all series of a store
 _PLOTTED = 24
+_COMPARED = 20  # points before a step, with which repeated runs are compared
 
 
 class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
     """The newest step of one series.
 
-    verdict: `short` with too few points for any; `steady` without a step. points: their number. changed_at, source: of
-    the first point after the step. before, after: medians. effect: after ÷ before - 1. p: for this series alone. q: the
-    least share of false alarms among all series at which this is one. changed: `software` if it differs across the
-    step, `cluster` if it is the same, "" if unknown.
+    verdict: `short` with too few points for any; `steady` without a step; `unconfirmed` for a regression that repeated
+    runs do not show. points: their number. changed_at, source: of the first point after the step. before, after:
+    medians. effect: after ÷ before - 1. p: for this series alone. q: the least share of false alarms among all series
+    at which this is one. changed: `software` if it differs across the step, `cluster` if it is the same, "" if unknown.
+    rerun_effect, rerun_low, rerun_high: what repeated runs show, with a 95 % interval; None without them.
     """
 
     site: str
     partition: str
     device: str
     measure: str
-    verdict: Literal["regression", "improvement", "steady", "short"]
+    verdict: Literal["regression", "unconfirmed", "improvement", "steady", "short"]
     points: int
     changed_at: str = ""
     source: str = ""
@@ -44,6 +48,14 @@ class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
     p: float | None = None
     q: float | None = None
     changed: Literal["software", "cluster", ""] = ""
+    rerun_effect: float | None = None
+    rerun_low: float | None = None
+    rerun_high: float | None = None
+
+    @property
+    def key(self) -> SeriesKey:
+        """Site, partition, device and measure."""
+        return self.site, self.partition, self.device, self.measure
 
 
 def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, since: str = "") -> list[SeriesVerdict]:
@@ -93,6 +105,38 @@ def _verdict(series: Series, change: ChangePoint | None, p: float, q: float, is_
     )
 
 
+def points_around(series: Series, verdict: SeriesVerdict) -> tuple[list[Point], Point]:
+    """Return the newest points of a series before the step of its verdict, and the first one after it."""
+    at = next(i for i, point in enumerate(series.points) if point.t == verdict.changed_at)
+    return list(series.points[max(0, at - _COMPARED) : at]), series.points[at]
+
+
+def is_other_code(before: Point, after: Point) -> bool:
+    """Return whether the code differs, and the packages do not: of a run, today's packages are all that is there."""
+    first, second = before.software.split("+"), after.software.split("+")
+    return bool(first[0] and second[0]) and first[0] != second[0] and first[1:] == second[1:]
+
+
+def confirms(min_effect: float) -> Callable[[Effect], bool]:
+    """Return the test of whether repeated runs show a regression, or surely none that counts."""
+    return lambda effect: _is_shown(effect, min_effect) or effect.high < min_effect
+
+
+def with_rerun(verdict: SeriesVerdict, effect: Effect, min_effect: float) -> SeriesVerdict:
+    """Return the verdict on a regression after runs were repeated: unconfirmed if these do not show it."""
+    return msgspec.structs.replace(
+        verdict,
+        verdict="regression" if _is_shown(effect, min_effect) else "unconfirmed",
+        rerun_effect=effect.effect,
+        rerun_low=effect.low,
+        rerun_high=effect.high,
+    )
+
+
+def _is_shown(effect: Effect, min_effect: float) -> bool:
+    return effect.low > 0 and effect.effect >= min_effect
+
+
 def false_discovery_rates(p_values: Sequence[float]) -> np.ndarray:
     """Return the q-value of each p-value (Benjamini and Hochberg 1995)."""
     p = np.asarray(p_values, dtype=float)
@@ -117,7 +161,7 @@ def plot_series(series: Sequence[Series], verdicts: Sequence[SeriesVerdict], tar
     rows = -(-len(shown) // columns) or 1
     figure = Figure(figsize=(4.5 * columns, 2.2 * rows), layout="constrained")
     for verdict, axes in zip(shown, figure.subplots(rows, columns, squeeze=False).flat, strict=False):
-        _plot_one(axes, by_key[verdict.site, verdict.partition, verdict.device, verdict.measure], verdict)
+        _plot_one(axes, by_key[verdict.key], verdict)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=target.suffix.lstrip(".").lower() or "png", dpi=130)
     write_atomic(target, buffer.getvalue())
