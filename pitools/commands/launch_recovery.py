@@ -92,7 +92,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
 
     from pitools.core.output import Output
     from pitools.launch import hooks
-    from pitools.launch.diagnosis import explain
+    from pitools.launch.diagnosis import explain, slow_ranks
     from pitools.launch.diagnosis.bounded_read import one_line
     from pitools.launch.recovery import apply_decision
     from pitools.launch.recovery.resume import settle_run
@@ -120,6 +120,8 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         if move_error := interrupted_move(run_dir):
             text = f"{move_error.message}; to complete it: {move_error.hint}"
     click.echo(f"pit: {text}", err=True)
+    for line in slow_ranks.describe_slow_ranks(run_dir):
+        click.echo(f"pit: {line}", err=True)
     if len(attempt_dirs(run_dir)) > 1:
         click.echo(f"pit: what an earlier attempt printed: pit launch logs {run_dir.name} --attempt N", err=True)
     if hook_error := hooks.last_error(run_dir):

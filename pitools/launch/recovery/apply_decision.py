@@ -21,7 +21,7 @@ from pitools.core.errors import DataError, PitError, TryLater
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock
 from pitools.launch import hooks
-from pitools.launch.diagnosis import diagnose, unstarted_jobs
+from pitools.launch.diagnosis import diagnose, slow_ranks, unstarted_jobs
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy, slurm_query
 from pitools.launch.submission import exclusions, grant, local_process, next_job, submissions
@@ -117,6 +117,8 @@ def _record_decision(run_dir: Path, site: Site, cause: Cause, decision: Decision
         run_folder.write_record(run_dir / "attempts" / cause.attempt / "decision.json", decision)
     blamed = cause.nodes if cause.kind in policy.RULES else ()
     report_cause(site, {*blamed, *decision.exclude}, cause, run_dir.name)
+    if cause.attempt:
+        slow_ranks.report_events(site, run_dir, run_dir / "attempts" / cause.attempt)
     try:
         exclusions.exclude_nodes(run_dir.parent, site, decision.exclude, cause, run_dir.name)
     except PitError as error:  # the run continues all the same

@@ -1,0 +1,137 @@
+"""Find the slow ranks of a run, by its step logs, traces and events, and report their nodes to `pit node`.
+
+They end no attempt, and so are no cause of one: `pit launch why` prints them beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pitools.core.errors import PitError
+from pitools.core.record import decode_json
+from pitools.node.suspicion import report_cause
+from pitools.run import run_folder
+from pitools.run.attempt_records import Cause, CauseKind, Evidence
+from pitools.site.schema import Site
+
+if TYPE_CHECKING:
+    from pitools.perf.stragglers import Straggler
+
+_MAX_BYTES = 64 << 20  # of step logs, or traces, that are read to explain a run
+_DAY_S = 86400.0  # as long as a suspicion lasts
+# `host` is not among them: rank 0 alone writes logs and checkpoints.
+_OF_NODE: dict[str, CauseKind] = {"compute": "node", "input": "node", "network": "network"}
+
+
+def describe_slow_ranks(run_dir: Path) -> Iterator[str]:
+    """Yield a line for each slow rank of a run's last attempt, with its node. Large logs and traces are not read."""
+    attempt = run_folder.last_attempt(run_dir)
+    if attempt is None:
+        return
+    described: set[int] = set()
+    for rank, line in (*_by_step_logs(run_dir, attempt), *_by_traces(run_dir, attempt), *_by_events(run_dir, attempt)):
+        if rank not in described:
+            described.add(rank)
+            yield line
+
+
+def _by_step_logs(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
+    logs = list((attempt / "steps").glob("*.jsonl"))
+    if len(logs) < 2 or _size(logs) > _MAX_BYTES:
+        return
+    from pitools.perf.stragglers import find_stragglers, read_rank_times
+
+    with contextlib.suppress(PitError):  # too few steps
+        for one in find_stragglers(read_rank_times(run_dir)):
+            text = f"its {one.cause} takes {one.effect:.1%} of a step longer, in {one.steps} steps"
+            yield one.rank, f"rank {one.rank}{_on(one.node)} is slow: {text}; see: pit perf stragglers {run_dir.name}"
+
+
+def _by_traces(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
+    windows = [path for path in (attempt / "traces").glob("*") if path.is_dir()]
+    if not windows:
+        return
+    newest = max(windows, key=lambda path: path.stat().st_mtime)
+    if _size(newest.iterdir()) > _MAX_BYTES:
+        return
+    from pitools.perf.attribute.buckets import split_steps
+    from pitools.perf.attribute.verdict import judge
+    from pitools.perf.read.files import find_files
+    from pitools.perf.read.read import read_table
+    from pitools.perf.stragglers import read_nodes
+
+    with contextlib.suppress(PitError):
+        verdict = judge(split_steps(read_table(find_files([newest]))))
+        if verdict.rank is not None:
+            node = read_nodes(run_dir).get(verdict.rank, "")
+            text = f"{verdict.evidence[0]}, in {verdict.steps} traced steps"
+            yield verdict.rank, f"rank {verdict.rank}{_on(node)} is slow: {text}; see: pit perf attribute {newest}"
+
+
+def _by_events(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
+    for detail in _straggler_events(run_dir, attempt):
+        times = f"{detail['own_s']:g} s of its own a step, the others {detail['others_s']:g} s"
+        rank, node = int(detail["rank"]), str(detail.get("node", ""))
+        yield rank, f"rank {rank}{_on(node)} was slow at step {detail['step']}: {times}"
+
+
+def _straggler_events(run_dir: Path, attempt: Path) -> Iterator[dict[str, int | float | str]]:
+    """Yield what the job itself recorded of slow ranks, see `launch/job/straggler.py`."""
+    with contextlib.suppress(OSError), (run_dir / "events.jsonl").open("rb") as file:
+        for line in file:
+            if b'"straggler"' in line:
+                with contextlib.suppress(msgspec.DecodeError):
+                    event = decode_json(line, run_folder.Event)
+                    if event.event == "straggler" and event.detail.get("attempt") == attempt.name:
+                        yield event.detail
+
+
+def report_events(site: Site, run_dir: Path, attempt: Path) -> None:
+    """Report the nodes that an attempt's job itself recorded as slow. Never raises."""
+    nodes = {str(detail.get("node", "")) for detail in _straggler_events(run_dir, attempt)}
+    _report(site, run_dir, attempt, nodes, "node", "slow-rank")
+
+
+def report_stragglers(site: Site, run_dir: Path, stragglers: Iterable[Straggler]) -> set[str]:
+    """Report the nodes of slow ranks of a run of this user's that ran in the last day; return them. Never raises."""
+    attempt = run_folder.last_attempt(run_dir)
+    try:
+        newest = max((path.stat().st_mtime for path in attempt.glob("steps/*.jsonl")), default=0) if attempt else 0
+        is_own = run_dir.stat().st_uid == os.geteuid()
+    except OSError:
+        return set()
+    reported: set[str] = set()
+    if attempt and is_own and time.time() - newest < _DAY_S:
+        for one in stragglers:
+            if one.node and one.cause in _OF_NODE:
+                reported |= _report(site, run_dir, attempt, {one.node}, _OF_NODE[one.cause], f"slow-{one.cause}")
+    return reported
+
+
+def _report(site: Site, run_dir: Path, attempt: Path, nodes: set[str], kind: CauseKind, rule: str) -> set[str]:
+    """Report nodes as a guess: the program may give them more work. All nodes of a run are none; return them."""
+    nodes = nodes - {""}
+    with contextlib.suppress(OSError):
+        if nodes and nodes < set((attempt / "hostfile").read_text().split()):
+            evidence = Evidence(t="", source="steps", text="", kind=kind, rule=rule)
+            cause = Cause(attempt=attempt.name, kind=kind, confidence="guess", reason="slow", evidence=(evidence,))
+            report_cause(site, nodes, cause, run_dir.name)
+            return nodes
+    return set()
+
+
+def _on(node: str) -> str:
+    return f" on {node}" if node else ""
+
+
+def _size(paths: Iterable[Path]) -> int:
+    with contextlib.suppress(OSError):
+        return sum(path.stat().st_size for path in paths)
+    return 0
