@@ -173,7 +173,6 @@ TABLES: dict[str, Table] = {
         speed_mbps=_number("speed in Mbit/s"),
         mtu=_number("MTU in bytes"),
         driver=_text("kernel driver"),
-        addresses=_text("IP addresses with prefix length, separated by commas"),
         is_virtual=_boolean("no hardware of its own, as a bridge, or an SR-IOV virtual function"),
         has_default_route=_boolean("a default route goes through it: it may be for management"),
         carrier_changes=_number("changes of the carrier since boot"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,33 +12,7 @@ from pitools.node.tables import RDMA_COUNTERS
 from pitools.node.types import Row, Value
 
 _LOOPBACK = 772  # ARPHRD_LOOPBACK
-_RTM_NEWADDR, _RTM_GETADDR, _NLM_F_REQUEST_DUMP = 20, 22, 0x301
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_NETLINK_TIMEOUT_S = 2.0
 _KINDS = {1: "ethernet", 32: "infiniband", _LOOPBACK: "loopback"}
-
-
-def ip_addresses() -> dict[str, list[str]]:
-    """Return the IP addresses of each interface with their prefix lengths, by rtnetlink(7): psutil takes 10 ms more."""
-    names, found = dict(socket.if_nameindex()), dict[str, list[str]]()
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as channel:
-        channel.settimeout(_NETLINK_TIMEOUT_S)
-        channel.send(struct.pack("=IHH16x", 24, _RTM_GETADDR, _NLM_F_REQUEST_DUMP))
-        while data := channel.recv(1 << 16):
-            while data:
-                length, kind = struct.unpack_from("=IH", data)
-                if kind != _RTM_NEWADDR:  # the end, or an error
-                    return found
-                family, prefix, index = struct.unpack_from("=BBxxI", data, 16)
-                attributes, values = data[24:length], dict[int, bytes]()
-                while attributes:
-                    size, number = struct.unpack_from("=HH", attributes)
-                    values[number], attributes = attributes[4:size], attributes[size + 3 & ~3 :]
-                if address := values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS):  # the other end's, of a tunnel
-                    text = f"{socket.inet_ntop(family, address)}/{prefix}"
-                    found.setdefault(names.get(index, ""), []).append(text)
-                data = data[length + 3 & ~3 :]
-    return found
 
 
 def default_route_interfaces(proc: Path) -> set[str]:
@@ -55,7 +27,7 @@ def default_route_interfaces(proc: Path) -> set[str]:
 
 def read_interfaces(query: Query) -> Iterator[Row]:
     """Yield the rows of table `interfaces`: all of them."""
-    ip, default = ip_addresses(), default_route_interfaces(query.proc)
+    default = default_route_interfaces(query.proc)
     for name in sorted(os.listdir(query.sys / "class/net")):
         folder = f"{query.sys}/class/net/{name}"
         code = read_int(f"{folder}/type")
@@ -72,7 +44,6 @@ def read_interfaces(query: Query) -> Iterator[Row]:
             "speed_mbps": speed if speed and 0 < speed < (1 << 32) - 1 else None,  # -1 where it is unknown
             "mtu": read_int(f"{folder}/mtu"),
             "driver": link_name(f"{folder}/device/driver"),
-            "addresses": ",".join(ip.get(name, ())),
             "is_virtual": not has_device or os.path.lexists(f"{folder}/device/physfn"),
             "has_default_route": name in default,
             "carrier_changes": read_int(f"{folder}/carrier_changes"),
