@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 
 from pitools.node.gather import (
     disks,
-    endpoints,
     files,
     gpus,
     kernel_log,
@@ -41,7 +40,7 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("accounts", "getpwnam(3)", named.read_accounts),
     Collector("packages", "dpkg-query or rpm", named.read_packages, 2 * named.COMMAND_TIMEOUT_S),
     Collector("services", "systemctl show", named.read_services, 2 * named.COMMAND_TIMEOUT_S),
-    Collector("endpoints", "connect(2), ping", endpoints.read_endpoints),
+    Collector("endpoints", "connect(2), ping", named.read_endpoints),
     Collector("slurm", "/proc, scontrol", slurmd.read_slurm, slurmd.SLURM_TIMEOUT_S),
     Collector("ipmi_events", "ipmitool", platform.read_ipmi_events, 2 * platform.IPMI_TIMEOUT_S),
     Collector("processes", "/proc", processes.read_processes, 2 * processes.BLOCKED_S),

@@ -1,19 +1,23 @@
-"""Read what checks name and programs or libraries know: services, commands, packages, accounts."""
+"""Read what checks name and others know: services, commands, packages, accounts, and endpoints of the network."""
 
 from __future__ import annotations
 
+import contextlib
 import pwd
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, ToolMissing, Unreachable
 from pitools.node.gather.read import Query, to_int
-from pitools.node.types import Row
+from pitools.node.types import Row, Value
 
 COMMAND_TIMEOUT_S = 10.0
+_ENDPOINT_TIMEOUT_S = 2.0
 _OUTPUT_CHARACTERS = 1 << 16
 _NOT_FOUND = 127  # the exit code of a shell
 _ENV = {"LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
@@ -90,3 +94,38 @@ def read_accounts(query: Query) -> Iterator[Row]:
             yield {"account": name, "exists": False, "responds": True}
         else:
             yield {"account": name, "exists": True, "uid": entry.pw_uid, "home": entry.pw_dir, "responds": True}
+
+
+def read_endpoints(query: Query) -> Iterator[Row]:
+    """Yield the rows of table `endpoints`. The look-up of a host name may hang."""
+    for endpoint in query.names_left():
+        yield {"endpoint": endpoint, "responds": False}
+        started_s = time.monotonic()
+        responds = _try_endpoint(endpoint)
+        latency_s: Value = round(time.monotonic() - started_s, 4) if responds else None
+        yield {"endpoint": endpoint, "responds": responds, "latency_s": latency_s}
+
+
+def _try_endpoint(endpoint: str) -> bool | None:
+    """Return whether an endpoint answers; None if it cannot be tried."""
+    try:
+        url = urlsplit(endpoint)
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        return None
+    if url.scheme == "tcp" and host and port:
+        with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host, port), _ENDPOINT_TIMEOUT_S):
+            return True
+        return False
+    return _ping(host) if url.scheme == "ping" and host else None
+
+
+def _ping(host: str) -> bool | None:
+    """Return whether a host answers an ICMP echo request; None without the program `ping`."""
+    argv = ["ping", "-n", "-c", "1", "-W", f"{_ENDPOINT_TIMEOUT_S:.0f}", "--", host]
+    try:
+        return subprocesses.run(argv, timeout_s=_ENDPOINT_TIMEOUT_S + 1).code == 0
+    except ToolMissing:
+        return None
+    except Unreachable:
+        return False

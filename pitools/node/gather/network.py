@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.node.gather.platform import require_sysfs
-from pitools.node.gather.read import Query, list_names, read_int, read_text, to_float
+from pitools.node.gather.read import Query, list_names, read_int, read_measure, read_text
 from pitools.node.tables import RDMA_COUNTERS
 from pitools.node.types import Row, Value
 
@@ -89,7 +89,7 @@ def read_rdma_ports(query: Query) -> Iterator[Row]:
                 "kind": "efa" if driver == "efa" else "iwarp" if is_iwarp else _rdma_kind(layer),
                 "state": _label(f"{path}/state"),
                 "physical_state": _label(f"{path}/phys_state"),
-                "rate_gbps": to_float((read_text(f"{path}/rate", limit=64) or "").partition(" ")[0]),
+                "rate_gbps": read_measure(f"{path}/rate"),
                 "interface": interface,
                 "has_default_route": interface in default,
                 **of_device,

@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError
-from pitools.node.gather.read import Query, list_names, read_bytes, read_int, read_scaled, read_text, to_float, to_int
+from pitools.node.gather.read import (
+    Query,
+    list_names,
+    read_bytes,
+    read_int,
+    read_measure,
+    read_scaled,
+    read_text,
+    to_float,
+    to_int,
+)
 from pitools.node.types import Row, Value
 
 IPMI_TIMEOUT_S = 15.0
@@ -167,8 +177,8 @@ def pci_responds(folder: str) -> bool | None:
 def pci_link(folder: str) -> dict[str, Value]:
     """Return the speeds and widths of a device's PCIe link. What has no link, as a virtual function, has None or 0."""
     return {
-        "link_gts": to_float((read_text(f"{folder}/current_link_speed", limit=64) or "").partition(" ")[0]),
-        "max_link_gts": to_float((read_text(f"{folder}/max_link_speed", limit=64) or "").partition(" ")[0]),
+        "link_gts": read_measure(f"{folder}/current_link_speed"),
+        "max_link_gts": read_measure(f"{folder}/max_link_speed"),
         "link_width": read_int(f"{folder}/current_link_width") or None,
         "max_link_width": read_int(f"{folder}/max_link_width") or None,
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import trust
-from pitools.node.gather.read import Query, list_names, read_bytes, read_text, to_float
+from pitools.node.gather.read import Query, list_names, read_bytes, read_measure, read_text
 from pitools.node.gather.system import read_meminfo
 from pitools.node.types import Row
 
@@ -42,7 +42,7 @@ class _Stat(NamedTuple):
 def read_processes(query: Query) -> Iterator[Row]:
     """Yield the rows of table `processes`; those in state D are read again after BLOCKED_S."""
     proc = query.proc
-    uptime_s = to_float((read_text(proc / "uptime") or "").partition(" ")[0])
+    uptime_s = read_measure(proc / "uptime")
     total = read_meminfo(proc).get("MemTotal")
     stats = {stat.pid: stat for name in list_names(proc) if name.isdigit() and (stat := _read_stat(proc, name))}
     # Without proctrack/cgroup a job's processes are in no cgroup of it, but descend from its steps.

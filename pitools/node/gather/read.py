@@ -76,6 +76,11 @@ def read_scaled(path: Path | str, divisor: float) -> float | None:
     return None if number is None else number / divisor
 
 
+def read_measure(path: Path | str) -> float | None:
+    """Return the number that a file begins with, as of `16.0 GT/s PCIe`; None if it cannot be read, or is none."""
+    return to_float((read_text(path, limit=64) or "").partition(" ")[0])
+
+
 def read_flag(path: Path | str) -> bool | None:
     """Return whether a file's number is not 0; None if it cannot be read, or is none."""
     number = read_int(path)

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from pitools.node.gather.read import Query, list_names, read_text, to_float, to_int
+from pitools.node.gather.read import Query, list_names, read_measure, read_text, to_float, to_int
 from pitools.node.types import Row, Value
 
 _UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex(2)
@@ -24,7 +24,7 @@ def read_system(query: Query) -> Iterator[Row]:
     yield {
         "kernel": read_text(proc / "sys/kernel/osrelease"),
         "os": _os_release(read_text(query.root / "etc/os-release") or ""),
-        "uptime_s": to_float((read_text(proc / "uptime") or "").partition(" ")[0]),
+        "uptime_s": read_measure(proc / "uptime"),
         "load_1m": to_float(loads[0]),
         "load_5m": to_float(loads[1]),
         "load_15m": to_float(loads[2]),

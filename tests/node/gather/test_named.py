@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import PitError
-from pitools.node.gather import endpoints, named
+from pitools.node.gather import named
 from pitools.node.gather.read import Query
 
 Programs = Callable[..., None]
@@ -143,7 +143,7 @@ def test_endpoints(last_rows) -> None:
         closed.close()
         bad = ["tcp://127.0.0.1", "tcp://[::1", "udp://127.0.0.1:1", "127.0.0.1:22", "tcp://h:99999", "ping://", ""]
         asked = {*names, *bad, "tcp://no-such-host.invalid:1", "tcp://hung:1"}
-        rows = last_rows("endpoints", endpoints.read_endpoints(Query(asked, {"tcp://hung:1"})))
+        rows = last_rows("endpoints", named.read_endpoints(Query(asked, {"tcp://hung:1"})))
     assert {name: rows[name]["responds"] for name in names} == {names[0]: True, names[1]: False}
     assert 0 <= rows[names[0]]["latency_s"] <= 2
     assert rows["tcp://no-such-host.invalid:1"]["responds"] is False
@@ -157,5 +157,5 @@ def test_endpoints(last_rows) -> None:
 def test_ping(programs: Programs, last_rows, script: str | None, responds: bool | None) -> None:
     """The exit code of ping counts; without ping the answer is unknown."""
     programs(**({} if script is None else {"ping": script}))
-    (row,) = last_rows("endpoints", endpoints.read_endpoints(Query({"ping://127.0.0.1"}))).values()
+    (row,) = last_rows("endpoints", named.read_endpoints(Query({"ping://127.0.0.1"}))).values()
     assert row["responds"] is responds
