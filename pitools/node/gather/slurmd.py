@@ -23,7 +23,7 @@ def read_slurm(query: Query) -> Iterator[Row]:
     yield row
 
 
-def find_slurmd(proc: Path, node: str = "") -> int | None:
+def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
     """Return the process id of this node's slurmd that runs: one that is stopped (SIGSTOP) or dead does not.
 
     One that was started as another node (`-N`) is not it, nor one of an ordinary user, as its name proves nothing.
