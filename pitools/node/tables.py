@@ -49,7 +49,7 @@ def _boolean(meaning: str) -> Key:
 
 def _text(meaning: str, values: str = "", *, form: str = "(?s:.*)", example: str = "") -> Key:
     one_of = tuple(values.split())
-    return Key("text", f"{meaning}: {', '.join(one_of)}" if values else meaning, one_of, form, example)
+    return Key("text", "; ".join(filter(None, (", ".join(one_of), meaning))), one_of, form, example)
 
 
 _LOWER, _PCI, _NAME = "[^A-Z]*", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", r"[^*?\[]+"
@@ -109,7 +109,7 @@ TABLES: dict[str, Table] = {
         command=_text("command line; `[name]` if it has none", form=_COMMAND, example="at most 1024 characters"),
         user=_text("owner; the uid where it has no name"),
         uid=_number("owner's uid"),
-        state=_text("R runs, D waits for a disk or server, Z is a zombie", "R S D Z T t X I P"),
+        state=_text("Z is a zombie, D waits for a disk or a server", "R S D Z T t X I P"),
         is_kernel=_boolean("a kernel thread; those of one CPU, as kworker/3:1, are left out"),
         is_blocked=_boolean("in uninterruptible sleep (D) for 5 s, without running in between"),
         age_s=_number("seconds since its start"),
@@ -167,8 +167,8 @@ TABLES: dict[str, Table] = {
     "interfaces": _table(
         "interface",
         interface=_text("name: eth0, ib0"),
-        kind=_text("a bridge is virtual, as it has no hardware", "ethernet infiniband loopback virtual"),
-        state=_text("operstate", "up down unknown dormant testing lowerlayerdown notpresent"),
+        kind=_text("virtual is without hardware, as a bridge", "ethernet infiniband loopback virtual"),
+        state=_text("", "up down unknown dormant testing lowerlayerdown notpresent"),
         has_carrier=_boolean("carrier"),
         speed_mbps=_number("speed in Mbit/s"),
         mtu=_number("MTU in bytes"),
@@ -185,7 +185,7 @@ TABLES: dict[str, Table] = {
         "port",
         port=_text("device/port: mlx5_0/1, efa_0/1"),
         device=_text("device: mlx5_0"),
-        kind=_text("kind", "infiniband roce iwarp efa"),
+        kind=_text("", "infiniband roce iwarp efa"),
         state=_text("of efa always ACTIVE", "ACTIVE ACTIVE_DEFER ARMED INIT DOWN NOP"),
         physical_state=_text("LinkUp, Polling, Disabled, ...", form=_PHYSICAL, example="LinkUp"),
         rate_gbps=_number("rate in Gbit/s"),
@@ -208,7 +208,7 @@ TABLES: dict[str, Table] = {
         serial=_text("serial number"),
         pci=_text("PCI address with domain, lower case: 0000:b5:00.0", form=_PCI, example="0000:b5:00.0"),
         model=_text("product name"),
-        vendor=_text("vendor", "nvidia amd google"),
+        vendor=_text("", "nvidia amd google"),
         driver=_text("version of the driver"),
         vbios=_text("version of the VBIOS"),
         is_persistent=_boolean("persistence mode"),
@@ -250,13 +250,11 @@ TABLES: dict[str, Table] = {
     "kernel_log": _table(
         "event",
         event=_number("number of its last line among the lines of events"),
-        kind=_text("what failed", _KINDS),
+        kind=_text("", _KINDS),
         state=_text("by kind; ok or up ends it; an xid's is ignorable or `reason 33`", form=_LOWER, example="down"),
         code=_number("number of an xid or sxid; None for other kinds"),
         device=_text("PCI address with domain, disk, interface, server; empty if the line names none"),
-        part=_text(
-            "of a GPU or switch: link 14, GPC 1 TPC 3; usb of a disk that it connects; empty if the line names none"
-        ),
+        part=_text("of a GPU or switch: link 14, GPC 1 TPC 3; usb of a disk; empty if the line names none"),
         at=_text("time of the last of these lines, RFC 3339; empty if unknown"),
         began=_text("time of the first of these lines"),
         action=_text("recovery action that an xid 154 carries; empty otherwise"),
@@ -287,7 +285,7 @@ TABLES: dict[str, Table] = {
         "sensor",
         sensor=_text("chip and label: nvme-0/Composite"),
         value=_number("°C, V, RPM or W, by kind"),
-        kind=_text("kind", "temperature voltage fan power"),
+        kind=_text("", "temperature voltage fan power"),
         critical=_number("highest value that the hardware stands"),
         has_alarm=_boolean("an alarm of the chip is on; that of a voltage that the board does not connect always is"),
     ),
@@ -321,7 +319,7 @@ TABLES: dict[str, Table] = {
         "service",
         "service",
         service=_text("systemd unit", form=_NAME, example="sssd.service"),
-        state=_text("missing where systemd has no such unit", _UNIT_STATES),
+        state=_text("missing is a unit that systemd has not", _UNIT_STATES),
         substate=_text("running, exited, dead, ..."),
         restarts=_number("automatic restarts since boot"),
     ),
@@ -330,7 +328,7 @@ TABLES: dict[str, Table] = {
         "path",
         path=_text("path", form=f"/({_NAME})?", example="/scratch"),
         exists=_boolean("exists; a link's target is meant"),
-        kind=_text("kind of file", "file folder socket pipe device"),
+        kind=_text("", "file folder socket pipe device"),
         mode=_text("permissions in octal: 0755", form="[0-7]{4}", example="0644"),
         user=_text("owner"),
         group=_text("group"),

@@ -54,11 +54,7 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_tables(
-    collectors: Iterable[Collector],
-    query: Query,
-    names: Mapping[str, Collection[str]] = {},
-    *,
-    timeout_s: float = 50.0,
+    collectors: Iterable[Collector], query: Query, names: Mapping[str, Collection[str]] = {}, *, timeout_s: float = 50.0
 ) -> NodeFacts:
     """Return the facts of this node, of all collectors' tables. What cannot be read is unknown, and raises nothing.
 
