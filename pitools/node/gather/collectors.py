@@ -43,7 +43,7 @@ COLLECTORS: tuple[Collector, ...] = (
     Collector("endpoints", "connect(2), ping", named.read_endpoints),
     Collector("slurm", "/proc, scontrol", slurmd.read_slurm, slurmd.SLURM_TIMEOUT_S),
     Collector("ipmi_events", "ipmitool", platform.read_ipmi_events, 2 * platform.IPMI_TIMEOUT_S),
-    Collector("processes", "/proc", processes.read_processes, 2 * processes.BLOCKED_S),
+    Collector("processes", "/proc", processes.read_processes),
     Collector("commands", "the command", named.read_commands, 2 * named.COMMAND_TIMEOUT_S),
 )
 

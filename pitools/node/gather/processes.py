@@ -15,7 +15,7 @@ from pitools.node.gather.read import Query, list_names, read_bytes, read_measure
 from pitools.node.gather.system import read_meminfo
 from pitools.node.types import Row
 
-BLOCKED_S = 5.0
+_BLOCKED_S = 5
 _COMMAND_CHARACTERS = 1024
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ class _Stat(NamedTuple):
 
 
 def read_processes(query: Query) -> Iterator[Row]:
-    """Yield the rows of table `processes`; those in state D are read again after BLOCKED_S."""
+    """Yield the rows of table `processes`; those in state D are read again after 5 s."""
     proc = query.proc
     uptime_s = read_measure(proc / "uptime")
     total = read_meminfo(proc).get("MemTotal")
@@ -82,8 +82,9 @@ def read_processes(query: Query) -> Iterator[Row]:
             yield row
         if stat.state == "D":
             waiting.append((row, _switches(proc, stat.pid)))
-    if waiting:
-        time.sleep(BLOCKED_S)
+    for _ in range(_BLOCKED_S if waiting else 0):
+        time.sleep(1)
+        yield waiting[0][0]  # a sign of life: the time-out of one command line that hangs is to be short
     for row, switches in waiting:
         if switches is not None and _switches(proc, row["pid"]) == switches:
             yield {**row, "is_blocked": True}
