@@ -46,7 +46,7 @@ def read_processes(query: Query) -> Iterator[Row]:
     total = read_meminfo(proc).get("MemTotal")
     stats = {stat.pid: stat for name in list_names(proc) if name.isdigit() and (stat := _read_stat(proc, name))}
     # Without proctrack/cgroup a job's processes are in no cgroup of it, but descend from its steps.
-    owners = (0, os.geteuid())  # of slurmd. Any user may call a program slurmstepd, and have its command line hang.
+    owners = (0, os.geteuid())  # of slurmd: any user may call a program slurmstepd, and name a job
     steps = {
         stat.pid: _job_of_step(proc, stat)
         for stat in stats.values()
@@ -75,7 +75,7 @@ def read_processes(query: Query) -> Iterator[Row]:
         if stat.is_kernel:
             yield {**row, "command": f"[{stat.name}]", "job_id": "", "responds": True}
         else:
-            # In D it may hold the lock of its memory, where its command line is; a user may have that on a FUSE mount.
+            # A thread that waits for a disk or server may hold the lock of its memory, where the command line is.
             yield {**row, "responds": False}
             row |= {"command": _command(proc, stat.pid) or f"[{stat.name}]", "responds": True}
             row["job_id"] = _job_id(proc, stat.pid) or _job_of_ancestor(stat, stats, steps)

@@ -103,7 +103,7 @@ def test_processes_of_a_step_are_of_its_job(tmp_path: Path, write_tree, last_row
 
 
 def test_a_users_program_is_no_step(tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be called slurmstepd, name any job, and have a command line that hangs: it is not asked for its job."""
+    """It may be called slurmstepd and name any job: it is not asked, before its row is announced nor later."""
     tree = {
         "uptime": "120.0 9.0",
         "80/stat": stat(80, "slurmstepd"),
