@@ -32,9 +32,9 @@ BENCH_CHECK = "node_bench"
 class FactTable(Record, frozen=True, kw_only=True, tag="pit.fact-table/1"):
     """The facts of one kind about a node, read from one source: `mounts`, a row for each mount, and so on.
 
-    source: the file, program or library. read_at: RFC 3339, UTC; uptime_s: the same moment by the clock of this boot,
-    which is never set; 0 if unknown. cost_s: how long reading took. unknown: why it could not be read, or not
-    beyond these rows; "" if it could, even if there are no rows.
+    source: the file, program or library. read_at: RFC 3339, UTC. uptime_s: CLOCK_MONOTONIC at that time, which nobody
+    sets; 0 if unknown. cost_s: how long reading took. unknown: why it could not be read, or not beyond these rows; ""
+    if it could, even if there are no rows.
     """
 
     table: str
