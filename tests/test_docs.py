@@ -32,6 +32,9 @@ _SHOWN = {
     "performance.md": [
         r" 0 +10 +40 +20 ",
         r'"verdict":"input"',
+        r'"verdict":"input"',
+        r'"changes":\{"params.workers":"2"\}',
+        r'"pit.perf-trial/1".*"verdict":"less"',
         r'"rank":1,"cause":"compute"',
         r'"verdict":"regression"',
         "short",
