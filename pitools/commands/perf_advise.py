@@ -54,6 +54,7 @@ def advise(
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
+    from pitools.perf.advise import least_steps
 
     timeout_s = parse_duration(timeout)
     path = find_source(source, site_name)
@@ -74,6 +75,9 @@ def advise(
     if run_dir is None:
         raise UsageError("a trace outside a run's folder (expected a run, to repeat)", where=str(path))
     chosen, changes = _choose(proposals, cause, sets)
+    if steps < (least := least_steps(chosen, changes)):
+        problem = f"--steps {steps}: too few to see the checkpoints that the change is about"
+        raise UsageError(problem, hint=f"--steps {least}")
     trial = _try(run_dir, chosen, changes, steps, timeout_s)
     with Output(form, TRIAL_COLUMNS) as out:
         out(trial)

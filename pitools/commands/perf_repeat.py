@@ -81,15 +81,20 @@ def _repeat_both(before: Sequence[Point], after: Point, min_effect: float, site_
     """Repeat the run of `after`, in turn with the last one before if its code alone differs, else compared with the
     points before.
 
-    Both get the nodes of the run of `after`. Raises PitError where a run is not there, or cannot be repeated.
+    Both get the nodes of the run of `after`. Raises PitError where a run is not there, measured something else, or
+    cannot be repeated.
     """
     from statistics import median
 
+    from pitools.core.errors import DataError
     from pitools.launch.run_lookup import find_run_dir
     from pitools.perf.regression.repeats import alternate
+    from pitools.perf.regression.sources import point_of_run
     from pitools.perf.regression.watch import confirms, is_other_code
 
     after_dir = find_run_dir(after.source, site_name)
+    if (measured := point_of_run(after_dir).measure) != after.measure:
+        raise DataError(f"{measured} is what this run measures (expected {after.measure})", where=str(after_dir))
     before_dir = find_run_dir(before[-1].source, site_name) if is_other_code(before[-1], after) else None
 
     def measure(is_after: bool) -> float:

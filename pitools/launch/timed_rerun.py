@@ -44,7 +44,6 @@ def repeat_steps(
     placed = {"nodelist": hostlist.fold(nodes), "topology": "none", "exclude": ""} if nodes else {}
     plan, _ = plan_rerun(run_dir, site, values={**placed, **values, "name": name})
     new_dir = submit_run(plan, site)
-    report(f"run {new_dir.name} in {new_dir}")
     is_enough = False
 
     def stop_if_enough(_: int) -> None:
@@ -54,6 +53,7 @@ def repeat_steps(
             cancel_run(new_dir, site)
 
     try:
+        report(f"run {new_dir.name} in {new_dir}")
         run = wait_for_run(new_dir, site, stop_if_enough, report, timeout_s)
     except BaseException as error:
         with contextlib.suppress(PitError):

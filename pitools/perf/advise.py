@@ -107,6 +107,13 @@ def _doubled(cause: str, request: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
+def least_steps(proposal: Proposal | None, changes: Mapping[str, str]) -> int:
+    """Return how many steps show a change: two intervals of checkpoints; 0 for any other."""
+    if proposal is None or proposal.cause != "checkpoint":
+        return 0
+    return 2 * max((int(text) for text in changes.values() if text.isdecimal()), default=0)
+
+
 def decides(predicted: float) -> Callable[[Effect], bool]:
     """Return the test of whether an effect shows a gain, or that it is none of the predicted size."""
     return lambda effect: effect.high < 0 or -effect.low < max(predicted, MIN_EFFECT)

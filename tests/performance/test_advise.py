@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitools.core.errors import DataError
-from pitools.perf.advise import Proposal, Trial, conclude, decides, propose
+from pitools.core.errors import ClusterError, DataError, TryLater
+from pitools.launch.api import launch, runs
+from pitools.launch.timed_rerun import repeat_steps
+from pitools.perf.advise import Proposal, Trial, conclude, decides, least_steps, propose
 from pitools.perf.attribute.verdict import Advice, Verdict
 from pitools.perf.regression.repeats import Effect, alternate, effect_of_few
 
@@ -75,6 +77,13 @@ def test_a_change_is_proposed_where_a_key_is_known(
     assert (found.changes, bool(found.note)) == (changes, not changes)
     assert (found.predicted_ms, found.bound_ms, found.gain, found.ceiling) == (90.0, 80.0, 0.1, 0.2)
     assert found.node == ("n2" if cause == "straggler" else "")
+
+
+def test_checkpoints_are_seen_in_two_intervals() -> None:
+    """Of fewer steps the change would gain all of them; other causes need no more than others."""
+    input_wait, checkpoint = propose(verdict("input", "checkpoint"), {}, {})
+    assert least_steps(checkpoint, {"args.save_every": "100", "name": "x"}) == 200
+    assert least_steps(input_wait, {"args.workers": "100"}) == least_steps(None, {"a": "100"}) == 0
 
 
 def test_a_straggler_on_the_only_node_cannot_be_left_out() -> None:
@@ -158,3 +167,28 @@ def test_advice_is_tried_by_runs(pit: Pit, tmp_path: Path) -> None:
     ):
         bad = pit("perf", "advise", run["run_id"], *words, *(["--verify"] if "--cause" in words else []))
         assert (bad.returncode in (2, 3), problem in bad.stderr) == (True, True), bad.stderr
+
+
+def test_a_repeated_run_is_always_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interrupt, or when time is up; one that fails is an error."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "loop.toml").write_text(REQUEST)
+    run_dir = launch(tmp_path / "loop.toml", params={"steps": 1}).dir
+
+    def repeat(said: Callable[[str], None], timeout_s: float, **values: str) -> None:
+        repeat_steps(
+            run_dir, steps=10, values=values, suffix="-x", nodes_of=run_dir, timeout_s=timeout_s, report=said
+        )  # fmt: skip
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repeat(interrupt, 60.0, steps="100000")
+    with pytest.raises(TryLater):
+        repeat(lambda _: None, 0.0, steps="100000")
+    with pytest.raises(ClusterError, match="program"):
+        repeat(lambda _: None, 60.0, command="python nothing.py")
+    repeated = [run for run in runs() if "loop-x" in run.dir.name]
+    assert [run.state for run in repeated] == ["CANCELLED", "CANCELLED", "FAILED"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,10 +56,10 @@ def _by_step_logs(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
 
 
 def _by_traces(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
-    windows = [path for path in (attempt / "traces").glob("*") if path.is_dir()]
+    windows = [path for path in (attempt / "traces").glob("*-*") if re.fullmatch(r"\d+-\d+", path.name)]
     if not windows:
         return
-    newest = max(windows, key=lambda path: path.stat().st_mtime)
+    newest = max(windows, key=lambda path: int(path.name.partition("-")[0]))
     if _size(newest.iterdir()) > _MAX_BYTES:
         return
     from pitools.perf.attribute.buckets import split_steps
@@ -78,7 +79,7 @@ def _by_traces(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
 def _by_events(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
     for detail in _straggler_events(run_dir, attempt):
         times = f"{detail['own_s']:g} s of its own a step, the others {detail['others_s']:g} s"
-        rank, node = int(detail["rank"]), str(detail.get("node", ""))
+        rank, node = int(detail["rank"]), str(detail["node"])
         yield rank, f"rank {rank}{_on(node)} was slow at step {detail['step']}: {times}"
 
 
@@ -89,13 +90,14 @@ def _straggler_events(run_dir: Path, attempt: Path) -> Iterator[dict[str, int | 
             if b'"straggler"' in line:
                 with contextlib.suppress(msgspec.DecodeError):
                     event = decode_json(line, run_folder.Event)
-                    if event.event == "straggler" and event.detail.get("attempt") == attempt.name:
+                    is_whole = {"rank", "node", "step", "own_s", "others_s"} <= event.detail.keys()
+                    if event.event == "straggler" and event.detail.get("attempt") == attempt.name and is_whole:
                         yield event.detail
 
 
 def report_events(site: Site, run_dir: Path, attempt: Path) -> None:
     """Report the nodes that an attempt's job itself recorded as slow. Never raises."""
-    nodes = {str(detail.get("node", "")) for detail in _straggler_events(run_dir, attempt)}
+    nodes = {str(detail["node"]) for detail in _straggler_events(run_dir, attempt)}
     _report(site, run_dir, attempt, nodes, "node", "slow-rank")
 
 

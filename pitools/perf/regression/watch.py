@@ -172,7 +172,7 @@ def _plot_one(axes: Axes, series: Series, verdict: SeriesVerdict) -> None:
     axes.plot(values, ".-", linewidth=0.6, markersize=3, color="0.4")
     if verdict.effect is not None and verdict.before is not None and verdict.after is not None:
         at = next(i for i, point in enumerate(series.points) if point.t == verdict.changed_at)
-        colour = "tab:red" if verdict.verdict == "regression" else "tab:green"
+        colour = {"regression": "tab:red", "unconfirmed": "tab:orange"}.get(verdict.verdict, "tab:green")
         axes.axvline(at - 0.5, color=colour, linewidth=0.8)
         axes.hlines([verdict.before, verdict.after], [0, at], [at - 1, len(values) - 1], colors=colour)
         axes.set_xlabel(

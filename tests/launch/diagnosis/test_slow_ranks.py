@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from pitools.launch.diagnosis.slow_ranks import describe_slow_ranks, report_events, report_stragglers
+from pitools.launch.diagnosis.slow_ranks import describe_slow_ranks, report_stragglers
+from pitools.launch.recovery.apply_decision import apply_decision
 from pitools.node import spool
 from pitools.perf.stragglers import Straggler
 from pitools.run import run_folder
+from pitools.run.attempt_records import Cause, Decision
 from pitools.site.schema import NodeHealth, Site
 from tests.performance.test_stragglers import write_run
 
@@ -48,7 +50,9 @@ def test_slow_ranks_are_described_once(tmp_path: Path) -> None:
     for rank, node, attempt in ((2, "n1", "0"), (1, "n0", "0"), (0, "n0", "9")):
         event(run, rank, node, attempt)
     with (run / "events.jsonl").open("a") as file:
-        file.write('{"event":"straggler"\n')
+        file.write(
+            '{"event":"straggler"\n{"schema":"pit.event/1","t":"","event":"straggler","detail":{"attempt":"0"}}\n'
+        )
     by_log, by_event = describe_slow_ranks(run)
     assert by_log.startswith("rank 2 on n1 is slow: its compute takes ")
     assert by_log.endswith("see: pit perf stragglers run")
@@ -85,17 +89,23 @@ def test_nodes_are_reported_as_a_guess(site: Site, tmp_path: Path) -> None:
 
 
 def test_what_a_job_recorded_is_reported(site: Site, tmp_path: Path) -> None:
-    """Of this attempt; nothing where all nodes are slow. A site without a spool is none the worse."""
+    """By the attempt's decision; nothing where all nodes are slow. A site without a spool is none the worse."""
     run = write_run(tmp_path / "run")
-    attempt = run / "attempts" / "0"
-    (attempt / "hostfile").write_text("n0\nn0\nn1\nn1\n")
+    (run / "attempts" / "0" / "hostfile").write_text("n0\nn0\nn1\nn1\n")
     event(run, 0, "n0", attempt="9")
-    report_events(site, run, attempt)
+    cause = Cause(attempt="0", kind="succeeded", confidence="certain", reason="")
+    decision = Decision(attempt="0", action="done", kind="succeeded", reason="")
+
+    def decide(at: Site) -> None:
+        (run / "verdict.json").unlink(missing_ok=True)
+        apply_decision(run, None, at, cause, decision, in_job=False, job=None)  # type: ignore[arg-type]
+
+    decide(site)
     assert reported(tmp_path) == []
     event(run, 2, "n1")
-    report_events(site, run, attempt)
-    report_events(Site(name="other", scheduler="slurm"), run, attempt)
+    decide(site)
+    decide(Site(name="other", scheduler="slurm"))
     assert reported(tmp_path) == [("n1", "node", "guess", "slow-rank")]
     event(run, 0, "n0")
-    report_events(site, run, attempt)
+    decide(site)
     assert len(reported(tmp_path)) == 1
