@@ -43,7 +43,7 @@ class Trial(Record, frozen=True, kw_only=True, tag="pit.perf-trial/1"):
     """What a change of the request gained, by runs without (A) and with it (B) in turn on the same nodes.
 
     predicted, ceiling: of the proposal, as shares of a step. gain: 1 - B ÷ A, with a 95 % interval. verdict: whether
-    the gain is `as-predicted`, `less` or `more`; `none` where the interval has 0 and not what was predicted, or is
+    the gain is `as-predicted`, to within 2 % of a step, `less` or `more`; `none` where the interval has 0 and not what was predicted, or is
     below 0; `inconclusive` where it has both. a_step_s, b_step_s: mean step of each run, seconds.
     """
 
@@ -132,7 +132,8 @@ def conclude(
     gain, low, high = -effect.effect, -effect.high, -effect.low
     verdict: Literal["as-predicted", "less", "more", "none", "inconclusive"]
     if low > 0:
-        verdict = "less" if high < proposal.gain else "more" if low > proposal.gain else "as-predicted"
+        least, most = proposal.gain - MIN_EFFECT, proposal.gain + MIN_EFFECT
+        verdict = "less" if high < least else "more" if low > most else "as-predicted"
     else:
         verdict = "none" if high < max(proposal.gain, MIN_EFFECT) else "inconclusive"
     return Trial(

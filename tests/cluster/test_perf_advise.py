@@ -95,7 +95,7 @@ def test_a_slow_node_is_left_out_on_trial(alpha: Alpha, clusters: Path) -> None:
     assert (found["node"], "alpha02: noted as suspected" in said) == ("alpha02", True), said
     (suspected,) = [each for each in alpha.call("node", "list")[0] if each.get("suspicion")]
     assert (suspected["node"], "slow-compute" in suspected["suspicion"]) == ("alpha02", True)
-    (proposal,), _ = alpha.call("perf", "advise", run)
+    (proposal, *_), _ = alpha.call("perf", "advise", run)
     assert (proposal["cause"], proposal["node"]) == ("straggler", "alpha02")
     assert proposal["changes"] == {"exclude": "alpha02", "nodelist": ""}
     (trial,), said = alpha.call("perf", "advise", run, "--verify", "--steps", "20")

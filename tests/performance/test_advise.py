@@ -123,8 +123,9 @@ def test_two_sides_run_in_turn_until_decided() -> None:
     ("low", "high", "expected"),
     [
         (0.05, 0.15, "as-predicted"),
-        (0.01, 0.08, "less"),
-        (0.12, 0.2, "more"),
+        (0.01, 0.07, "less"),
+        (0.085, 0.09, "as-predicted"),
+        (0.13, 0.2, "more"),
         (-0.05, 0.05, "none"),
         (-0.2, -0.1, "none"),
         (-0.05, 0.15, "inconclusive"),
