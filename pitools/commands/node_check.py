@@ -12,7 +12,6 @@ from pitools.commands.options import LocalPath, rows_format_option, site_option
 
 if TYPE_CHECKING:
     from pitools.node.check.config import NodeConfig
-    from pitools.node.check.this_node import Context
 
 FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message")
 INCIDENT_COLUMNS = ("incident", "check", "action", "phase", "opened_at", "over_at", "outcome", "message")
@@ -54,13 +53,6 @@ def load_node_config(config_path: Path | None, site_name: str) -> NodeConfig:
 @config_option
 @site_option
 @click.option("--report", is_flag=True, help="Write the report for the controller, into the spool.")
-@click.option(
-    "--context",
-    type=click.Choice(["health", "prolog", "epilog"]),
-    default="health",
-    show_default=True,
-    help="In an epilog no Slurm command is run, in a prolog no program.",
-)
 @click.option("--all", "with_passed", is_flag=True, help="Each check, also those that passed.")
 @click.option("--node", "name", metavar="NAME", default="", help="This node's name in Slurm, if not the host's.")
 @rows_format_option
@@ -70,7 +62,6 @@ def check(
     config_path: Path | None,
     site_name: str,
     report: bool,
-    context: Context,
     with_passed: bool,
     name: str,
     form: str,
@@ -79,27 +70,18 @@ def check(
 
     Exit 1: a critical check failed.
     """
-    import time
-
-    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.node.check import this_node
-    from pitools.node.spool import is_bench_requested
 
-    began_s = time.monotonic()
-    if report and context != "health":
-        raise UsageError("--report needs all tables", where=f"--context {context}", hint="leave --context out")
     config = load_node_config(config_path, site_name)
-    checked = this_node.check_node(config, this_node.node_name(name), context)
+    checked = this_node.check_node(config, this_node.node_name(name))
     with Output(form, FINDING_COLUMNS) as out:
         for finding in checked.findings if with_passed else this_node.summary(checked):
             out(finding)
     if report:
-        this_node.write_report(config, checked)
-        if is_bench_requested(Path(config.spool), checked.facts.node):
-            from pitools.node.bench.before_return import bench  # milliseconds
+        from pitools.node.report import write_report
 
-            bench(config, this_node.make_report(checked), time.monotonic() - began_s)
+        write_report(config, checked)
     if checked.has_failed:
         ctx.exit(1)
 

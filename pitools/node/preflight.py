@@ -16,7 +16,8 @@ import msgspec
 from pitools.core.errors import PitError
 from pitools.node.bench.run import gpus_per_node
 from pitools.node.check import this_node
-from pitools.node.check.config import Check, load_config
+from pitools.node.check.config import load_config
+from pitools.node.check.rule import Check
 from pitools.run.attempt_records import NodePreflight, PreflightFailure
 
 _TIMEOUT_S, _GATHER_TIMEOUT_S = 25.0, 20.0
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     faulthandler.dump_traceback_later(_TIMEOUT_S, exit=True)  # by a thread: also while this one hangs
     try:
         config = load_config(Path(argv[0]) if argv else None)
-        checked = this_node.check_node(config, this_node.node_name(), "prolog", timeout_s=_GATHER_TIMEOUT_S)
+        checked = this_node.check_node(config, this_node.node_name(), in_job=True, timeout_s=_GATHER_TIMEOUT_S)
         result = check_for_job(checked)
     except PitError as error:
         sys.exit(f"{error.where}: {error.message}")  # one line, for the result of the job's first node

@@ -35,7 +35,7 @@ from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.history import read_past
 from pitools.node.check.config import CONFIG_PATH, NodeConfig, load_config
 from pitools.node.control.incidents import EntryKind, Incident, fold, read_entries
-from pitools.node.types import ACTIONS, NAME, NodeReport, age_s
+from pitools.node.types import NAME, NodeReport, age_s, is_at_least
 from pitools.run.attempt_records import Cause, CauseKind, Confidence
 from pitools.site.schema import Site
 
@@ -47,7 +47,6 @@ _DAY_S = 86400.0  # a run's record fades to nothing in this time; older results 
 _WEIGHTS: dict[Confidence, float] = {"certain": 0.5, "likely": 0.3, "guess": 0.1}
 _MAX_OF_SOURCE = 0.5  # what one user, or one report without a finding that drains, adds to a score at most
 _DRAINS, _WATCHED, _WARNED, _SLOW = 1.0, 0.4, 0.2, 0.4
-_DRAINING, _WATCHING = ACTIONS.index("drain-after-job"), ACTIONS.index("watch")
 _MAX_NODES_OF_USER = 8
 _TIMEOUT_S, _READ_S = 5.0, 1.0
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
@@ -157,11 +156,11 @@ def _of_site(
         (node, one.check): one
         for node, report in reports.items()
         for one in report.findings
-        if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= _WATCHING
+        if one.state == "failed" and not one.is_shadow and is_at_least(one.action, "report")
     }
     nodes_of = Counter(check for _, check in failed)
     for (node, check), one in failed.items():
-        drains = ACTIONS.index(one.action) >= _DRAINING
+        drains = is_at_least(one.action, "drain-after-job")
         if drains or not 2 * nodes_of[check] > len(reports) > 1:
             weight = _DRAINS if drains else _WATCHED if one.level == "critical" else _WARNED
             yield reason(node, "report", weight, one.evidence_at, f"{check}: {one.message}")

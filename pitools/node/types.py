@@ -17,13 +17,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """The name of a node, or of a run: a file can be called so."""
 
 Level = Literal["warning", "critical"]
-Action = Literal["none", "watch", "drain-after-job", "drain", "reboot", "repair"]
+Action = Literal["none", "report", "drain-after-job", "drain", "reboot", "repair"]
 State = Literal["passed", "failed", "unknown"]
 
-ACTIONS: tuple[Action, ...] = ("none", "watch", "drain-after-job", "drain", "reboot", "repair")
-"""From mild to severe. `watch`: reported and kept as suspicion. `drain`, `reboot` and `repair` drain the node; the last
-two also say what it needs before it may return. `drain-after-job`: drained as well, at once, for jobs that run on a
-drained node end there; but until then a prolog and a job's preflight refuse no job for it."""
+ACTIONS: tuple[Action, ...] = ("none", "report", "drain-after-job", "drain", "reboot", "repair")
+"""From mild to severe. `report`: reported, and kept as suspicion. `drain`, `reboot` and `repair` drain the node; the
+last two also say what it needs before it may return. `drain-after-job`: drained as well, at once, for jobs that run
+on a drained node end there; but until then a prolog and a job's preflight refuse no job for it."""
 
 BENCH_CHECK = "node_bench"
 """The check of a finding that a bench before the return made; no check of a file can have this name."""
@@ -73,12 +73,14 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
     is_shadow: bool = False
 
 
+def is_at_least(action: Action, mildest: Action) -> bool:
+    """Return whether an action is as severe as another one, or severer."""
+    return ACTIONS.index(action) >= ACTIONS.index(mildest)
+
+
 def draining(findings: Iterable[Finding], least: Action = "drain-after-job") -> list[Finding]:
     """Return the findings for which a node is to be drained. least: the mildest action that counts."""
-    mildest = ACTIONS.index(least)
-    return [
-        one for one in findings if one.state == "failed" and not one.is_shadow and ACTIONS.index(one.action) >= mildest
-    ]
+    return [one for one in findings if one.state == "failed" and not one.is_shadow and is_at_least(one.action, least)]
 
 
 def age_s(at: str, now: str, *, of_future: float = float("inf")) -> float:

@@ -18,11 +18,13 @@ from typing import Any
 from pitools.core import timestamps
 from pitools.core.errors import Unreachable
 from pitools.node import spool
-from pitools.node.check.config import Check, Control, NodeConfig
+from pitools.node.check.config import Control, NodeConfig
 from pitools.node.check.evaluate import evaluate
-from pitools.node.check.this_node import NodeCheck, make_report
+from pitools.node.check.rule import Check
+from pitools.node.check.this_node import NodeCheck
 from pitools.node.control import incidents, policy, tick
 from pitools.node.gather.kernel_log import event_rows
+from pitools.node.report import make_report
 from pitools.node.types import FactTable, Finding, NodeFacts, Row
 from pitools.slurm.records import Node, Switch
 

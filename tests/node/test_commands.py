@@ -174,7 +174,6 @@ def test_facts_and_their_tables(machine: Machine) -> None:
     ("words", "code", "text"),
     [
         (("check", "--config", "{folder}/none.toml"), 3, "none.toml"),
-        (("check", "--report", "--context", "prolog"), 2, "--context"),
         (("check", "--node", "../../etc/x"), 2, "no name of a node"),
         (("show", "--facts", "gpu"), 2, "gpus"),
         (("show", "n01", "--tables"), 2, "exclude"),

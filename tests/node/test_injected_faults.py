@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pitools.node.check.config import Check, load_config
+from pitools.node.check.config import load_config
+from pitools.node.check.rule import Check
 from pitools.node.gather import disks, gpus, network, platform, slurmd
 from pitools.node.gather.read import Query
 from pitools.node.tables import TABLES
-from pitools.node.types import ACTIONS, Action, Row
+from pitools.node.types import Action, Row, is_at_least
 from tests.node.gather.fake_nvml import FakeNvml, h100
 from tests.node.gather.pci_files import pci
 from tests.node.simulated import Cluster, SimulatedNode, read_blocks, replaced
@@ -167,46 +168,46 @@ FAULTS = [
     *(Fault(lines[0][:40], log(*lines), *heading.split()) for heading, lines in read_blocks("fault_log.txt")),
     Fault("DIMM", files("dimms", platform.read_dimms, "sys", **{DIMM: "1"}), "dimm-uncorrected", "repair"),
     Fault("dead NVMe", disk_files(device__state="dead"), "disk-state", "drain"),
-    Fault("read-only NVMe", disk_files(device__state="live", ro="1"), "disk-writable", "watch"),
+    Fault("read-only NVMe", disk_files(device__state="live", ro="1"), "disk-writable", "report"),
     Fault("broken RAID", raid_files(array_state="broken", level="raid0"), "raid-works", "drain"),
-    Fault("degraded RAID", raid_files(array_state="active", level="raid1", degraded="1"), "raid-degraded", "watch"),
-    Fault("no subnet manager", port_files(state="2: INIT", phys_state="5: LinkUp"), "rdma-port-active", "watch"),
+    Fault("degraded RAID", raid_files(array_state="active", level="raid1", degraded="1"), "raid-degraded", "report"),
+    Fault("no subnet manager", port_files(state="2: INIT", phys_state="5: LinkUp"), "rdma-port-active", "report"),
     Fault("port that is down", port_files(state="1: DOWN", phys_state="3: Disabled"), "rdma-ports", "drain"),
     Fault(
         "slurmd stopped",
         files("slurm", slurmd.read_slurm, "proc", **{"1__stat": "1 (systemd) S 0"}),
         "slurmd-runs",
-        "watch",
+        "report",
     ),
     Fault("GPU lost", nvml(is_lost=True), "gpu-count", "drain"),
     Fault("reset", nvml(recovery_action=1), "gpu-needs-reset", "drain"),
     Fault("reboot", nvml(recovery_action=2), "gpu-needs-reboot", "reboot"),
     Fault("remap failed", nvml(RemappedRows=(0, 9, 0, 1)), "gpu-remap-failed", "repair"),
-    Fault("remap pending", nvml(RemappedRows=(0, 1, 1, 0)), "gpu-remap-pending", "watch"),
+    Fault("remap pending", nvml(RemappedRows=(0, 1, 1, 0)), "gpu-remap-pending", "report"),
     Fault("SRAM", nvml(SramEccErrorStatus=h100(2)["SramEccErrorStatus"]), "gpu-sram-threshold", "repair"),
-    Fault("slowdown", nvml(CurrentClocksEventReasons=64), "gpu-slowdown", "watch"),
-    Fault("a link less", nvml(NvLinkState=h100(2)["NvLinkState"]), "gpu-nvlinks-same", "watch"),
-    Fault("narrow slot", nvml(CurrPcieLinkWidth=8), "gpu-pcie-width-same", "watch"),
-    Fault("hot GPU", nvml(Temperature=97), "gpu-temperature", "watch"),
-    Fault("clock skew", row("system", 0, **UNSYNCHRONIZED), "clock-synchronized", "watch"),
+    Fault("slowdown", nvml(CurrentClocksEventReasons=64), "gpu-slowdown", "report"),
+    Fault("a link less", nvml(NvLinkState=h100(2)["NvLinkState"]), "gpu-nvlinks-same", "report"),
+    Fault("narrow slot", nvml(CurrPcieLinkWidth=8), "gpu-pcie-width-same", "report"),
+    Fault("hot GPU", nvml(Temperature=97), "gpu-temperature", "report"),
+    Fault("clock skew", row("system", 0, **UNSYNCHRONIZED), "clock-synchronized", "report"),
     Fault("clock skew, by the site", row("system", 0, **UNSYNCHRONIZED), "clock-error", "drain"),
-    Fault("slow clock source", row("system", 0, clocksource="hpet"), "clocksource", "watch"),
+    Fault("slow clock source", row("system", 0, clocksource="hpet"), "clocksource", "report"),
     Fault("full disk", row("mounts", 0, used_share=1.0, root_used_share=1.0), "disk-full", "drain"),
     Fault("no inodes", row("mounts", 0, inodes_used_share=1.0), "inodes-full", "drain"),
     Fault("read-only root", row("mounts", 0, is_read_only=True), "root-writable", "drain"),
     Fault("dead root", row("mounts", 0, **SERVER_GONE), "mount-responds", "drain"),
-    Fault("hung NFS", row("mounts", 3, **SERVER_GONE), "network-mount-responds", "watch"),
+    Fault("hung NFS", row("mounts", 3, **SERVER_GONE), "network-mount-responds", "report"),
     Fault("hung mount, by the site", row("mounts", 4, **SERVER_GONE), "scratch-responds", "drain"),
     Fault("missing mount", without("mounts", 3), "home-mounted", "drain"),
     Fault("SMART", row("block_devices", 0, smart_passed=False), "disk-smart", "repair"),
     Fault("link down", row("interfaces", 0, state="down"), "management-link", "drain-after-job"),
-    Fault("flapping link", row("interfaces", 0, carrier_changes=9), "ethernet-carrier", "watch"),
-    Fault("symbol errors", row("rdma_ports", 3, symbol_errors=400), "rdma-symbol-errors", "watch"),
-    Fault("lost link", row("rdma_ports", 3, link_downed=1), "rdma-link-downed", "watch"),
-    Fault("PCI error", row("pci_devices", 3, fatal_errors=1), "pcie-fatal", "watch"),
-    Fault("throttled CPU", row("cpus", 0, throttled=900), "cpu-throttled", "watch"),
-    Fault("zombies", processes(60, state="Z", is_blocked=False), "zombies", "watch"),
-    Fault("stuck processes", processes(30, state="D", is_blocked=True), "blocked-processes", "watch"),
+    Fault("flapping link", row("interfaces", 0, carrier_changes=9), "ethernet-carrier", "report"),
+    Fault("symbol errors", row("rdma_ports", 3, symbol_errors=400), "rdma-symbol-errors", "report"),
+    Fault("lost link", row("rdma_ports", 3, link_downed=1), "rdma-link-downed", "report"),
+    Fault("PCI error", row("pci_devices", 3, fatal_errors=1), "pcie-fatal", "report"),
+    Fault("throttled CPU", row("cpus", 0, throttled=900), "cpu-throttled", "report"),
+    Fault("zombies", processes(60, state="Z", is_blocked=False), "zombies", "report"),
+    Fault("stuck processes", processes(30, state="D", is_blocked=True), "blocked-processes", "report"),
 ]
 
 
@@ -230,10 +231,10 @@ def inject(cluster: Cluster, change: Callable[[SimulatedNode], dict[str, list[Ro
 
 def assert_handled(cluster: Cluster, found: dict[str, Action], check: str, action: Action) -> None:
     assert found.get(check) == action, found
-    draining = {name for name, one in found.items() if ACTIONS.index(one) >= ACTIONS.index("drain-after-job")}
+    draining = {name for name, one in found.items() if is_at_least(one, "drain-after-job")}
     (incident,) = cluster.incidents() if draining else (None,)
     assert set(cluster.slurm.reasons) == ({"n000"} if draining else set())
-    if action in ("none", "watch"):
+    if action in ("none", "report"):
         assert draining <= {name for name in found if name != check}
     else:
         assert incident is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pitools.node import preflight
-from pitools.node.check.config import Check
+from pitools.node.check.rule import Check
 from pitools.node.check.this_node import NodeCheck
 from pitools.node.types import Finding, NodeFacts
 
@@ -43,7 +43,7 @@ def run(folder: Path, text: str) -> dict[str, Any]:
         ("", True),
         ('action = "reboot"', True),
         ('action = "drain-after-job"', False),
-        ('level = "warning"\naction = "watch"', False),
+        ('level = "warning"\naction = "report"', False),
         ("is_shadow = true", False),
     ],
 )

@@ -43,7 +43,7 @@ def record(node: str = "n1", user: str = "ada", run: str = "r1", hours: float = 
     return RunRecord(node=node, user=user, run=run, **{"at": at(hours), **plain, **more})
 
 
-def finding(action: Any = "watch", **more: Any) -> dict[str, NodeReport]:
+def finding(action: Any = "report", **more: Any) -> dict[str, NodeReport]:
     one = {"node": "n1", "check": "c", "state": "failed", "level": "critical", "message": "m", "evidence_at": at(-1)}
     found = Finding(**{**one, "action": action, **more})
     return {"n1": NodeReport(node="n1", boot_id="b", checked_at=at(0), findings=(found,))}
@@ -75,11 +75,11 @@ def bench(verdict: Any, hours: float) -> BenchResult:
         ({"runs": [record(hours=-24)]}, None),
         ({"runs": [record(hours=2)]}, None),
         ({"reports": finding("drain")}, True),
-        ({"reports": finding("watch")}, False),
-        ({"reports": finding("watch"), "runs": [record()]}, False),
-        ({"reports": finding("watch"), "runs": [record()], "bench": [bench("slow", -2)]}, False),
-        ({"reports": finding("watch"), "runs": [record(confidence="likely"), record(user="bob")]}, True),
-        ({"reports": finding("watch", level="warning"), "runs": [record()]}, False),
+        ({"reports": finding("report")}, False),
+        ({"reports": finding("report"), "runs": [record()]}, False),
+        ({"reports": finding("report"), "runs": [record()], "bench": [bench("slow", -2)]}, False),
+        ({"reports": finding("report"), "runs": [record(confidence="likely"), record(user="bob")]}, True),
+        ({"reports": finding("report", level="warning"), "runs": [record()]}, False),
         ({"reports": finding("none")}, None),
         ({"reports": finding("drain", is_shadow=True)}, None),
         ({"reports": finding("drain", state="unknown")}, None),
@@ -115,11 +115,11 @@ def test_a_drained_node_is_told_from_one_to_be_drained(phase: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "failing", "suspected"), [("watch", 3, 0), ("watch", 2, 2), ("drain", 3, 3), ("none", 1, 0)]
+    ("action", "failing", "suspected"), [("report", 3, 0), ("report", 2, 2), ("drain", 3, 3), ("none", 1, 0)]
 )
 def test_what_most_nodes_fail_suspects_none(action: Any, failing: int, suspected: int) -> None:
     """Unless it drains them: all clocks of a site that are not synchronized tell no node from another."""
-    (report,) = finding(action, level="warning" if action == "watch" else "critical").values()
+    (report,) = finding(action, level="warning" if action == "report" else "critical").values()
     reports = {f"n{number}": msgspec.structs.replace(report, node=f"n{number}") for number in range(failing)}
     reports |= {f"n{number}": msgspec.structs.replace(report, findings=()) for number in range(failing, 4)}
     found = suspicions(at(0), reports, [], [], [])

@@ -45,7 +45,7 @@ def bench(config: NodeConfig, report: NodeReport, checked_s: float) -> None:
             check=BENCH_CHECK,
             state=state,
             level="warning",
-            action="watch",  # of a drained node; the controller leaves it to a person
+            action="report",  # of a drained node; the controller leaves it to a person
             message="; ".join(texts) or problem or "no result",
             evidence_at=timestamps.now_rfc3339(),
         )

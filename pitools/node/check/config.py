@@ -9,70 +9,23 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
-from pitools.core import hostlist, strict_toml, trust
+from pitools.core import hostlist, strict_toml, trust, units
 from pitools.core.errors import ConfigError, PitError, suggest
-from pitools.node.check.problems import check_problem, contradiction, control_problem
-from pitools.node.check.xid_checks import XidSource, xid_checks
+from pitools.node.check.problems import check_problem, contradiction
+from pitools.node.check.rule import RENAMED, Check
+from pitools.node.check.xid_checks import xid_checks
 from pitools.node.tables import TABLES
-from pitools.node.types import Action, Level, Value
 
 CONFIG_PATH = Path("/etc/pitools/node.toml")
-Count = Annotated[int, msgspec.Meta(ge=0)]
+_DURATIONS = ("max_age", "merge_within", "max_evidence_age", "max_report_age", "stable_for", "returns_within")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of the file."""
-
-
-class Check(Section, frozen=True, kw_only=True):
-    """A rule about the rows of one table of facts. All of its tests must hold.
-
-    table, key: as in `pit node show --tables`. where: the rows meant: a value, a pattern with `*`, a regular expression
-    for the whole value after `re:`, or a list of these. A row that could be meant, but lacks that value, fails nothing.
-    types: node types that it is for; default: all. within: of a table of events, those that are not older.
-
-    Tests of each row's value: min, max, equals, one_of, pattern (a regular expression for the whole text), max_increase
-    and max_rate (`10/s`, `120/h`; never of a single event) since the last gathering of the same boot, is_same (in all
-    rows). They say nothing of rows that are not there. Tests of the number of rows: count, min_count, max_count; with
-    group_by, of the rows with equal values of these keys. burst: rows of a group that follow each other this closely
-    count once. cleared_by: rows that a later row of their group with these values ends. max_groups: where more groups
-    than that fail, it is the work of a job, and none does.
-
-    level, action: of a failure. is_shadow: reported, never acted upon. old_names: names that it had, whose drains it
-    still owns. source: who recommends it. hint: what an operator does next.
-    """
-
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*\Z")]
-    table: str
-    key: str = ""
-    where: dict[str, Value | tuple[Value, ...]] = {}
-    types: tuple[str, ...] = ()
-    within: str = ""
-    min: float | None = None
-    max: float | None = None
-    equals: Value = None
-    one_of: tuple[Value, ...] = ()
-    pattern: str = ""
-    max_increase: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    max_rate: str = ""
-    is_same: Literal[True] | None = None
-    count: Count | None = None
-    min_count: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_count: Count | None = None
-    max_groups: Count | None = None
-    group_by: tuple[str, ...] = ()
-    burst: str = ""
-    cleared_by: dict[str, Value | tuple[Value, ...]] = {}
-    level: Level = "critical"
-    action: Action = "drain"
-    is_shadow: bool = False
-    old_names: tuple[str, ...] = ()
-    source: str = ""
-    hint: str = ""
 
 
 class NodeType(Section, frozen=True, kw_only=True):
@@ -111,12 +64,6 @@ class Control(Section, frozen=True, kw_only=True):
     returns_within: str = "7d"
 
 
-class XidOptions(Section, frozen=True, kw_only=True):
-    """What an Xid leads to. source: whose opinion of `check/xid.toml` counts."""
-
-    source: XidSource = "pitools"
-
-
 class NodeConfig(Section, frozen=True, kw_only=True):
     """The whole file. spool: shared folder, where each node writes its report. state: a folder on the node's own disk.
 
@@ -131,7 +78,6 @@ class NodeConfig(Section, frozen=True, kw_only=True):
     check: tuple[Check, ...] = ()
     nhc: Nhc = Nhc()
     control: Control = Control()
-    xid: XidOptions = XidOptions()
 
 
 def load_config(path: Path | None = None) -> NodeConfig:
@@ -144,7 +90,7 @@ def load_config(path: Path | None = None) -> NodeConfig:
         return load_shipped()
     trust.require_trusted(path or CONFIG_PATH, "file of node checks")
     own = _load(path or CONFIG_PATH)
-    base = load_shipped(own.xid.source)
+    base = load_shipped()
     known = {name for check in base.check for name in (check.name, *check.old_names)}
     for name in own.disable:
         if name not in known:
@@ -157,11 +103,11 @@ def load_config(path: Path | None = None) -> NodeConfig:
     return msgspec.structs.replace(own, check=shipped + own.check)
 
 
-def load_shipped(source: XidSource = "pitools") -> NodeConfig:
-    """Load the shipped checks alone, which tests find valid. source: whose opinion of Xids counts."""
+def load_shipped() -> NodeConfig:
+    """Load the shipped checks alone, which tests find valid."""
     path = Path(__file__).with_name("base.toml")
     tables = strict_toml.read_toml(path)
-    tables["check"] += xid_checks(source)
+    tables["check"] += xid_checks()
     return strict_toml.convert_tables(tables, NodeConfig, str(path))
 
 
@@ -171,7 +117,7 @@ def _load(path: Path) -> NodeConfig:
     try:
         config = strict_toml.convert_tables(tables, NodeConfig, str(path))
     except ConfigError as error:
-        raise _with_name_of_check(error, tables) from error
+        raise _explain(error, tables) from error
     names: set[str] = set()
     for check in config.check:
         if problem := check_problem(check, config.types):
@@ -186,7 +132,7 @@ def _load(path: Path) -> NodeConfig:
     for key, folder in (("spool", config.spool), ("state", config.state)):
         if folder and not Path(folder).is_absolute():
             raise ConfigError(f'{key}: "{folder}" (expected an absolute path)', where=str(path), key=key)
-    if problem := control_problem(config.control):
+    if problem := _control_problem(config.control):
         raise ConfigError(problem, where=str(path), key="control")
     for name, node_type in config.types.items():
         try:
@@ -203,14 +149,58 @@ def _read_by_script(text: str, key: str) -> str:
     return "\n".join(match[2] or match[3] or "" for match in re.finditer(line, top, re.MULTILINE))
 
 
-def _with_name_of_check(error: ConfigError, tables: dict[str, Any]) -> ConfigError:
-    """Return the error with the name of the check that it is in."""
+def _control_problem(control: Control) -> str:
+    """Return what is wrong with the controller's limits; "" if nothing is."""
+    for name in ("max_share_leaf", "max_share_partition", "max_share_hour"):
+        if not 0 < getattr(control, name) <= 1:
+            return f"{name} is {getattr(control, name)} (expected a share, above 0 and at most 1)"
+    for name in ("max_evidence_age", "max_report_age", "stable_for", "returns_within"):
+        try:
+            if units.parse_duration(getattr(control, name)) <= 0 and name != "stable_for":
+                return f'{name} is "{getattr(control, name)}" (expected more than 0)'
+        except PitError as error:
+            return f"{name}: {error.message} (expected 10m, 2h or 7d)"
+    if control.max_returns < 0:
+        return f"max_returns is {control.max_returns} (expected at least 0)"
+    return ""
+
+
+def _explain(error: ConfigError, tables: dict[str, Any]) -> ConfigError:
+    """Return the error with the name of the check that it is in, and what its key takes."""
+    name, value = error.key.rpartition(".")[2], _value_at(tables, error.key)
+    message, hint = error.message, error.hint
+    if name in RENAMED or (isinstance(value, str) and value in RENAMED):
+        hint = f'did you mean "{RENAMED.get(name) or RENAMED[value]}"?'
+    elif name == "name":
+        hint = 'lower-case letters, digits and hyphens: "my-check"'
+    elif isinstance(value, str) and name in ("min", "max", "max_increase"):
+        hint = f"a number without quotes{_in_bytes(value)}"
+    elif isinstance(value, int | float) and name in _DURATIONS:
+        hint = f'a duration in quotes: "{value}s" or "10m"'
+    elif "." in error.key and name in ("spool", "state", "python", "disable"):
+        hint = f"{name} belongs above all tables"
     number = re.match(r"check\[(\d+)\]", error.key)
     check = tables["check"][int(number[1])] if number else None
-    if not isinstance(check, dict) or "name" not in check:
-        return error
-    message = f'check "{check["name"]}": {error.message}'
-    return ConfigError(message, where=error.where, hint=error.hint, key=error.key)
+    if isinstance(check, dict) and "name" in check:
+        message = f'check "{check["name"]}": {message}'
+    return ConfigError(message, where=error.where, hint=hint, key=error.key)
+
+
+def _in_bytes(text: str) -> str:
+    try:
+        return f": {units.parse_size(text)} bytes"
+    except PitError:
+        return ""
+
+
+def _value_at(tables: Any, key: str) -> Any:
+    """Return the value at `check[0].min`; None if there is none."""
+    for part in re.findall(r"[^.\[\]]+", key):
+        try:
+            tables = tables[int(part) if isinstance(tables, list) else part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return tables
 
 
 def checks_for(config: NodeConfig, node: str) -> list[Check]:
@@ -218,7 +208,7 @@ def checks_for(config: NodeConfig, node: str) -> list[Check]:
     types = {name for name, one in config.types.items() if node in _expand(one.nodes)}
     checks = [check for check in config.check if not check.types or types.intersection(check.types)]
     if config.nhc.file:
-        from pitools.node.check.nhc.lines import read_nhc  # which needs this module
+        from pitools.node.check.nhc.lines import read_nhc  # milliseconds, which most sites need not pay
 
         checks += [check for line in read_nhc(Path(config.nhc.file), node) for check in line.checks]
     return checks

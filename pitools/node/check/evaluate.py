@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,15 +10,14 @@ from typing import TypeGuard
 import msgspec
 
 from pitools.core import units
-from pitools.core.output import printable
 from pitools.core.timestamps import seconds_between
-from pitools.node.check.config import Check
-from pitools.node.check.values import is_equal, is_plain, matches, rate_per_s
+from pitools.node.check.rule import Check, Wanted
+from pitools.node.check.values import is_plain, listed, matches, rate_per_s, shown, unmet
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value
 
 _MOST_FINDINGS = 16  # of one check; a further one says how many there are
-_SHOWN, _SHOWN_LINE = 80, 300  # characters of a value, and of a line of a log, in a message
+_MAX_LINE = 300  # characters of a line of a log, in a message
 
 
 def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | None = None) -> list[Finding]:
@@ -52,16 +50,20 @@ class _Index:
         self.rows = rows
         self._by_key: dict[str, dict[Value, list[int]]] = {}
 
-    def numbers(self, where: dict[str, Value | tuple[Value, ...]]) -> Sequence[int]:
+    def numbers(self, where: dict[str, Wanted]) -> Sequence[int]:
         """Return the numbers of the rows that may have these values, in order."""
         fewest: Sequence[int] = range(len(self.rows))
         for key, wanted in where.items():
-            values = wanted if isinstance(wanted, tuple) else (wanted,)
+            values = listed(wanted)
             if all(map(is_plain, values)):
                 by_value = self._values(key)
                 some = [number for value in dict.fromkeys((*values, None)) for number in by_value.get(value, ())]
                 fewest = some if len(some) < len(fewest) else fewest
         return sorted(fewest)
+
+    def has(self, key: str, value: Value) -> bool:
+        """Return whether a row has this value."""
+        return value in self._values(key)
 
     def _values(self, key: str) -> dict[Value, list[int]]:
         if key not in self._by_key:
@@ -83,10 +85,9 @@ def _findings(
     if table.unknown and check.key:  # of the rows that were not read
         yield _finding(check, facts, "unknown", message=f"{check.table}: {table.unknown}", at=table.read_at)
     if check.key:
-        is_compared = previous is not None and (check.max_increase is not None or bool(check.max_rate))
-        older = {_subject(check, row): row for row in previous.rows} if previous and is_compared else {}
+        older = {_subject(check, row): row for row in previous.rows} if previous and check.is_of_change else {}
         elapsed_s = _elapsed_s(previous, table) if previous else 0.0
-        common = _most_common(row.get(check.key) for row in rows) if check.is_same else None
+        common = _most_common(row.get(check.key) for row in rows) if check.all_equal else None
         unknown: list[tuple[str, str]] = []
         for number, row in enumerate((*rows, *doubtful)):
             problem, is_unknown = _value_problem(check, row, older.get(_subject(check, row)), elapsed_s, common)
@@ -98,6 +99,8 @@ def _findings(
             else:
                 at = row.get("at")
                 yield _finding(check, facts, "failed", _subject(check, row), message, str(at) if at else table.read_at)
+        if not rows and not doubtful and (missing := _missing(check, index)):
+            unknown.append(missing)
         if unknown:  # one finding: where a value cannot be read, it mostly cannot of any
             subject, message = unknown[0]
             rest = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -105,9 +108,18 @@ def _findings(
     yield from _count_findings(check, facts, table, rows, doubtful)
 
 
+def _missing(check: Check, index: _Index) -> tuple[str, str] | None:
+    """Return the one row that a check names and that is not there, and a message; None if its number is a test."""
+    subject = TABLES[check.table].subject
+    name = check.where.get(subject)
+    if name is None or isinstance(name, tuple) or not is_plain(name) or not check.count is check.min_count is None:
+        return None
+    return None if index.has(subject, name) else (str(name), f"{check.table}: no {subject} {shown(name)}")
+
+
 def _rows_meant(check: Check, table: FactTable, index: _Index) -> tuple[list[Row], list[Row]]:
     """Return the rows that a check is about, and those that it may be about: a value or the time is unknown."""
-    limit_s = units.parse_duration(check.within) if check.within else None
+    limit_s = units.parse_duration(check.max_age) if check.max_age else None
     meant: list[int] = []
     doubtful: list[int] = []
     for number in index.numbers(check.where):
@@ -136,7 +148,7 @@ def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, 
         return "is unknown", True
     before = older.get(check.key) if older else None
     # The first gathering of a boot has nothing to compare with, and a device that was reset counts from 0: no fault.
-    if (check.max_increase is not None or check.max_rate) and _is_number(value) and _is_number(before):
+    if check.is_of_change and _is_number(value) and _is_number(before):
         increase = value - before
         if check.max_increase is not None and increase > check.max_increase:
             return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_increase:g})", False
@@ -144,22 +156,12 @@ def _value_problem(check: Check, row: Row, older: Row | None, elapsed_s: float, 
         # set back tells nothing of the time between them.
         if check.max_rate and elapsed_s > 0 and increase > max(1.0, rate_per_s(check.max_rate) * max(elapsed_s, 60.0)):
             return f"rose by {increase:g} in {elapsed_s:.0f} s (expected at most {check.max_rate})", False
-    text = _shown(value)
-    if check.min is not None or check.max is not None:
-        if not _is_number(value):
-            return f"is {text} (expected a number)", True
-        if check.min is not None and value < check.min:
-            return f"is {text} (expected at least {check.min:g})", False
-        if check.max is not None and value > check.max:
-            return f"is {text} (expected at most {check.max:g})", False
-    if check.equals is not None and not is_equal(value, check.equals):
-        return f"is {text} (expected {_shown(check.equals)})", False
-    if check.one_of and not any(is_equal(value, one) for one in check.one_of):
-        return f"is {text} (expected one of {', '.join(map(_shown, check.one_of))})", False
-    if check.pattern and not re.fullmatch(check.pattern, str(value), re.DOTALL):
-        return f"is {text} (expected a match of {check.pattern})", False
-    if check.is_same and value != common:
-        return f"is {text} (expected {_shown(common)}, as most have)", False
+    if (check.min is not None or check.max is not None) and not _is_number(value):
+        return f"is {shown(value)} (expected a number)", True
+    if instead := unmet(check, value):
+        return f"is {shown(value)} (expected {instead})", False
+    if check.all_equal and value != common:
+        return f"is {shown(value)} (expected {shown(common)}, as most have)", False
     return "", False
 
 
@@ -190,17 +192,17 @@ def _count_findings(
         bounds = (f"exactly {low}", f"at least {low}", f"at most {high}")
         expected = bounds[0] if low == high else bounds[1] if low is not None and fewest < low else bounds[2]
         where = {**check.where, **dict(zip(check.group_by, values, strict=True))}
-        names = " ".join(f"{key} {_shown(value)}" for key, value in where.items())
+        names = " ".join(f"{key} {shown(value)}" for key, value in where.items())
         number_text = f"{fewest}" if fewest == most else f"{fewest} or more" if table.unknown else f"{fewest} to {most}"
         message = f"{check.table}{f' with {names}' if names else ''}: {number_text} (expected {expected})"
         if members and "text" in members[-1]:
-            message = f"{message}: {_shown(members[-1]['text'], _SHOWN_LINE)}"
+            message = f"{message}: {shown(members[-1]['text'], _MAX_LINE)}"
         latest = max((str(row["at"]) for row in members if row.get("at")), default=table.read_at)
-        yield _finding(check, facts, state, " ".join(map(_shown, values)), message, latest)
+        yield _finding(check, facts, state, " ".join(map(shown, values)), message, latest)
 
 
 def _count(check: Check, rows: Sequence[Row]) -> int:
-    return len(_merge_bursts(rows, units.parse_duration(check.burst)) if check.burst else rows)
+    return len(_merge_bursts(rows, units.parse_duration(check.merge_within)) if check.merge_within else rows)
 
 
 def _merge_bursts(rows: Sequence[Row], gap_s: float) -> list[Row]:
@@ -250,15 +252,6 @@ def _subject(check: Check, row: Row) -> str:
 def _describe(check: Check, row: Row) -> str:
     subject = TABLES[check.table].subject
     return f"{subject} {_subject(check, row)}" if subject else check.table
-
-
-def _shown(value: Value | tuple[Value, ...], most: int = _SHOWN) -> str:
-    if isinstance(value, tuple):
-        return "|".join(map(_shown, value))
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    text = text.lower() if isinstance(value, bool) else text  # as TOML has it
-    text = text if len(text) <= most else f"{text[: most - 1]}…"
-    return printable(text, "?")
 
 
 def _finding(

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from pitools.core import units
 from pitools.core.errors import PitError, suggest
-from pitools.node.check.values import RATE, REGEX, fits, is_equal, is_plain
+from pitools.node.check.rule import RENAMED, Check
+from pitools.node.check.values import RATE, REGEX, fits, is_equal, is_plain, listed, unmet
 from pitools.node.tables import TABLES
-from pitools.node.types import ACTIONS, Value
+from pitools.node.types import Value, is_at_least
 
-if TYPE_CHECKING:
-    from pitools.node.check.config import Check, Control
-
-_VALUE_TESTS = ("min", "max", "equals", "one_of", "pattern", "max_increase", "max_rate", "is_same")
+_VALUE_TESTS = ("min", "max", "equals", "any_of", "pattern", "max_increase", "max_rate", "all_equal")
 _COUNT_TESTS = ("count", "min_count", "max_count")
+_GROUPING = ("group_by", "merge_within", "cleared_by")
 _NUMBER_TESTS = ("min", "max", "max_increase", "max_rate")
 _A = {"text": "text", "number": "a number", "boolean": "true or false"}
 _SHARES = ("used_share", "memory_share", "spare_share")  # wear and CPU may be above 1
 _NAME_BYTES = 15  # of a process; the kernel's own may have more
 _LONG_TEXTS = ("text", "output")
 _SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")  # that make a text more than itself in a regular expression
-
-
-def control_problem(control: Control) -> str:
-    """Return what is wrong with the controller's limits; "" if nothing is."""
-    for name in ("max_share_leaf", "max_share_partition", "max_share_hour"):
-        if not 0 < getattr(control, name) <= 1:
-            return f"{name} is {getattr(control, name)} (expected a share, above 0 and at most 1)"
-    for name in ("max_evidence_age", "max_report_age", "stable_for", "returns_within"):
-        try:
-            if units.parse_duration(getattr(control, name)) <= 0 and name != "stable_for":
-                return f'{name} is "{getattr(control, name)}" (expected more than 0)'
-        except PitError as error:
-            return f"{name}: {error.message}"
-    if control.max_returns < 0:
-        return f"max_returns is {control.max_returns} (expected at least 0)"
-    return ""
 
 
 def check_problem(check: Check, types: Collection[str] = ()) -> str:
@@ -56,17 +37,18 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
     if wrong := [key for key in keys if key and key not in table.keys]:
         yield f'table {check.table} has no key "{wrong[0]}": {suggest(wrong[0], table.keys)}'
         return
-    if check.level == "warning" and ACTIONS.index(check.action) > ACTIONS.index("watch"):
-        yield f'level "warning" contradicts action "{check.action}" (expected level "critical", or action "watch")'
+    if check.level == "warning" and is_at_least(check.action, "drain-after-job"):
+        yield f'level "warning" contradicts action "{check.action}" (expected level "critical", or action "report")'
     for name in check.types:
         if name not in types:
-            yield f'no node type "{name}": {suggest(name, types)}'
+            known = suggest(name, types) or f'expected [types.{name}] with nodes = "n[001-064]"'
+            yield f'no node type "{name}": {known}'
     if table.named and not isinstance(check.where.get(table.named), str | tuple):
         yield f"where.{table.named} is missing: what is to be read"
     for key, wanted in (*check.where.items(), *check.cleared_by.items()):
         if wanted == ():
             yield f"{key} is an empty list, which no row has"
-        for one in _listed(wanted):
+        for one in listed(wanted):
             if isinstance(one, str) and one.startswith(REGEX):
                 if key == table.named:
                     yield f"where.{key} is an expression (expected what is to be read)"
@@ -80,14 +62,14 @@ def _problems(check: Check, types: Collection[str]) -> Iterator[str]:
 def _type_problems(check: Check) -> Iterator[str]:
     """Yield values of other types than their keys', and texts that a key never has."""
     for key, wanted in (*check.where.items(), *check.cleared_by.items()):
-        for value in _listed(wanted):
+        for value in listed(wanted):
             yield from _misfit(check.table, key, value, is_where=True)
             is_name = (check.table, key) == ("processes", "name") and is_plain(value)
             if is_name and len(str(value).encode()) > _NAME_BYTES and not check.where.get("is_kernel"):
                 yield f'name "{value}" (expected at most {_NAME_BYTES} bytes, or is_kernel = true)'
     if not check.key:
         return
-    for value in (check.equals, *check.one_of):
+    for value in (check.equals, *check.any_of):
         if value is not None:
             yield from _misfit(check.table, check.key, value)
     kind = TABLES[check.table].keys[check.key].type
@@ -122,7 +104,8 @@ def _misfit(table: str, key: str, value: Value, *, is_where: bool = False) -> It
     elif isinstance(value, str) and kind == "text":
         is_whole = not is_where or is_plain(value) or key == TABLES[table].named
         if known and value and not any(fits(one, value) if is_where else one == value for one in known):
-            nearest = suggest(value.upper() if known[0].isupper() else value.lower(), known)
+            word = RENAMED.get(value, value)
+            nearest = suggest(word.upper() if known[0].isupper() else word.lower(), known)
             yield f'{key} is never "{value.removeprefix(REGEX)}": {nearest}'
         elif is_whole and value and not re.fullmatch(form, value):
             yield f'{key} is never "{value}" (expected one such as "{example}")'
@@ -145,9 +128,7 @@ def _test_problems(check: Check) -> Iterator[str]:
         yield f"{min(of_value)} needs a key"
     if check.key and not of_value:
         yield f'key "{check.key}" has no test (expected one of {", ".join(_VALUE_TESTS)})'
-    if check.min is not None and check.max is not None and check.min > check.max:
-        yield f"min {check.min:g} is above max {check.max:g}"
-    if (values := _candidates(check)) and not any(_is_allowed(check, value) for value in values):
+    if _no_value_passes(check):
         yield "its tests contradict each other: no value passes all"
     if check.count is not None and (check.min_count is not None or check.max_count is not None):
         yield "count contradicts min_count and max_count"
@@ -168,50 +149,35 @@ def _test_problems(check: Check) -> Iterator[str]:
 
 def _event_problems(check: Check, is_events: bool) -> Iterator[str]:
     """Yield what is wrong with the keys that are for events."""
-    for name in ("within", "burst", "cleared_by"):
+    for name in ("max_age", "merge_within", "cleared_by"):
         if getattr(check, name) and not is_events:
             events = ", ".join(name for name, one in TABLES.items() if "at" in one.keys)
             yield f"{name} needs a table of events (expected {events})"
-    if check.burst and check.count is check.min_count is check.max_count is None:
-        yield f"burst needs one of {', '.join(_COUNT_TESTS)}"
-    for name in ("within", "burst"):
+    if check.merge_within and check.count is check.min_count is check.max_count is None:
+        yield f"merge_within needs one of {', '.join(_COUNT_TESTS)}"
+    for name in ("max_age", "merge_within"):
         if text := getattr(check, name):
             try:
                 if not units.parse_duration(text):
                     yield f'{name} "{text}" (expected more than 0 s)'
             except PitError as error:
-                yield f"{name}: {error.message}"
+                yield f"{name}: {error.message} (expected 90s, 10m, 2h or 1d)"
 
 
 def _pattern_problem(name: str, pattern: str) -> Iterator[str]:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        yield f"{name}: {error}"
+        yield f'{name} "{pattern}": {error}'
 
 
-def _candidates(check: Check) -> Sequence[Value]:
-    """Return the only values that can pass a check's tests; none where there is no list of these."""
-    if check.equals is not None:
-        return (check.equals,)
-    return check.one_of or (TABLES[check.table].keys[check.key].values if check.key else ())
-
-
-def _is_allowed(check: Check, value: Value) -> bool:
-    """Return whether a value passes a check's tests of single values."""
-    if check.equals is not None and not is_equal(value, check.equals):
-        return False
-    if check.one_of and not any(is_equal(value, one) for one in check.one_of):
-        return False
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and not (check.min is None or value >= check.min):  # type: ignore[operator]
-        return False
-    if is_number and not (check.max is None or value <= check.max):  # type: ignore[operator]
-        return False
-    try:
-        return not check.pattern or re.fullmatch(check.pattern, str(value), re.DOTALL) is not None
-    except re.error:
-        return True  # reported by itself
+def _no_value_passes(*checks: Check) -> bool:
+    """Return whether no value passes the tests of single values of all checks; false where that is not known."""
+    values = [value for check in checks for value in (check.equals, *check.any_of) if value is not None]
+    if not values and not any(check.pattern for check in checks):  # a limit passes, or nothing does
+        values = [value for check in checks for value in (check.min, check.max) if value is not None]
+    values = values or (list(TABLES[checks[0].table].keys[checks[0].key].values) if checks[0].key else [])
+    return bool(values) and all(any(unmet(check, value) for check in checks) for value in values)
 
 
 def contradiction(checks: Sequence[Check]) -> str:
@@ -230,47 +196,32 @@ def contradiction(checks: Sequence[Check]) -> str:
 
 
 def _contradiction(one: Check, other: Check) -> str:
-    pairs = [(one, other), (other, one)]
-    problem = _value_contradiction(one, other) if one.key and one.key == other.key else ""
-    if problem and any(_means_no_more(narrow, wide) for narrow, wide in pairs):
-        return f"{one.key} {problem}"
-    for narrow, wide in pairs:
+    for narrow, wide in ((one, other), (other, one)):
+        if not _means_no_more(narrow, wide):
+            continue
+        if one.key and one.key == other.key and _no_value_passes(one, other):
+            return f"no value of {one.key} passes both"
         low = narrow.min_count if narrow.count is None else narrow.count
         high = wide.max_count if wide.count is None else wide.count
-        if low is None or high is None or low <= high or not _means_no_more(narrow, wide):
-            continue
-        if (one.group_by, one.burst, one.cleared_by) == (other.group_by, other.burst, other.cleared_by):
+        is_grouped_alike = all(getattr(one, name) == getattr(other, name) for name in _GROUPING)
+        if low is not None and high is not None and low > high and is_grouped_alike:
             return f"at least {low} rows and at most {high}"
-    return ""
-
-
-def _value_contradiction(one: Check, other: Check) -> str:
-    """Return why no value passes the tests of both checks; "" if one may."""
-    low = max(-math.inf if check.min is None else check.min for check in (one, other))
-    high = min(math.inf if check.max is None else check.max for check in (one, other))
-    if low > high:
-        return f"is to be at least {low:g} and at most {high:g}"
-    values = _candidates(one) or _candidates(other)
-    if values and not any(_is_allowed(one, value) and _is_allowed(other, value) for value in values):
-        return f"is to be {' or '.join(map(str, values))}, and what the other asks"
     return ""
 
 
 def _means_no_more(narrow: Check, wide: Check) -> bool:
     """Return whether all rows that a check means are meant by the other, too."""
-    if wide.within and not (narrow.within and units.parse_duration(narrow.within) <= units.parse_duration(wide.within)):
+    if wide.max_age and not (
+        narrow.max_age and units.parse_duration(narrow.max_age) <= units.parse_duration(wide.max_age)
+    ):
         return False
     return all(
         key in narrow.where
         and all(
-            any(fits(one, two) or is_equal(one, two) for two in _listed(wanted)) for one in _listed(narrow.where[key])
+            any(fits(one, two) or is_equal(one, two) for two in listed(wanted)) for one in listed(narrow.where[key])
         )
         for key, wanted in wide.where.items()
     )
-
-
-def _listed(wanted: Value | tuple[Value, ...]) -> tuple[Value, ...]:
-    return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def _is_given(value: object) -> bool:

@@ -1,10 +1,12 @@
-"""Values of facts, and those that checks ask for: equal, fitting a pattern, or unknown."""
+"""Values of facts, and those that checks ask for: equal, fitting a pattern, within limits, or unknown."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
 
+from pitools.core.output import printable
+from pitools.node.check.rule import Check, Wanted
 from pitools.node.tables import TABLES
 from pitools.node.types import Row, Value
 
@@ -24,7 +26,33 @@ def rate_per_s(text: str) -> float:
     return float(number) / _RATE_S[unit]
 
 
-def matches(row: Row, where: dict[str, Value | tuple[Value, ...]], table: str = "") -> bool | None:
+def unmet(check: Check, value: Value) -> str:
+    """Return what a check expects instead of a value, by its tests of single values; "" if the value passes these."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if check.min is not None and value < check.min:
+            return f"at least {check.min:g}"
+        if check.max is not None and value > check.max:
+            return f"at most {check.max:g}"
+    if check.equals is not None and not is_equal(value, check.equals):
+        return shown(check.equals)
+    if check.any_of and not any(is_equal(value, one) for one in check.any_of):
+        return f"one of {shown(', '.join(map(shown, check.any_of)))}"
+    if check.pattern and not re.fullmatch(check.pattern, str(value), re.DOTALL):
+        return f"a match of {check.pattern}"
+    return ""
+
+
+def shown(value: Wanted, most: int = 80) -> str:
+    """Return a value as TOML has it, in one printable line of at most so many characters."""
+    if isinstance(value, tuple):
+        return "|".join(map(shown, value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = text.lower() if isinstance(value, bool) else text
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
+    return printable(text, "?")
+
+
+def matches(row: Row, where: dict[str, Wanted], table: str = "") -> bool | None:
     """Return whether a row has these values; None if that is unknown. Of a list, one must fit.
 
     table: its table's name. In a table of events a value that is missing is none, as the line does not say it.
@@ -34,7 +62,7 @@ def matches(row: Row, where: dict[str, Value | tuple[Value, ...]], table: str = 
         value = row.get(key)
         if value is None and table and "at" not in TABLES[table].keys:
             is_unknown = True
-        elif not any(fits(value, one) for one in (wanted if isinstance(wanted, tuple) else (wanted,))):
+        elif not any(fits(value, one) for one in listed(wanted)):
             return False
     return None if is_unknown else True
 
@@ -47,6 +75,11 @@ def fits(value: Value, wanted: Value) -> bool:
     if not is_plain(wanted) and isinstance(value, str):
         return fnmatch.fnmatchcase(value, str(wanted)) or value == wanted  # a command may have such signs
     return is_equal(value, wanted)
+
+
+def listed(wanted: Wanted) -> tuple[Value, ...]:
+    """Return the values of `where` for a key, of which one must fit."""
+    return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def is_plain(wanted: Value) -> bool:

@@ -1,37 +1,28 @@
-"""Make checks of the table of Xids and SXids, by our opinion or that of another source."""
+"""Make checks of the table of Xids and SXids, `xid.toml`."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from pitools.core import strict_toml
-from pitools.node.types import ACTIONS, Action
+from pitools.node.types import Action, is_at_least
 
-XidSource = Literal["pitools", "nvidia", "gcm", "azure", "aws"]
-
-_WITHIN = "24h"
+_MAX_AGE = "24h"
 _RESET_CLEARS = {"kind": "xid", "code": 154, "action": "None"}
 _HINTS: dict[Action, str] = {
     "drain": "reset the GPU (nvidia-smi --gpu-reset -i ADDRESS) or reboot the node",
     "reboot": "reboot the node; if it comes again, have the hardware inspected",
     "repair": "have the GPU repaired or replaced",
 }
+_SOURCES = {"nvidia": "", "gcm": "CRITICAL", "azure": "", "aws": ""}  # and the word for a code without one
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section of the table, whose first comment explains it."""
-
-
-class Source(_Struct, frozen=True, kw_only=True):
-    """Who says what: the actions that its words stand for. other: the word for codes that have none."""
-
-    about: str
-    actions: dict[str, Action]
-    other: str = ""
 
 
 class Xid(_Struct, frozen=True, kw_only=True):
@@ -60,9 +51,8 @@ class SXid(_Struct, frozen=True, kw_only=True):
 
 
 class XidTable(_Struct, frozen=True, kw_only=True):
-    """The file xid.toml. check: rules that take more than one line, as they are in a site's file."""
+    """The file xid.toml. check: rules that are not of one code, as they are in a site's file."""
 
-    sources: dict[str, Source]
     xid: tuple[Xid, ...]
     sxid: tuple[SXid, ...]
     check: tuple[dict[str, Any], ...]
@@ -75,72 +65,45 @@ def read_xid_table() -> XidTable:
     return strict_toml.convert_tables(strict_toml.read_toml(path), XidTable, str(path))
 
 
-def xid_checks(source: XidSource = "pitools") -> list[dict[str, Any]]:
-    """Return the checks of Xids and SXids, each as a table of a site's file. source: whose actions they have."""
+def xid_checks() -> list[dict[str, Any]]:
+    """Return the checks of Xids and SXids, each as a table of a site's file."""
     table = read_xid_table()
-    actions = [(code, one, _action_of(one, source, table)) for one in table.xid for code in one.codes]
-    checks = [_check(code, one, action, table) for code, one, action in actions if action != "none"]
-    draining = [(code, one) for code, one, action in actions if ACTIONS.index(action) >= ACTIONS.index("drain")]
-    severe = [code for code, one in draining if "is_fatal" not in one.where]
-    repeat = {
+    checks = [_code_check(code, one) for one in table.xid if one.action != "none" for code in one.codes]
+    fatal = [one for one in table.xid if is_at_least(one.action, "drain") and "is_fatal" not in one.where]
+    repeat: dict[str, Any] = {
         "name": "xid-fatal-repeat",
-        "where": {"kind": "xid", "code": severe, "state": ""},
-        "within": _WITHIN,
+        "where": {"kind": "xid", "code": [code for one in fatal for code in one.codes], "state": ""},
         "group_by": ["device", "code"],
-        "burst": "3min",
+        "merge_within": "3min",
         "max_count": 4,
         "action": "repair",
         "source": "NVSentinel: the same fatal Xid of the same GPU five times in 24 h",
         "hint": _HINTS["repair"],
     }
-    if source != "pitools" and (word := table.sources[source].other):
-        checks.append(_other_codes(source, word, table))
-    return [*checks, {"table": "kernel_log", **repeat}, *table.check, *_sxid_checks(table)]
+    unknown: dict[str, Any] = {
+        "name": "xid-unknown",
+        "where": {"kind": "xid"},
+        "key": "code",
+        "any_of": sorted({code for one in table.xid for code in one.codes}),
+        "action": "report",
+        "source": "gcm CRITICAL; NVIDIA's catalog of 2025-10 has no such code",
+        "hint": "look it up in NVIDIA's XID catalog, and add a check for it",
+    }
+    return [*checks, *map(_event_check, (repeat, unknown)), *table.check, *map(_event_check, _sxid_checks(table))]
 
 
-def _action_of(xid: Xid, source: XidSource, table: XidTable) -> Action:
-    if source == "pitools":
-        return xid.action
-    word = getattr(xid, source) or table.sources[source].other
-    return table.sources[source].actions[word] if word else "none"
-
-
-def _check(code: int, xid: Xid, action: Action, table: XidTable) -> dict[str, Any]:
-    words = {name: getattr(xid, name) or source.other for name, source in table.sources.items()}
-    opinions = ", ".join(f"{name} {word}" for name, word in words.items() if word)
-    hint = xid.hint or _HINTS.get(action, "see whether it comes again")
-    check: dict[str, Any] = {
+def _code_check(code: int, xid: Xid) -> dict[str, Any]:
+    words = {name: getattr(xid, name) or default for name, default in _SOURCES.items()}
+    fields = {
         "name": f"xid-{code}-{xid.form}" if xid.form else f"xid-{code}",
-        "table": "kernel_log",
         "where": {"kind": "xid", "code": code, **xid.where},
-        "within": _WITHIN,
         "group_by": ["device"],
         "max_count": 0,
-        "level": _level(action),
-        "action": action,
-        "source": opinions,
-        "hint": f"{xid.name}: {hint}",
+        "action": xid.action,
+        "source": ", ".join(f"{name} {word}" for name, word in words.items() if word),
+        "hint": f"{xid.name}: {xid.hint or _HINTS.get(xid.action, 'see whether it comes again')}",
     }
-    return {**check, "cleared_by": _RESET_CLEARS} if action == "drain" else check
-
-
-def _other_codes(source: str, word: str, table: XidTable) -> dict[str, Any]:
-    """Return the check of codes that are not in the table, of which a source has an opinion all the same."""
-    action = table.sources[source].actions[word]
-    return {
-        "name": "xid-other",
-        "table": "kernel_log",
-        "where": {"kind": "xid"},
-        "within": _WITHIN,
-        "key": "code",
-        "one_of": [code for one in table.xid for code in one.codes],
-        "group_by": ["device"],
-        "cleared_by": _RESET_CLEARS,
-        "level": _level(action),
-        "action": action,
-        "source": f"{source} {word}",
-        "hint": _HINTS[action],
-    }
+    return _event_check({**fields, "cleared_by": _RESET_CLEARS} if xid.action == "drain" else fields)
 
 
 def _sxid_checks(table: XidTable) -> list[dict[str, Any]]:
@@ -148,17 +111,14 @@ def _sxid_checks(table: XidTable) -> list[dict[str, Any]]:
     rows: dict[str, tuple[dict[str, Any], Action]] = {
         "sxid-fatal": ({"is_fatal": True}, "drain"),
         "sxid-always-fatal": ({"code": _codes(table, "reboot")}, "reboot"),
-        "sxid-watch": ({"code": _codes(table, "watch")}, "watch"),
+        "sxid-notable": ({"code": _codes(table, "report")}, "report"),
     }
     return [
         {
             "name": name,
-            "table": "kernel_log",
             "where": {"kind": "sxid", **where},
-            "within": _WITHIN,
             "group_by": ["device", "code"],
             "max_count": 0,
-            "level": _level(action),
             "action": action,
             "source": "NVIDIA Fabric Manager guide DU-09883-001 v1.3",
             "hint": "the fabric is at fault, not a GPU: reset all GPUs and switches, or reboot the node",
@@ -171,5 +131,7 @@ def _codes(table: XidTable, action: Action) -> list[int]:
     return [code for one in table.sxid if one.action == action for code in one.codes]
 
 
-def _level(action: Action) -> str:
-    return "warning" if action in ("none", "watch") else "critical"
+def _event_check(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a check of the last day's log: critical where it drains."""
+    level = "critical" if is_at_least(fields["action"], "drain") else "warning"
+    return {"table": "kernel_log", "max_age": _MAX_AGE, "level": level, **fields}

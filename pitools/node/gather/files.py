@@ -18,7 +18,7 @@ from pitools.node.types import Row
 _TEXT_BYTES = 1 << 16
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISREG, "file"),
-    (stat.S_ISDIR, "folder"),
+    (stat.S_ISDIR, "directory"),
     (stat.S_ISSOCK, "socket"),
     (stat.S_ISFIFO, "pipe"),
 )
@@ -51,7 +51,7 @@ def _facts(path: str, mounts: Collection[str]) -> Row:
         "size_bytes": status.st_size,
         "age_s": round(time.time() - status.st_mtime, 1),
         "is_mount_point": os.path.realpath(path) in mounts,
-        "is_writable": _is_writable(path) if kind == "folder" else None,
+        "is_writable": _is_writable(path) if kind == "directory" else None,
         "text": read_text(path, limit=_TEXT_BYTES) if kind == "file" else None,
         "responds": True,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from collections.abc import Iterable
 from itertools import combinations_with_replacement
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
 from pitools.node.check import config
-from pitools.node.check.config import Check, NodeConfig, checks_for, load_config, load_shipped, names_of
+from pitools.node.check.config import NodeConfig, checks_for, load_config, load_shipped, names_of
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.problems import check_problem, contradiction
+from pitools.node.check.rule import Check
 from pitools.node.check.values import matches
 from pitools.node.types import FactTable, NodeFacts, Row
 
@@ -46,14 +48,22 @@ def one_check(tests: str) -> str:
         ('disable = ["slurmd-run"]', "slurmd-runs"),
         ('[[check]]\nname = "a"\ntable = "kernel_log"\nmax_count = 0\nwhere = {kind = "XIDs"}', "xid"),
         ('[[check]]\nname = "a"\ntable = "rdma_ports"\nkey = "state"\nequals = "active"', "ACTIVE"),
+        (one_check('key = "used_share"\none_of = [1]'), "any_of"),
+        (one_check('key = "used_share"\nmax = 1\naction = "watch"'), "report"),
+        (one_check('key = "kind"\ntable = "files"\nequals = "folder"\nwhere.path = "/x"'), "directory"),
+        (one_check("min_count = 1").replace("site-one", "my check"), "my-check"),
+        ("[control]\nstable_for = 600", "600s"),
+        (one_check('key = "size_bytes"\nmin = "2GiB"'), "2147483648 bytes"),
+        (one_check('min_count = 1\ntypes = ["gpu"]'), "n[001-064]"),
     ],
 )
 def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> None:
-    """An unknown key, table, level, type or check is an error that names the most similar one."""
+    """An unknown key, table, level, type or check is an error that names the most similar one, or its new name."""
+    text = text.replace('table = "mounts"\n', "") if 'table = "files"' in text else text
     path = write(tmp_path / "node.toml", text)
     with pytest.raises(ConfigError) as raised:
         load_config(path)
-    assert f'"{nearest}"' in f"{raised.value.message} {raised.value.hint}"
+    assert re.search(rf'[" ]{re.escape(nearest)}("|$)', f"{raised.value.message} {raised.value.hint}")
     assert raised.value.where == str(path)
 
 
@@ -66,13 +76,13 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         'key = "used_share"\nmin = 2\nmax = 1',
         'key = "used_share"\nmin = 2\nequals = 1',
         'key = "used_share"\nmin = 2\nequals = "a"',
-        'key = "type"\nequals = "ext4"\none_of = ["nfs", "xfs"]',
+        'key = "type"\nequals = "ext4"\nany_of = ["nfs", "xfs"]',
         'key = "type"\nequals = "ext4"\npattern = "nfs.*"',
-        'key = "is_read_only"\nequals = true\none_of = [1, 2]',
-        'key = "used_share"\none_of = [3, 4]\nmax = 2',
+        'key = "is_read_only"\nequals = true\nany_of = [1, 2]',
+        'key = "used_share"\nany_of = [3, 4]\nmax = 2',
         'key = "type"\npattern = "("',
         'key = "type"\npattern = "x"\nwhere = {type = "re:["}',
-        'key = "type"\nis_same = false',
+        'key = "type"\nall_equal = false',
         'key = "used_share"\nmax_increase = -1',
         'key = "used_share"\nmax_rate = "10/week"',
         'key = "used_share"\nmax_rate = "0/h"',
@@ -82,8 +92,8 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         "max_count = -1",
         "max_count = 1\nwhere = {type = []}",
         'max_count = 1\nwhere = {path = "re:.*"}\ntable = "files"',
-        "max_count = 1\nwithin = '1h'",
-        "max_count = 1\nburst = '1h'",
+        "max_count = 1\nmax_age = '1h'",
+        "max_count = 1\nmerge_within = '1h'",
         'key = "type"\npattern = "x"\ngroup_by = ["device"]',
         "max_count = 1\nname = 'Bad Name'",
         'max_count = 1\nname = "a\\n"',
@@ -102,7 +112,7 @@ def test_unknown_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> N
         'key = "type"\nmax_rate = "3/h"',
         'key = "is_read_only"\nmax = 3',
         'key = "is_read_only"\npattern = "true"',
-        'key = "is_read_only"\none_of = [true, 1]',
+        'key = "is_read_only"\nany_of = [true, 1]',
         'key = "text"\ntable = "files"\nwhere = {path = "/x"}\npattern = "ERROR"',
         'key = "output"\ntable = "commands"\nwhere = {command = "x", output = "ERROR"}\nequals = "x"',
         'key = "kind"\ntable = "sensors"\npattern = "temp.*c"',
@@ -160,7 +170,9 @@ def test_wrong_types_of_toml_name_the_check(tmp_path: Path, line: str, key: str)
         assert ('"site-one"' in raised.value.message) is ("site-one" in text)
 
 
-@pytest.mark.parametrize("tests", ["within = '0s'", "within = 'soon'", "burst = '5s'\nkey = 'kind'\npattern = 'x'"])
+@pytest.mark.parametrize(
+    "tests", ["max_age = '0s'", "max_age = 'soon'", "merge_within = '5s'\nkey = 'kind'\npattern = 'x'"]
+)
 def test_durations_of_events(tmp_path: Path, tests: str) -> None:
     """A duration of nothing, or that is none, is refused, and a burst of rows that are not counted."""
     text = f'[[check]]\nname = "a"\ntable = "kernel_log"\n{tests}\n' + ("" if "key" in tests else "max_count = 1\n")
@@ -186,7 +198,7 @@ def two(first: str, second: str) -> str:
         ("key = 'driver'\nequals = '550'", "key = 'driver'\nequals = '570'", True),
         ("key = 'driver'\nequals = '550'", "key = 'driver'\npattern = '57.*'", True),
         ("key = 'power_w'\nmin = 90", "key = 'power_w'\nmax = 80", True),
-        ("key = 'power_w'\none_of = [1, 2]", "key = 'power_w'\nmin = 3", True),
+        ("key = 'power_w'\nany_of = [1, 2]", "key = 'power_w'\nmin = 3", True),
         ("count = 8\ntypes = ['b']", "count = 4\ntypes = ['a']", False),
         ("count = 8", "max_count = 9", False),
         ("key = 'power_w'\nmin = 90", "key = 'power_limit_w'\nmax = 80", False),
@@ -214,7 +226,7 @@ TESTS_OF_VALUES = {
     "min": st.integers(0, 3),
     "max": st.integers(0, 3),
     "equals": st.integers(0, 3),
-    "one_of": st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple),
+    "any_of": st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple),
 }
 TESTS_OF_ROWS = {"count": st.integers(0, 2), "min_count": st.integers(1, 2), "max_count": st.integers(0, 2)}
 RULES: st.SearchStrategy[Check] = st.one_of(
@@ -299,7 +311,7 @@ def test_a_shipped_check_is_disabled_by_any_name_that_it_had(
     base = load_shipped()
     fields = {"name": "clock", "old_names": ("clocksource",)}
     renamed = tuple(msgspec.structs.replace(one, **fields) if one.name == "clocksource" else one for one in base.check)
-    monkeypatch.setattr(config, "load_shipped", lambda _: msgspec.structs.replace(base, check=renamed))
+    monkeypatch.setattr(config, "load_shipped", lambda: msgspec.structs.replace(base, check=renamed))
     left = {one.name for one in load_config(write(tmp_path / "node.toml", f'disable = ["{name}"]')).check}
     assert {one.name for one in renamed} - left == {"clock"}
 
@@ -326,7 +338,7 @@ types = ["gpu"]
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(
     st.dictionaries(
-        st.sampled_from(["key", "min", "max", "equals", "one_of", "pattern", "where", "within", "count", "group_by"]),
+        st.sampled_from(["key", "min", "max", "equals", "any_of", "pattern", "where", "max_age", "count", "group_by"]),
         st.sampled_from(
             ['"type"', "1", "-1", "true", "[]", "['type', 2]", "{type = 'x'}", '"re:("', "1979-05-27", "nan"]
         ),

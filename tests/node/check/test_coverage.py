@@ -7,20 +7,19 @@ import re
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import pytest
 
 from pitools.node.check import coverage as coverage_module
-from pitools.node.check.config import Check, load_shipped
+from pitools.node.check.config import load_shipped
 from pitools.node.check.coverage import Coverage, coverage, reasons
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.nhc.lines import parse_nhc
 from pitools.node.check.nhc.system import MADE
 from pitools.node.check.problems import check_problem, contradiction
+from pitools.node.check.rule import Check
 from pitools.node.check.values import matches
-from pitools.node.check.xid_checks import XidSource
 from pitools.node.gather.collectors import read_facts
 from pitools.node.gather.read import Query
 from pitools.node.tables import TABLES, KeyType
@@ -105,6 +104,7 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "gpu-resets": (evenly(3, device="g1"), events(9, device="g1")),
     "mount-responds": values("responds", bad=False, good=True),
     "network-mount-responds": values("responds", bad=False, good=True),
+    "other-mount-responds": values("responds", bad=False, good=True, type="fuse.sshfs"),
     "root-writable": values("is_read_only", bad=True, good=False, type="ext4"),
     "disk-space": values("used_share", bad=0.96, good=0.94),
     "disk-full": values("root_used_share", bad=1.0, good=0.997),
@@ -165,7 +165,7 @@ SITE: dict[str, tuple[Rows, Rows]] = {
     "disk size": values("size_bytes", bad=10**11, good=10**12),
     "mounted directory": ([{"type": "autofs"}], [{"device": "nas:/home"}]),
     "file exists check": values("exists", bad=False, good=True),
-    "directory exists check": values("kind", bad="file", good="folder"),
+    "directory exists check": values("kind", bad="file", good="directory"),
     "running process": ([{"name": "sshd"}], [{"pid": 7}]),
     "check ssh": values("responds", bad=False, good=True),
     "slurm state": values("node_state", bad="down", good="idle"),
@@ -217,8 +217,8 @@ LINES: dict[str, tuple[Rows, Rows]] = {
         {"exists": True, "user": "root", "mode": "0666", "age_s": 60},
     ),
     "check_file_test": (
-        {"exists": True, "kind": "folder", "mode": "0777", "is_writable": True},
-        {"exists": True, "kind": "folder", "mode": "1777", "is_writable": True},
+        {"exists": True, "kind": "directory", "mode": "0777", "is_writable": True},
+        {"exists": True, "kind": "directory", "mode": "1777", "is_writable": True},
     ),
     "check_fs_mount": ({**HOME, "options": "rw,vers=30"}, HOME),
     "check_fs_mount_ro": values("options", bad="rw,relatime", good="ro,relatime"),
@@ -374,18 +374,17 @@ def test_lines_that_are_not_taken_say_why() -> None:
 
 def test_shipped_checks_are_mild() -> None:
     """What drains a node by default is a short list; shipped checks are valid, and do not contradict each other."""
-    draining = {check.name for check in CHECKS.values() if check.action != "watch"}
+    draining = {check.name for check in CHECKS.values() if check.action != "report"}
     assert draining == {
         *("mount-responds", "root-writable", "disk-full", "inodes-full", "disk-smart", "disk-state", "raid-works"),
         "dimm-uncorrected",
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
         *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
     }
-    for source in get_args(XidSource):
-        shipped = load_shipped(source).check
-        assert contradiction(shipped) == ""
-        assert {check_problem(check) for check in shipped} == {""}
-        assert len({check.name for check in shipped}) == len(shipped)
+    shipped = load_shipped().check
+    assert contradiction(shipped) == ""
+    assert {check_problem(check) for check in shipped} == {""}
+    assert len({check.name for check in shipped}) == len(shipped)
 
 
 def test_values_have_the_types_of_their_keys() -> None:

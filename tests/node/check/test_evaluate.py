@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core import timestamps
-from pitools.node.check.config import Check
 from pitools.node.check.evaluate import evaluate
+from pitools.node.check.rule import Check
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, NodeFacts, Row, State, Value
 
@@ -44,11 +44,11 @@ TESTS: dict[str, Any] = {
     "min": st.floats(-5, 20),
     "max": st.floats(-5, 20),
     "equals": st.sampled_from([True, False, 1, "a"]),
-    "one_of": st.lists(st.sampled_from([True, 1, "a", 0.5]), min_size=1).map(tuple),
+    "any_of": st.lists(st.sampled_from([True, 1, "a", 0.5]), min_size=1).map(tuple),
     "pattern": st.sampled_from(["a", "[ab]|5"]),
     "max_increase": st.floats(0, 5),
     "max_rate": st.sampled_from(["1/s", "2/min", "3/h", "1/d"]),
-    "is_same": st.just(True),
+    "all_equal": st.just(True),
     "count": st.integers(0, 4),
     "min_count": st.integers(1, 4),
     "max_count": st.integers(0, 4),
@@ -81,7 +81,7 @@ def test_a_row_that_fails_cannot_be_excused_by_the_unknown(
 ) -> None:
     """If facts fail with something unknown, they fail whatever the unknown values are."""
     before = facts("mounts", older, ago_min=10)
-    one = msgspec.structs.replace(one, is_same=None, group_by=())  # these compare rows with each other
+    one = msgspec.structs.replace(one, all_equal=None, group_by=())  # these compare rows with each other
     if not fails(one, rows, before):
         return
     known = [
@@ -132,11 +132,11 @@ def test_a_value_of_a_row_that_may_be_meant(used: float, expected: State) -> Non
 
 
 def test_true_is_not_one() -> None:
-    """Flags and numbers are told apart by equals and one_of, as by `where`."""
+    """Flags and numbers are told apart by equals and any_of, as by `where`."""
     row: list[Row] = [{"index": 0, "remap_failed": True}]
     assert states(check("gpus", "remap_failed", equals=True), row) == ["passed"]
     assert states(check("gpus", "remap_failed", equals=1), row) == ["failed"]
-    assert states(check("gpus", "remap_failed", one_of=(1, 2)), row) == ["failed"]
+    assert states(check("gpus", "remap_failed", any_of=(1, 2)), row) == ["failed"]
     assert states(check("gpus", where={"remap_failed": 1}, max_count=0), row) == ["passed"]
 
 
@@ -221,7 +221,7 @@ def xid(minutes: float | str, device: str = "0000:b5:00.0", code: int = 31, **mo
     }
 
 
-TWICE = check("kernel_log", where={"kind": "xid", "code": 31}, within="24h", group_by=("device",), max_count=1)
+TWICE = check("kernel_log", where={"kind": "xid", "code": 31}, max_age="24h", group_by=("device",), max_count=1)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_an_event_is_the_evidence() -> None:
 @pytest.mark.parametrize(("gaps_min", "expected"), [([0, 2, 4, 6], "passed"), ([0, 2, 4, 10], "failed")])
 def test_bursts_count_once(gaps_min: list[float], expected: State) -> None:
     """Events that follow each other closely are one, however many."""
-    one = msgspec.structs.replace(TWICE, burst="3min")
+    one = msgspec.structs.replace(TWICE, merge_within="3min")
     assert states(one, [xid(gap) for gap in reversed(gaps_min)]) == [expected]
 
 
@@ -295,10 +295,28 @@ def test_findings_are_few() -> None:
     assert (finding.state, finding.subject) == ("unknown", "0")
 
 
+@pytest.mark.parametrize(
+    ("where", "more", "expected"),
+    [
+        ({"target": "/scrach"}, {}, "unknown"),
+        ({"target": "/home"}, {}, "passed"),
+        ({"target": "/home", "type": "nfs"}, {}, "passed"),  # it is there, and not meant
+        ({"target": ("/scrach", "/tmp")}, {}, "passed"),
+        ({"target": "/scr*"}, {}, "passed"),
+        ({"target": "/scrach"}, {"min_count": 1}, "failed"),
+        ({}, {}, "passed"),
+    ],
+)
+def test_one_row_that_is_not_there(where: dict[str, Any], more: dict[str, Any], expected: State) -> None:
+    """A check of the value of a row that it names is unknown without it: the name may be misspelt."""
+    rows: list[Row] = [{"target": "/home", "type": "xfs", "used_share": 0.1}]
+    assert states(check("mounts", "used_share", where=where, max=0.9, **more), rows) == [expected]
+
+
 def test_values_that_differ_from_most() -> None:
-    """is_same accuses the rows that differ from most."""
+    """all_equal accuses the rows that differ from most."""
     rows: list[Row] = [{"index": n, "vbios": "96.00" if n != 3 else "95.00"} for n in range(8)]
-    (finding,) = evaluate([check("gpus", "vbios", is_same=True)], facts("gpus", rows))
+    (finding,) = evaluate([check("gpus", "vbios", all_equal=True)], facts("gpus", rows))
     assert (finding.state, finding.subject) == ("failed", "3")
 
 
@@ -311,7 +329,7 @@ def test_each_table_can_be_checked() -> None:
 @pytest.mark.parametrize("most", [0, 1])
 def test_too_many_groups_hide_failures_alone(most: int) -> None:
     """What is unknown stays so, however few groups may fail; a row without a time may be one of the last day."""
-    one = check("kernel_log", max_count=0, group_by=("device",), within="24h", max_groups=most)
+    one = check("kernel_log", max_count=0, group_by=("device",), max_age="24h", max_groups=most)
     failing: list[Row] = [{"device": device, "at": at(1)} for device in "ab"]
     assert states(one, []) == ["passed"]
     assert states(one, failing) == ["passed"]

@@ -214,9 +214,9 @@ def test_what_a_failure_does() -> None:
     """A failure drains, as NHC's does, but for -0 and after MARK_OFFLINE=0."""
     lines = read("n1")
     assert {check.action for check in lines["check_fs_free $SCRATCH 5%"].checks} == {"drain"}
-    assert {check.action for check in lines["check_ps_cpu -0 -u !root 99%"].checks} == {"watch"}
+    assert {check.action for check in lines["check_ps_cpu -0 -u !root 99%"].checks} == {"report"}
     text = "n1 || check_hw_eth a\n* || export MARK_OFFLINE=0\nn1 || check_hw_eth b"
-    assert [line.checks[0].action for line in parse_nhc(text, "n1")] == ["drain", "watch"]
+    assert [line.checks[0].action for line in parse_nhc(text, "n1")] == ["drain", "report"]
 
 
 def test_names_do_not_change_with_limits() -> None:

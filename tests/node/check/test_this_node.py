@@ -10,14 +10,17 @@ import pytest
 
 from pitools.core.errors import ConfigError, NoSpace, UsageError
 from pitools.core.record import decode_json
+from pitools.node import report as reporting
 from pitools.node import spool
 from pitools.node.check import this_node
-from pitools.node.check.config import Check, Nhc, NodeConfig, NodeType, load_shipped
+from pitools.node.check.config import Nhc, NodeConfig, NodeType, load_shipped
 from pitools.node.check.evaluate import evaluate
+from pitools.node.check.rule import Check
 from pitools.node.control.policy import DRAINED
 from pitools.node.gather import collectors, kernel_log
 from pitools.node.gather.child import Collector
 from pitools.node.gather.kernel_log import read_kmsg
+from pitools.node.report import make_report, write_report
 from pitools.node.types import FactTable, Finding, NodeFacts, Row
 
 
@@ -37,7 +40,7 @@ def test_a_report_says_what_failed_and_then_what_passed(config: NodeConfig, tmp_
     checked = this_node.check_node(config, "n01")
     assert [(one.check, one.state) for one in checked.findings] == [("scratch", "failed")]
     assert checked.has_failed
-    this_node.write_report(config, checked)
+    write_report(config, checked)
     report = spool.read_report(tmp_path / "spool", "n01")
     assert report is not None
     assert ([one.check for one in report.findings], report.passed) == (["scratch"], ())
@@ -47,7 +50,7 @@ def test_a_report_says_what_failed_and_then_what_passed(config: NodeConfig, tmp_
     (tmp_path / "scratch").touch()
     checked = this_node.check_node(config, "n01")
     assert not checked.has_failed
-    this_node.write_report(config, checked)
+    write_report(config, checked)
     report = spool.read_report(tmp_path / "spool", "n01")
     assert report is not None
     assert (report.findings, report.passed) == ((), ("scratch",))
@@ -59,7 +62,7 @@ def test_a_report_says_what_failed_and_then_what_passed(config: NodeConfig, tmp_
     [
         ({"level": "warning"}, False, True),
         ({"is_shadow": True}, False, False),
-        ({"action": "watch"}, True, False),
+        ({"action": "report"}, True, False),
         ({"action": "drain-after-job"}, True, False),
         ({"action": "reboot"}, True, True),
     ],
@@ -71,7 +74,7 @@ def test_what_fails_a_check_and_a_prolog(
     fields = {name: getattr(config.check[0], name) for name in Check.__struct_fields__}
     config = with_checks(config, Check(**(fields | change)))
     checked = this_node.check_node(config, "n01")
-    this_node.write_report(config, checked)
+    write_report(config, checked)
     assert checked.has_failed is code
     assert (Path(config.state) / "n01.refuse").exists() is refused
 
@@ -108,8 +111,8 @@ def test_a_node_hears_what_was_dealt_with(config: NodeConfig, tmp_path: Path) ->
     def report(text: str) -> bool:
         handled.write_text(text)
         checked = this_node.check_node(config, "n01")
-        this_node.write_report(config, checked)
-        assert bool(this_node.refusing(this_node.check_node(config, "n01", "prolog"))) is refusal.exists()
+        write_report(config, checked)
+        assert bool(this_node.refusing(this_node.check_node(config, "n01", in_job=True))) is refusal.exists()
         return refusal.exists()
 
     assert report("{}")
@@ -127,19 +130,19 @@ def test_a_node_hears_what_was_dealt_with(config: NodeConfig, tmp_path: Path) ->
 def test_a_full_disk_keeps_no_refusal_back(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written in the room of other files, and first; and is gone when the node has recovered."""
     folder, room = Path(config.state), [250]
-    write = this_node.write_atomic
+    write = reporting.write_atomic
 
     def write_if_room(path: Path, data: bytes | str, *, durable: bool) -> None:
         if sum(one.stat().st_size for one in folder.iterdir()) + len(data) > room[0]:
             raise NoSpace("no space left", where=str(path))
         write(path, data, durable=durable)
 
-    monkeypatch.setattr(this_node, "write_atomic", write_if_room)
+    monkeypatch.setattr(reporting, "write_atomic", write_if_room)
     refusal = folder / "n01.refuse"
 
     def report() -> None:
         with pytest.raises(NoSpace):
-            this_node.write_report(config, this_node.check_node(config, "n01"))
+            write_report(config, this_node.check_node(config, "n01"))
 
     report()
     (folder / "n01.facts.json").write_bytes(b"x" * room[0])
@@ -166,7 +169,7 @@ def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.Mo
     def state(*, report: bool) -> str:
         checked = this_node.check_node(config, "n01")
         if report:
-            this_node.write_report(config, checked)
+            write_report(config, checked)
         return checked.findings[0].state
 
     assert state(report=True) == "passed"
@@ -200,8 +203,8 @@ def test_what_is_unknown_is_one_line_of_a_table() -> None:
     assert log == f"kernel_log: not read; also unknown: {rest}"
 
 
-def test_a_prolog_runs_no_program(config: NodeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nor does any shipped check there, also where the kernel's log cannot be read; an epilog asks no controller."""
+def test_a_preflight_runs_no_program(config: NodeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No shipped check does there, also where the kernel's log cannot be read."""
     log = tmp_path / "run"
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -212,15 +215,12 @@ def test_a_prolog_runs_no_program(config: NodeConfig, monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernel_log, "read_kmsg", lambda _, boot_s: read_kmsg(tmp_path / "kmsg", boot_s))
     command = Check(name="run", table="commands", key="exit_code", where={"command": "tool"}, equals=0)
     slurm = Check(name="slurmd", table="slurm", key="slurmd_is_running", equals=True)
-    state = Check(name="state", table="slurm", key="node_state", one_of=("idle", "mixed"))
-    config = with_checks(config, *config.check, *load_shipped().check, command, slurm, state)
-    tables = {check.table for check in this_node.check_node(config, "n01", "prolog").checks}
+    config = with_checks(config, *config.check, *load_shipped().check, command, slurm)
+    tables = {check.table for check in this_node.check_node(config, "n01", in_job=True).checks}
     assert not log.exists()
     assert {"files", "kernel_log", "mounts"} < tables
-    this_node.check_node(config, "n01", "epilog")
-    assert {"tool", "journalctl"} < set(log.read_text().split()) - {"scontrol"} == set(log.read_text().split())
-    this_node.check_node(with_checks(config, state), "n01")
-    assert "scontrol" in log.read_text()
+    this_node.check_node(config, "n01")
+    assert {"tool", "journalctl", "scontrol"} < set(log.read_text().split())
 
 
 def test_only_checks_of_its_type_count(config: NodeConfig) -> None:
@@ -236,7 +236,7 @@ def test_a_check_that_was_renamed_has_passed_by_both_names(config: NodeConfig, t
     (tmp_path / "scratch").touch()
     fields = {name: getattr(config.check[0], name) for name in Check.__struct_fields__}
     config = with_checks(config, Check(**{**fields, "old_names": ("disk", "tmp")}))
-    assert this_node.make_report(this_node.check_node(config, "n01")).passed == ("scratch", "disk", "tmp")
+    assert make_report(this_node.check_node(config, "n01")).passed == ("scratch", "disk", "tmp")
 
 
 def test_lines_of_nhc_are_reported_as_other_checks(config: NodeConfig, tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_lines_of_nhc_are_reported_as_other_checks(config: NodeConfig, tmp_path:
     (tmp_path / "nhc.conf").write_text(f"n01 || check_file_test -d {tmp_path}\nn02 || check_file_test -d /nowhere")
     config = NodeConfig(spool=config.spool, state=config.state, nhc=Nhc(file=str(tmp_path / "nhc.conf")))
     checked = this_node.check_node(config, "n01")
-    this_node.write_report(config, checked)
-    assert len(this_node.make_report(checked).passed) == 2  # it exists, and is a folder
+    write_report(config, checked)
+    assert len(make_report(checked).passed) == 2  # it exists, and is a folder
     assert this_node.check_node(config, "n02").has_failed
 
 
@@ -266,7 +266,7 @@ def test_serial_numbers_are_by_device() -> None:
         },
     }
     facts = decode_json(json.dumps(data).encode(), NodeFacts)
-    report = this_node.make_report(this_node.NodeCheck(facts, [], []))
+    report = make_report(this_node.NodeCheck(facts, [], []))
     assert report.hardware == {"gpus 0000:b5:00.0 uuid": "GPU-1", "block_devices nvme0n1 serial": "S1"}
 
 
@@ -284,4 +284,4 @@ def test_a_node_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report_needs_a_spool(config: NodeConfig) -> None:
     """The key is named."""
     with pytest.raises(ConfigError, match="spool"):
-        this_node.write_report(NodeConfig(state=config.state), this_node.check_node(config, "n01"))
+        write_report(NodeConfig(state=config.state), this_node.check_node(config, "n01"))

@@ -10,9 +10,9 @@ import pytest
 from pitools.core.errors import ConfigError
 from pitools.node.check.config import NodeConfig, load_config
 from pitools.node.check.evaluate import evaluate
-from pitools.node.check.xid_checks import XidSource, read_xid_table, xid_checks
+from pitools.node.check.xid_checks import read_xid_table, xid_checks
 from pitools.node.gather.kernel_log import event_rows
-from pitools.node.types import ACTIONS, FactTable, NodeFacts
+from pitools.node.types import FactTable, NodeFacts, is_at_least
 
 NOW_S = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 GPU = "NVRM: Xid (PCI:0000:b5:00): "
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
         [(12, GPU + "95, Uncontained"), (10, GPU + RECOVERY.format(RESET, NONE)), (8, GPU + "95, Uncontained")],
         {"xid-95": "drain"},
     ),
-    "page faults of one GPU": ([(9 * HOUR, GPU + FAULT_31), (60, GPU + FAULT_31)], {"xid-31-repeat": "watch"}),
+    "page faults of one GPU": ([(9 * HOUR, GPU + FAULT_31), (60, GPU + FAULT_31)], {"xid-31-repeat": "report"}),
     "page faults of several GPUs": (
         [(ago, gpu + FAULT_31) for ago in (9 * HOUR, 60) for gpu in (GPU, OTHER_GPU)],
         {},
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     "page faults, a day apart": ([(25 * HOUR, GPU + FAULT_31), (60, GPU + FAULT_31)], {}),
     "exceptions of one TPC": (
         [(300, GPU + TPC.format(3)), (60, GPU + TPC.format(3))],
-        {"xid-13-repeat": "watch"},
+        {"xid-13-repeat": "report"},
     ),
     "exceptions of two TPCs": ([(300, GPU + TPC.format(3)), (60, GPU + TPC.format(4))], {}),
     "exceptions without a TPC": (
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     "double-bit error": ([(60, GPU + "48, An uncorrectable double bit error (DBE)")], {"xid-48": "drain"}),
     "row remapped": ([(60, GPU + "63, Row remapping event")], {}),
     "row not remapped": ([(60, GPU + "64, Failed to persist row remap table")], {"xid-64": "repair"}),
-    "contained error": ([(60, GPU + "94, Contained: SM (0x1)")], {"xid-94": "watch"}),
+    "contained error": ([(60, GPU + "94, Contained: SM (0x1)")], {"xid-94": "report"}),
     "uncontained error": ([(60, GPU + "95, Uncontained: LTC TAG")], {"xid-95": "drain"}),
     "uncontained error, GPU reset since": (
         [(60, GPU + "95, Uncontained: LTC TAG"), (30, GPU + RECOVERY.format(RESET, NONE))],
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "NVLink 4, ignorable": (
         [(60, GPU + "74, pid=1, name=a, NVLink: fatal error detected on link 14(0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")],
-        {"xid-74-ignorable": "watch"},
+        {"xid-74-ignorable": "report"},
     ),
     "contained error of the frame buffer, as logged": (
         [
@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
             (60, "NVRM: Xid (PCI:0000:19:00): 63, Row Remapper: New row (0x00000012bac1c3e0) marked for remapping"),
             (60, "NVRM: Xid (PCI:0000:19:00): 94, Contained: SM (0x1). RST: No, D-RST: No"),
         ],
-        {"xid-48": "drain", "xid-94": "watch"},
+        {"xid-48": "drain", "xid-94": "report"},
     ),
     "NVLink 5, fatal, R575": (
         [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x00400011 0x0 0x0 0x0 0x0 0x0)"))],
@@ -136,23 +136,23 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "NVLink 5, link down, ignorable": (
         [(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 00 (0x02600011 0x0 0x0 0x0)"))],
-        {"xid-149-ignorable": "watch"},
+        {"xid-149-ignorable": "report"},
     ),
     "NVLink 5, no such unit": (
         [(60, GPU + NVLINK5.format("Fatal XC 1 i 2 Link 01 [0x0000000a]"))],
-        {"xid-149-unknown": "watch"},
+        {"xid-149-unknown": "report"},
     ),
-    "NVLink 5, cut off": ([(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x0045"))], {"xid-149-unknown": "watch"}),
+    "NVLink 5, cut off": ([(60, GPU + NVLINK5.format("Fatal XC0 i0 Link 08 (0x0045"))], {"xid-149-unknown": "report"}),
     "NVLink 5, not fatal": (
         [(60, GPU + NVLINK5.format("Nonfatal XC0 i0 Link 08 (0x004505c6 0x0 0x0 0x0 0x0 0x0)"))],
-        {"xid-nvlink5-nonfatal": "watch"},
+        {"xid-nvlink5-nonfatal": "report"},
     ),
     "NVLink 5, not fatal, five times": (
         [
             (number * HOUR, GPU + NVLINK5.format("Nonfatal XC0 i0 Link 08 (0x004505c6 0x0)"))
             for number in (5, 4, 3, 2, 1)
         ],
-        {"xid-nvlink5-nonfatal": "watch"},
+        {"xid-nvlink5-nonfatal": "report"},
     ),
     "reset required": ([(60, GPU + RECOVERY.format(NONE, RESET))], {"xid-154-reset": "drain"}),
     "reset required and done": (
@@ -168,9 +168,9 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
         {"xid-154-reset": "drain", "xid-154-reboot": "reboot"},
     ),
     "drain of NVLink peers": ([(60, GPU + RECOVERY.format(NONE, DRAIN_P2P))], {"xid-154-drain-p2p": "drain-after-job"}),
-    "power smoothing off": ([(60, GPU + "163, PSHC")], {"xid-power-smoothing": "watch"}),
+    "power smoothing off": ([(60, GPU + "163, PSHC")], {"xid-power-smoothing": "report"}),
     "power smoothing off and on": ([(60, GPU + "163, PSHC"), (50, GPU + "162, PSHC")], {}),
-    "an Xid of a newer driver": ([(60, GPU + "999, pid=5, name=a, future")], {"xid-unknown": "watch"}),
+    "an Xid of a newer driver": ([(60, GPU + "999, pid=5, name=a, future")], {"xid-unknown": "report"}),
     "a switch's link": (
         [(60, "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")],
         {"sxid-fatal": "drain"},
@@ -181,47 +181,47 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "a switch, sources disagree": (
         [(60, "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error")],
-        {"sxid-watch": "watch"},
+        {"sxid-notable": "report"},
     ),
     "a switch's single bit": (
         [(60, "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24001, Non-fatal, Link 1 sourcetrack ECC")],
         {},
     ),
-    "memory, uncorrected": ([(60, "EDAC MC0: 1 UE memory read error on DIMM_A1")], {"machine-check-fatal": "watch"}),
+    "memory, uncorrected": ([(60, "EDAC MC0: 1 UE memory read error on DIMM_A1")], {"machine-check-fatal": "report"}),
     "memory, corrected once": ([(60, "EDAC MC0: 1 CE memory read error on DIMM_A1")], {}),
     "memory, corrected often": (
         [(number * 600, "EDAC MC0: 1 CE memory read error on DIMM_A1") for number in range(15, 0, -1)],
-        {"machine-checks": "watch"},
+        {"machine-checks": "report"},
     ),
     "NVMe gone": ([(60, "nvme nvme4: Disabling device after reset failure: -19")], {"nvme-lost": "drain"}),
     "NVMe time-out": ([(60, "nvme nvme4: I/O 7 QID 1 timeout, aborting")], {}),
     "NVMe time-outs": (
         [(number * 600, "nvme nvme4: I/O 7 QID 1 timeout, aborting") for number in (3, 2, 1)],
-        {"disk-errors": "watch"},
+        {"disk-errors": "report"},
     ),
     "disk error": ([(60, "I/O error, dev sda, sector 1 op 0x0:(READ)")], {}),
     "disk errors": (
         [(number * 600, "I/O error, dev sda, sector 1 op 0x0:(READ)") for number in (3, 2, 1)],
-        {"disk-errors": "watch"},
+        {"disk-errors": "report"},
     ),
     "RAID failed": ([(60, "md/raid1:md1: Disk failure on sda1, disabling device.")], {"disk-lost": "drain"}),
     "read-only": (
         [(60, "EXT4-fs (sda1): Remounting filesystem read-only")],
-        {"filesystem-lost": "drain", "filesystem-errors": "watch"},
+        {"filesystem-lost": "drain", "filesystem-errors": "report"},
     ),
-    "file system error": ([(60, "EXT4-fs error (device sda1): f:1: x")], {"filesystem-errors": "watch"}),
-    "NFS hangs": ([(60, "nfs: server fs1 not responding, still trying")], {"nfs-server-silent": "watch"}),
+    "file system error": ([(60, "EXT4-fs error (device sda1): f:1: x")], {"filesystem-errors": "report"}),
+    "NFS hangs": ([(60, "nfs: server fs1 not responding, still trying")], {"nfs-server-silent": "report"}),
     "NFS hung": (
         [(60, "nfs: server fs1 not responding, still trying"), (50, "nfs: server fs1 OK")],
         {},
     ),
     "one NFS server of two": (
         [(60, "nfs: server fs1 not responding, still trying"), (50, "nfs: server fs2 OK")],
-        {"nfs-server-silent": "watch"},
+        {"nfs-server-silent": "report"},
     ),
     "Lustre lost": (
         [(60, "Lustre: a-OST0001-osc-ff: Connection to a-OST0001 (at 10.0.0.1@o2ib) was lost; in progress")],
-        {"lustre-server-silent": "watch"},
+        {"lustre-server-silent": "report"},
     ),
     "Lustre restored": (
         [
@@ -232,7 +232,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "Lustre's bug": ([(60, "LustreError: 1:0:(a.c:1:f()) LBUG")], {"lustre-bug": "reboot"}),
     "oom of a job": ([(60, "Memory cgroup out of memory: Killed process 1 (a)")], {}),
-    "oom of the node": ([(60, "Out of memory: Killed process 1 (a)")], {"host-out-of-memory": "watch"}),
+    "oom of the node": ([(60, "Out of memory: Killed process 1 (a)")], {"host-out-of-memory": "report"}),
     "link down and up": (
         [(60, "mlx5_core 0000:17:00.0 ib0: Link down"), (50, "mlx5_core 0000:17:00.0 ib0: Link up")],
         {},
@@ -243,7 +243,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
             for number in (3, 2, 1)
             for shift, state in ((0, "down"), (-10, "up"))
         ],
-        {"link-flaps": "watch"},
+        {"link-flaps": "report"},
     ),
     "adapter lost": (
         [(60, "mlx5_core 0000:5c:00.0: poll_health:739: device's health compromised - reached miss count")],
@@ -251,13 +251,13 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "adapter's errors": (
         [(number * 600, "mlx5_core 0000:65:00.0 eth0: TX timeout detected") for number in (3, 2, 1)],
-        {"nic-errors": "watch"},
+        {"nic-errors": "report"},
     ),
-    "hung task": ([(60, "INFO: task a:1 blocked for more than 120 seconds.")], {"kernel-hangs": "watch"}),
+    "hung task": ([(60, "INFO: task a:1 blocked for more than 120 seconds.")], {"kernel-hangs": "report"}),
     "hot once": ([(60, "CPU0: Package temperature above threshold, cpu clock throttled")], {}),
     "hot": (
         [(number * 600, "CPU0: Package temperature above threshold, cpu clock throttled") for number in (4, 3, 2, 1)],
-        {"thermal-events": "watch"},
+        {"thermal-events": "report"},
     ),
     "AMD GPU lost": ([(60, "amdgpu 0000:c3:00.0: amdgpu: GPU reset end with ret = -110")], {"gpu-lost": "reboot"}),
     "AMD GPU reset": (
@@ -273,14 +273,14 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "AMD GPU's resets": (
         [(number * HOUR, "amdgpu 0000:c3:00.0: amdgpu: GPU reset begin!") for number in (3, 2, 1)],
-        {"gpu-resets": "watch"},
+        {"gpu-resets": "report"},
     ),
     "Lustre evictions": (
         [
             (number * HOUR, "LustreError: 167-0: a-MDT0000-mdc-ff: This client was evicted by a-MDT0000; in")
             for number in (3, 2, 1)
         ],
-        {"lustre-evicted": "watch"},
+        {"lustre-evicted": "report"},
     ),
 }
 
@@ -323,12 +323,12 @@ def test_nvlink5_is_judged_as_nvidia_decodes_it(form: int, more: str) -> None:
         for word, values in (("Fatal", fatal), ("Nonfatal", harmless)):
             for value in values.replace("-", "").split(",") if values != "-" else ():
                 line = f"{code}, {unit} {word} XC0 i0 Link 03 (0x0408{bits[form]:0>4} 0x{value}{more})"
-                expected = {f"xid-{code}": "drain"} if word == "Fatal" else {"xid-nvlink5-nonfatal": "watch"}
+                expected = {f"xid-{code}": "drain"} if word == "Fatal" else {"xid-nvlink5-nonfatal": "report"}
                 assert failed([(60, GPU + line)]) == expected, line
     for reason in range(64):
         register = reason << 20 | (0x1C6, 0x11)[form]
         (action,) = failed([(60, GPU + NVLINK5.format(f"Fatal XC0 i0 Link 03 (0x{register:08x} 0x0{more})"))]).values()
-        assert action == ("drain" if reason in RESET_REASONS else "watch"), reason
+        assert action == ("drain" if reason in RESET_REASONS else "report"), reason
 
 
 def test_every_check_of_the_log_is_seen_to_fail() -> None:
@@ -377,49 +377,23 @@ def test_table_has_what_the_sources_say(source: str, words: tuple[str, ...], cod
     assert {code for one in rows if getattr(one, source) in words for code in one.codes} == _codes(codes)
 
 
-def test_table_has_each_code_once_and_knows_its_words() -> None:
-    """No code is in two rows but by its form, and every word of a source stands for an action."""
+def test_table_has_each_code_once() -> None:
+    """No code is in two rows but by its form; one that is in none is reported."""
     table = read_xid_table()
     for codes in (
         [(code, one.form) for one in table.xid for code in one.codes],
         [code for one in table.sxid for code in one.codes],
     ):
         assert len(codes) == len(set(codes))
-    for name, source in table.sources.items():
-        words = {getattr(one, name) for one in table.xid} | {source.other}
-        assert words - {""} <= source.actions.keys()
+    known = {code for one in table.xid for code in one.codes}
+    unknown = [code for code in range(200) if failed([(60, f"{GPU}{code}, x")]).get("xid-unknown") == "report"]
+    assert unknown == [code for code in range(200) if code not in known]
 
 
 def _config(tmp_path: Path, text: str) -> NodeConfig:
     path = tmp_path / "node.toml"
     path.write_text(text)
     return load_config(path)
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "action"),
-    [
-        ("pitools", 63, "none"),
-        ("azure", 63, "drain"),
-        ("gcm", 63, "watch"),
-        ("nvidia", 64, "drain"),
-        ("pitools", 64, "repair"),
-        ("azure", 109, "none"),
-        ("gcm", 109, "watch"),
-        ("aws", 74, "reboot"),
-        ("nvidia", 94, "none"),
-        ("gcm", 999, "drain"),
-        ("gcm", 59, "drain"),
-        ("azure", 59, "none"),
-    ],
-)
-def test_site_chooses_a_source(tmp_path: Path, source: XidSource, code: int, action: str) -> None:
-    """With another source in a site's file a code leads to what that source says, also if no row has it."""
-    config = _config(tmp_path, f'[xid]\nsource = "{source}"')
-    result = failed([(60, f"{GPU}{code}, text")], config)
-    assert [value for name, value in result.items() if name in (f"xid-{code}", "xid-other")] == (
-        [] if action == "none" else [action]
-    )
 
 
 def test_site_replaces_or_disables_a_check(tmp_path: Path) -> None:
@@ -437,14 +411,6 @@ def test_site_replaces_or_disables_a_check(tmp_path: Path) -> None:
     assert failed(log, _config(tmp_path, text)) == {"xid-79": "repair"}
 
 
-def test_unknown_source_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    """A misspelt source is an error that names the key and the sources there are."""
-    with pytest.raises(ConfigError) as caught:
-        _config(tmp_path, '[xid]\nsource = "azur"')
-    assert caught.value.key == "xid.source"
-    assert "azure" in f"{caught.value.message} {caught.value.hint}"
-
-
 def test_max_groups_needs_groups(tmp_path: Path) -> None:
     """max_groups without group_by is refused, for it would never hold anything back."""
     check = '[[check]]\nname = "a"\ntable = "kernel_log"\nmax_count = 0\nmax_groups = 1'
@@ -452,11 +418,11 @@ def test_max_groups_needs_groups(tmp_path: Path) -> None:
         _config(tmp_path, check)
 
 
-@pytest.mark.parametrize("source", ["pitools", "nvidia", "gcm", "azure", "aws"])
-def test_checks_say_who_and_what_next(source: XidSource) -> None:
+def test_checks_say_who_and_what_next() -> None:
     """Each check of a code names what the sources say and what an operator does; a severe one is critical."""
-    for check in xid_checks(source):
+    for check in xid_checks():
         assert check["hint"]
         assert check["source"]
-        is_severe = ACTIONS.index(check["action"]) >= ACTIONS.index("drain-after-job")
-        assert check.get("level", "critical") == ("critical" if is_severe else "warning")
+        assert check.get("level", "critical") == (
+            "critical" if is_at_least(check["action"], "drain-after-job") else "warning"
+        )

@@ -32,7 +32,7 @@ def test_caps_and_ownership_hold_whatever_happens(tmp_path: Path, clock: Clock, 
         node = world.dice.choice(NODES)
         match world.dice.randrange(8):
             case 0 if len(world.faulty) < len(NODES) // 2:
-                world.faulty[node] = world.dice.choice(["drain", "reboot", "drain-after-job", "watch", "none"])
+                world.faulty[node] = world.dice.choice(["drain", "reboot", "drain-after-job", "report", "none"])
             case 1:
                 world.faulty.pop(node, None)
                 world.boots[node] += 1
@@ -94,7 +94,7 @@ def test_each_drain_is_made_once(tmp_path: Path, clock: Clock) -> None:
 def test_nodes_are_told_what_was_dealt_with(tmp_path: Path, clock: Clock) -> None:
     """All evidence while a node is drained; after a person's resume, that of before, while it is young."""
     world = World(tmp_path, clock)
-    world.faulty = {"n03": "drain", "n04": "watch"}
+    world.faulty = {"n03": "drain", "n04": "report"}
 
     def told() -> str:
         clock.pass_minutes(1)
@@ -141,7 +141,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path, clock: Clock) -> None:
         ({}, True),
         ({"is_shadow": True}, False),
         ({"state": "unknown"}, False),
-        ({"action": "watch"}, False),
+        ({"action": "report"}, False),
         ({"evidence_at": "2026-10-31T22:59:59.000Z"}, False),
         ({"evidence_at": "2026-10-31T23:00:01.000Z"}, True),
         ({"evidence_at": "2027-01-01T00:00:00.000Z"}, False),

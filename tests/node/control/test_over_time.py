@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pitools.core import timestamps
-from pitools.node.check.config import Check, Control, load_shipped
+from pitools.node.check.config import Control, load_shipped
+from pitools.node.check.rule import Check
 from pitools.node.control.policy import ActRow
 from pitools.node.types import Row
 from tests.node.simulated import LEAF, POLL_S, Cluster, SimulatedNode, replaced

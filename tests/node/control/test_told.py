@@ -209,7 +209,7 @@ def test_a_list_has_every_node(tmp_path: Path, clock: Clock) -> None:
     world.tick()
     report = msgspec.json.decode((tmp_path / "n03.json").read_bytes(), type=NodeReport)
     mild = [
-        world.finding("n03", "a", "watch"),
+        world.finding("n03", "a", "report"),
         msgspec.structs.replace(world.finding("n03", "b", "repair"), is_shadow=True),
     ]
     spool.write_report(tmp_path, msgspec.structs.replace(report, findings=(*mild, *report.findings)))

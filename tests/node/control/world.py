@@ -108,7 +108,7 @@ class World:
             if self.slurm.benched is not None:
                 (self.slurm.benched.add if bench == "passed" else self.slurm.benched.discard)(name)
             failed = self.finding(name, "gpu-count", self.faulty.get(name, "none"))
-            of_bench = msgspec.structs.replace(self.finding(name, BENCH_CHECK, "watch"), state=bench or "passed")
+            of_bench = msgspec.structs.replace(self.finding(name, BENCH_CHECK, "report"), state=bench or "passed")
             findings = [failed] * (name in self.faulty) + [of_bench] * (bench in ("failed", "unknown"))
             passed = ["gpu-count"] * (name not in self.faulty) + [BENCH_CHECK] * (bench == "passed")
             spool.write_report(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pitools.node.check.config import Check
 from pitools.node.check.evaluate import evaluate
+from pitools.node.check.rule import Check
 from pitools.node.gather import child
 from pitools.node.gather.read import Query
 from pitools.node.types import NodeFacts, Row

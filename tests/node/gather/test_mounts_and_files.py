@@ -144,7 +144,7 @@ def test_files_of_every_kind(tmp_path: Path, last_rows, monkeypatch: pytest.Monk
     found = {str(path).removeprefix(f"{tmp_path}/"): row for path, row in rows.items()}
     assert {name: row.get("kind") for name, row in found.items()} == {
         "file": "file",
-        "folder": "folder",
+        "folder": "directory",
         "pipe": "pipe",
         "link": "file",
         "dangling": None,

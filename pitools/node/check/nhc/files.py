@@ -136,7 +136,7 @@ def file_test(arguments: list[str], _: dict[str, str]) -> Parts:
     tests: dict[str, dict[str, Any]] = {
         "b": {"key": "kind", "equals": "device"},
         "c": {"key": "kind", "equals": "device"},
-        "d": {"key": "kind", "equals": "folder"},
+        "d": {"key": "kind", "equals": "directory"},
         "f": {"key": "kind", "equals": "file"},
         "p": {"key": "kind", "equals": "pipe"},
         "S": {"key": "kind", "equals": "socket"},

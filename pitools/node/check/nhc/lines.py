@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from pitools.core import trust
 from pitools.core.errors import ConfigError, most_similar
-from pitools.node.check.config import Check
 from pitools.node.check.coverage import Coverage, reasons
 from pitools.node.check.nhc.match import NotTakenError, is_target
 from pitools.node.check.nhc.system import MADE, UID_MIN
 from pitools.node.check.problems import check_problem
+from pitools.node.check.rule import Check
 
 _ESCAPED = re.compile(r"\\(.)")  # NHC reads its file without `read -r`: each pair of backslashes is one
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
@@ -214,5 +214,5 @@ def _check(command: str, part: dict[str, Any], variables: dict[str, str], names:
     if names[name] > 1:
         name = f"{name}-{names[name]}"
     if is_mild or variables.get("MARK_OFFLINE") == "0":
-        part.update(level="warning", action="watch")
+        part.update(level="warning", action="report")
     return Check(name=name, source="nhc.conf", **part)

@@ -67,7 +67,7 @@ def _ethernet(arguments: list[str], _: dict[str, str]) -> Parts:
 
 
 def _mcelog(_arguments: list[str], variables: dict[str, str]) -> Parts:
-    fields = {"table": "kernel_log", "within": "24h"}
+    fields = {"table": "kernel_log", "max_age": "24h"}
     for about, more, name, default in (
         ("uncorrected", {"is_fatal": True}, "MCELOG_MAX_UNCORRECTED_RATE", "0"),
         ("all", {}, "MCELOG_MAX_CORRECTED_RATE", "9"),
@@ -228,7 +228,7 @@ def _gpu_ecc(arguments: list[str], _: dict[str, str]) -> Parts:
 def _link_flapping(arguments: list[str], _: dict[str, str]) -> Parts:
     hours = count_of([*arguments, "6"][0])
     where = {"kind": "link", "state": "down"}
-    yield {"table": "kernel_log", "where": where, "within": f"{hours}h", "group_by": ("device",), "max_count": 1}
+    yield {"table": "kernel_log", "where": where, "max_age": f"{hours}h", "group_by": ("device",), "max_count": 1}
 
 
 _SYSTEM_SIZE: dict[str, Any] = {"test": "min", "read": size_bytes, "table": "system"}
