@@ -99,10 +99,11 @@ def check(
     help="The rows of a table of facts about this node.",
 )
 @click.option("--tables", is_flag=True, help="The keys of all tables of facts, with what they mean.")
-@click.option("--coverage", is_flag=True, help="The checks of gcm, NHC and Azure, and what does them here.")
+@click.option("--coverage", is_flag=True, help="Lines of nhc.conf and checks of gcm, NHC, Azure, with what does them.")
+@click.option("--node", "name", metavar="NAME", default="", help="With --coverage: a node, if not this one.")
 @rows_format_option
 def show(
-    node: str, config_path: Path | None, site_name: str, table: str, tables: bool, coverage: bool, form: str
+    node: str, config_path: Path | None, site_name: str, table: str, tables: bool, coverage: bool, name: str, form: str
 ) -> None:
     """Show the tables of facts about this node; or of NODE: its history, incidents, last report, and who suspects it.
 
@@ -113,12 +114,14 @@ def show(
 
     if sum([bool(node), bool(table), tables, coverage]) > 1:
         raise UsageError("NODE, --facts, --tables and --coverage exclude each other", where="pit node show")
+    if name and not coverage:
+        raise UsageError("--node is for --coverage", where="pit node show", hint=f"its reports: pit node show {name}")
     if table and table not in TABLES:
         raise UsageError(f'no table "{table}"', where="--facts", hint=suggest(table, TABLES))
     if tables:
         _print_keys(form)
     elif coverage:
-        _print_coverage(config_path, site_name, form)
+        _print_coverage(config_path, site_name, name, form)
     elif node:
         _print_history(node, config_path, site_name, form)
     else:
@@ -136,7 +139,7 @@ def _print_keys(form: str) -> None:
                 out(KeyRow(table=name, key=key, type=one.type, meaning=one.meaning))
 
 
-def _print_coverage(config_path: Path | None, site_name: str, form: str) -> None:
+def _print_coverage(config_path: Path | None, site_name: str, name: str, form: str) -> None:
     """Print what is made of each line of the site's nhc.conf, if it names one, then the checks of other tools."""
     from pitools.core.output import Output
     from pitools.node.check import this_node
@@ -145,7 +148,7 @@ def _print_coverage(config_path: Path | None, site_name: str, form: str) -> None
 
     file = load_node_config(config_path, site_name).nhc.file
     with Output(form) as out:
-        for row in (*(line_rows(Path(file), this_node.node_name()) if file else ()), *coverage()):
+        for row in (*(line_rows(Path(file), this_node.node_name(name)) if file else ()), *coverage()):
             out(row)
 
 

@@ -344,7 +344,8 @@ TABLES: dict[str, Table] = {
         "command",
         command=_text("command line; no shell; ended after 10 s"),
         exit_code=_number("its exit code; None on time-out"),
-        output=_text("stdout and stderr, their first 64 KiB; None of a program that is not there"),
+        output=_text("stdout, its first 64 KiB; None of a program that is not there, or did not end"),
+        error_output=_text("stderr, its first 64 KiB"),
         duration_s=_number("seconds"),
     ),
     "packages": _table(

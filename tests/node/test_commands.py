@@ -108,16 +108,19 @@ def test_the_file_of_checks_is_the_option_or_of_the_site(machine: Machine) -> No
 
 
 def test_what_other_tools_check(machine: Machine) -> None:
-    """A row for each check of gcm, NHC and Azure; before these, for each line of nhc.conf that is for the node."""
+    """A row for each check of gcm, NHC and Azure; before these, for each line of nhc.conf, as it is for a node."""
     config = ("--config", str(machine.config))
     assert len(rows := machine.pit("show", "--coverage", *config)) == 134
     conf = machine.folder / "nhc.conf"
     conf.write_text("n0[12] || check_fs_free /tmp 5%\n* || check_hw_gm myri0\nn02 || check_hw_eth eth1\n")
     machine.config.write_text(f'{machine.config.read_text()}\n[nhc]\nfile = "{conf}"\n')
-    first, second, *rest = machine.pit("show", "--coverage", *config)
+    first, second, third, *rest = machine.pit("show", "--coverage", *config)
     assert (first["way"], first["ours"], first["source"]) == ("nhc.conf", "nhc-fs-free-tmp", f"{conf}:1")
     assert (second["way"], second["check"], bool(second["why"])) == ("no", "check_hw_gm myri0", True)
+    assert (third["way"], third["why"]) == ("no", "is for other nodes")
     assert rest == rows
+    of_other = machine.pit("show", "--coverage", "--node", "n02", *config)
+    assert [row["way"] for row in of_other[:3]] == ["nhc.conf", "no", "nhc.conf"]
     conf.chmod(0o666)
     machine.pit("check", *config, code=3)
 
@@ -177,6 +180,7 @@ def test_facts_and_their_tables(machine: Machine) -> None:
         (("check", "--node", "../../etc/x"), 2, "no name of a node"),
         (("show", "--facts", "gpu"), 2, "gpus"),
         (("show", "n01", "--tables"), 2, "exclude"),
+        (("show", "--node", "n01"), 2, "pit node show n01"),
         (("return", "n77"), 2, "n77"),
         (("show", "n77"), 2, "n77"),
         (("drain", "--site", "local"), 2, "no Slurm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ class Coverage(Record, frozen=True, kw_only=True, tag="pit.node-coverage/1"):
     """A check of another tool, or a line of a site's nhc.conf.
 
     way: a check that is shipped, is made of its line in nhc.conf, or that a site writes; or none ("no").
-    ours: the name of the shipped check, the line, or the table and key. why: there is none, or a part is left out.
+    ours: the shipped check's name, the line, or the check that a site writes. why: there is none, or not all.
     """
 
     source: str
@@ -35,7 +36,9 @@ def reasons() -> dict[str, str]:
     """Return by name of NHC's and Azure's checks why none is made of their lines."""
     return {
         row.check: row.why
-        or (f"the shipped check {row.ours} does it" if row.way == "shipped" else f"write a check of {row.ours}")
+        or (
+            f"the shipped check {row.ours} does it" if row.way == "shipped" else f"write a [[check]] such as {row.ours}"
+        )
         for row in coverage()
         if not row.source.startswith("gcm") and row.way != "nhc.conf"
     }
@@ -48,7 +51,9 @@ def _row(source: str, name: str, value: str | dict[str, Any]) -> Coverage:
         return Coverage(source=source, check=name, way="nhc.conf", ours=value["line"])
     if "why" in value:
         return Coverage(source=source, check=name, way="no", why=value["why"])
-    ours = f"{value['table']}.{value['key']}" if "key" in value else value["table"]
+    where = {f"where.{key}": wanted for key, wanted in value.get("where", {}).items()}
+    fields = {name: given for name, given in value.items() if name != "where"} | where
+    ours = ", ".join(f"{name} = {json.dumps(given)}" for name, given in fields.items())
     return Coverage(source=source, check=name, way="site", ours=ours)
 
 

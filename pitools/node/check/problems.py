@@ -19,7 +19,7 @@ _NUMBER_TESTS = ("min", "max", "max_increase", "max_rate")
 _A = {"text": "text", "number": "a number", "boolean": "true or false"}
 _SHARES = ("used_share", "memory_share", "spare_share")  # wear and CPU may be above 1
 _NAME_BYTES = 15  # of a process; the kernel's own may have more
-_LONG_TEXTS = ("text", "output")
+_LONG_TEXTS = ("text", "output", "error_output")
 _SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")  # that make a text more than itself in a regular expression
 
 

@@ -48,20 +48,24 @@ def read_commands(query: Query) -> Iterator[Row]:
     """Yield the rows of table `commands`."""
     for command in query.names_left():
         started_s = time.monotonic()
-        code, output = _run_command(command)
-        duration_s = round(time.monotonic() - started_s, 3)
-        output = output and output[:_OUTPUT_CHARACTERS]
-        yield {"command": command, "exit_code": code, "output": output, "duration_s": duration_s}
+        code, output, errors = _run_command(command)
+        yield {
+            "command": command,
+            "exit_code": code,
+            "output": output and output[:_OUTPUT_CHARACTERS],
+            "error_output": errors[:_OUTPUT_CHARACTERS],
+            "duration_s": round(time.monotonic() - started_s, 3),
+        }
 
 
-def _run_command(command: str) -> tuple[int | None, str | None]:
+def _run_command(command: str) -> tuple[int | None, str | None, str]:
     try:
         done = subprocesses.run(shlex.split(command) or [""], timeout_s=COMMAND_TIMEOUT_S, env={"LC_ALL": "C"})
     except ToolMissing:
-        return _NOT_FOUND, None
+        return _NOT_FOUND, None, ""
     except (Unreachable, ValueError) as error:  # a time-out, or an open quotation mark
-        return None, str(error)
-    return done.code, done.stdout + done.stderr
+        return None, None, str(error)
+    return done.code, done.stdout, done.stderr
 
 
 def read_packages(query: Query) -> Iterator[Row]:

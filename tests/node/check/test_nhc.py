@@ -16,8 +16,8 @@ from pitools.core.errors import ConfigError
 from pitools.node.check.config import checks_for, load_config
 from pitools.node.check.nhc import lines
 from pitools.node.check.nhc.lines import NhcLine, line_rows, parse_nhc
-from pitools.node.check.nhc.match import NotTakenError, above_regex, is_target, match_regex, size_bytes
-from pitools.node.check.nhc.system import MADE
+from pitools.node.check.nhc.match import UnsupportedError, above_regex, is_target, match_regex, size_bytes
+from pitools.node.check.nhc.system import CONVERTERS
 from pitools.node.check.problems import check_problem
 
 CONF = r"""
@@ -78,15 +78,14 @@ def test_lines_are_for_the_hosts_that_they_name() -> None:
 
 def test_lines_that_are_not_taken_say_where_and_why() -> None:
     """What needs a shell, is no check, or no target is reported with its line; the others are taken."""
-    found = list(parse_nhc(CONF, "gpu01"))
+    found = [line for line in parse_nhc(CONF, "gpu01") if not line.is_setting and "other nodes" not in line.note]
     numbers = dict(enumerate(CONF.splitlines(), 1))
     for line in found:
         assert numbers[line.line].split("||")[0].strip() == line.text.split("||")[0].strip()
     refused = [line for line in found if not line.checks]
-    assert len(refused) == 7
+    assert len(refused) == 6
     reasons = "\n".join(line.note for line in refused)
     for part in (
-        "TIMEOUT",
         "shell expression",
         "check_ps_unauth_users",
         "Myrinet",
@@ -140,7 +139,7 @@ def test_words_are_those_of_bash(tmp_path: Path) -> None:
     texts = [text for text in texts if not ("A" in text and re.search(r"\$(?![A{])", text))]  # bash splits no such word
     taken: dict[str, list[str]] = {}
     for text in texts:
-        (line,) = parse_nhc(f"* || A='x y'\n* || check_file_contents /f {text}", "n1")
+        _, line = parse_nhc(f"* || A='x y'\n* || check_file_contents /f {text}", "n1")
         if line.checks:
             taken[text] = [check.pattern for check in line.checks[1:]]
     assert len(taken) > 500
@@ -200,14 +199,19 @@ def test_uids_of_the_system_are_those_of_the_node(tmp_path: Path, monkeypatch: p
     (tmp_path / "login.defs").write_text("# UID_MIN 1\nUID_MIN\t\t  5000\nUID_MAX 60000\n")
     monkeypatch.setattr(lines, "_LOGIN_DEFS", tmp_path / "login.defs")
     (tmp_path / "nhc.conf").write_text("* || check_ps_cpu 99%\n* || MAX_SYS_UID=499\n* || check_ps_cpu 99%")
-    uids = [line.checks[0].where["uid"] for line in lines.read_nhc(tmp_path / "nhc.conf", "n1")]
+    uids = [check.where["uid"] for line in lines.read_nhc(tmp_path / "nhc.conf", "n1") for check in line.checks]
     assert uids == [f"re:{above_regex(5000)}", f"re:{above_regex(499)}"]
 
 
-def test_settings_without_a_use_say_so() -> None:
-    """Their sense is kept by other means; other variables are the site's own, or NHC's that are used."""
-    text = "* || export TIMEOUT=15 DF_FLAGS=-Tkal\n* || DETACHED_MODE=1\n* || MAX_SYS_UID=499 X=1\n*||"
-    assert [(line.line, line.note.count("not used")) for line in parse_nhc(text, "n1")] == [(1, 2), (2, 1)]
+def test_settings_say_what_they_do(tmp_path: Path) -> None:
+    """Those without a use, too, whose sense is kept by other means; and lines for other nodes are told as such."""
+    text = "* || export TIMEOUT=15 NHC_CHECK_ALL=1\n* || MARK_OFFLINE=0\n* || MAX_SYS_UID=499 X=1\n*||\nn2 || X=1"
+    notes = {line.line: line.note for line in parse_nhc(text, "n1")}
+    assert [(line, note.count("not used")) for line, note in notes.items()] == [(1, 2), (2, 0), (3, 0), (5, 0)]
+    for number, part in {2: "MARK_OFFLINE", 3: "MAX_SYS_UID", 5: "other nodes"}.items():
+        assert part in notes[number]
+    (tmp_path / "nhc.conf").write_text(text)
+    assert [row.way for row in line_rows(tmp_path / "nhc.conf", "n1")] == ["nhc.conf"] * 3 + ["no"]
 
 
 def test_what_a_failure_does() -> None:
@@ -216,7 +220,7 @@ def test_what_a_failure_does() -> None:
     assert {check.action for check in lines["check_fs_free $SCRATCH 5%"].checks} == {"drain"}
     assert {check.action for check in lines["check_ps_cpu -0 -u !root 99%"].checks} == {"report"}
     text = "n1 || check_hw_eth a\n* || export MARK_OFFLINE=0\nn1 || check_hw_eth b"
-    assert [line.checks[0].action for line in parse_nhc(text, "n1")] == ["drain", "report"]
+    assert [check.action for line in parse_nhc(text, "n1") for check in line.checks] == ["drain", "report"]
 
 
 def test_names_do_not_change_with_limits() -> None:
@@ -253,7 +257,7 @@ def test_targets(target: str, hosts: str, others: str) -> None:
 
 def test_ranges_within_brackets_are_no_targets() -> None:
     """NHC does not take commas within brackets, nor do we."""
-    with pytest.raises(NotTakenError):
+    with pytest.raises(UnsupportedError):
         is_target("n0010", "{n00[10-21,23]}")
 
 
@@ -278,7 +282,7 @@ def test_negation_is_the_opposite(text: str, value: str) -> None:
         return
     try:
         plain, negated = match_regex(text), match_regex(f"!{text}")
-    except NotTakenError:
+    except UnsupportedError:
         return
     assert (re.fullmatch(plain, value) is None) == (re.fullmatch(negated, value) is not None)
 
@@ -330,7 +334,7 @@ ARGUMENTS += [
 ]
 
 
-@given(st.sampled_from(sorted(MADE)), st.lists(st.sampled_from(ARGUMENTS)))
+@given(st.sampled_from(sorted(CONVERTERS)), st.lists(st.sampled_from(ARGUMENTS)))
 def test_no_arguments_crash(name: str, arguments: list[str]) -> None:
     """Whatever arguments a check has, what is made of it is valid."""
     for line in parse_nhc(f"* || {name} {' '.join(arguments)}", "n1"):

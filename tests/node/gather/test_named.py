@@ -85,8 +85,10 @@ def test_commands(last_rows, monkeypatch: pytest.MonkeyPatch) -> None:
         "printf '%s|' 'a b' $HOME": 0,
         "sleep 600": None,
     }
-    assert (rows["printf '%s|' 'a b' $HOME"]["output"], rows["ls /none"]["output"]) == ("a b|$HOM", "ls: cann")
-    assert rows["no-such-program"]["output"] is None  # so a check of its output is unknown
+    assert (rows["printf '%s|' 'a b' $HOME"]["output"], rows["ls /none"]["error_output"]) == ("a b|$HOM", "ls: cann")
+    assert rows["ls /none"]["output"] == ""  # apart, as for NHC
+    for none in ("no-such-program", "sleep 600"):
+        assert rows[none]["output"] is None  # so a check of its output is unknown
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs Debian's packages")

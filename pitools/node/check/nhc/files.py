@@ -1,4 +1,4 @@
-"""NHC's checks of commands, files, DMI and file systems: from their arguments to the fields of our checks."""
+"""NHC's checks of commands, files and file systems: from their arguments to the fields of our checks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pitools.node.check.nhc.match import (
-    HANDS_OFF,
-    NotTakenError,
-    Parts,
+    NO_SIDE_EFFECTS,
+    Fields,
+    UnsupportedError,
     count_of,
     limits_of,
     match_regex,
@@ -26,25 +26,14 @@ _SHELL_ONLY = re.compile(
     r"(?:(?:check|nhc)_\w+|mcheck\w*|command|declare|eval|exec|hash|source|type|ulimit|umask)(?: |$)"
 )
 _EXISTS = {"key": "exists", "equals": True}
-_DMI = {
-    "BIOS Information: Version": "bios_version",
-    "BIOS Information: Vendor": "bios_vendor",
-    "BIOS Information: Release Date": "bios_date",
-    "System Information: Manufacturer": "sys_vendor",
-    "System Information: Product Name": "product_name",
-    "System Information: Version": "product_version",
-    "System Information: Serial Number": "product_serial",
-    "Base Board Information: Product Name": "board_name",
-    "Base Board Information: Version": "board_version",
-}
 
 
-def command(arguments: list[str], _: dict[str, str], *, program: str = "") -> Parts:
+def command(arguments: list[str], _: dict[str, str], *, program: str = "") -> Fields:
     """Of check_cmd_output, check_cmd_status and check_cmd_dmesg: exit code, lines of the output, time."""
     pairs, words = options_of(arguments, "e:m:r:t:")
     line = program or shlex.join(" ".join(option_values(pairs, "e")[-1:]).split() or words)
     if not line or _SHELL_ONLY.match(line):
-        raise NotTakenError("names no command" if not line else "its command is known to the shell only")
+        raise UnsupportedError("names no command" if not line else "its command is known to the shell only")
     given = {"r": "0", "t": "5", **dict(pairs)}
     fields = {"table": "commands", "where": {"command": line}}
     yield {"about": line, **fields, "key": "exit_code", "equals": count_of(given["r"])}
@@ -52,34 +41,11 @@ def command(arguments: list[str], _: dict[str, str], *, program: str = "") -> Pa
     if count_of(given["t"]) > COMMAND_TIMEOUT_S:
         yield f"it is ended after {COMMAND_TIMEOUT_S:g} s, and is unknown then"
     for text in option_values(pairs, "m"):
-        if text.startswith("!"):
-            yield "its error output is looked at, too"
         pattern = match_regex(text, of_line=True)
         yield {"about": f"{line} output", **fields, "key": "output", "pattern": pattern}
 
 
-def dmi(arguments: list[str], _: dict[str, str]) -> Parts:
-    """Of check_dmi_data_match and check_dmi_raw_data_match: what sysfs has of it, else lines of dmidecode."""
-    negated = ""
-    while arguments[:1] and arguments[0] in ("-!", "-n", "!"):
-        negated, arguments = "!", arguments[1:]
-    pairs, words = options_of(arguments, "h:t:")
-    text = " ".join(words)
-    if option_values(pairs, "h") or not text:
-        raise NotTakenError("handles of DMI are not read (expected a text to match)")
-    name, _separator, value = text.rpartition(": ")
-    if name in _DMI:
-        test = {"pattern": match_regex(negated + value)}
-        yield {"about": name, "table": "dmi", "where": {"key": _DMI[name]}, "key": "value", **test}
-        return
-    line = text if text.startswith("/") else ": ".join(text.split(": ")[-2:])
-    pattern = match_regex(negated + (line if line.startswith("/") else f"*{line.lstrip('*')}"), of_line=True)
-    yield {"about": text, "table": "commands", "where": {"command": "dmidecode"}, "key": "output", "pattern": pattern}
-    if line != text or pairs:
-        yield "its section is not looked at: a line of any may match"
-
-
-def file_contents(arguments: list[str], _: dict[str, str]) -> Parts:
+def file_contents(arguments: list[str], _: dict[str, str]) -> Fields:
     """Of check_file_contents: lines that the file has, or has not."""
     path, *patterns = needed(arguments, 2)[: len(arguments)]
     yield from _of_files([path], "exists", _EXISTS)
@@ -95,11 +61,11 @@ def _digits_with(mode: str) -> str:
 def _mode(text: str) -> str:
     mode = text.zfill(4)[-4:]
     if not mode.isdecimal() or set(mode) & {"8", "9"}:
-        raise NotTakenError(f"{text} is no mode (expected 0644)")
+        raise UnsupportedError(f"{text} is no mode (expected 0644)")
     return mode
 
 
-def file_stat(arguments: list[str], _: dict[str, str]) -> Parts:
+def file_stat(arguments: list[str], _: dict[str, str]) -> Fields:
     """Of check_file_stat: owner, mode and age."""
     pairs, paths = options_of(arguments, "D:G:M:N:O:T:U:d:g:m:n:o:t:u:")
     tests: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -122,14 +88,14 @@ def file_stat(arguments: list[str], _: dict[str, str]) -> Parts:
         yield f"{' '.join(left_out)}: ids, device numbers and the inode's time are not read"
 
 
-def _of_files(paths: list[str], about: str, test: dict[str, Any]) -> Parts:
+def _of_files(paths: list[str], about: str, test: dict[str, Any]) -> Fields:
     if not paths:
-        raise NotTakenError("names no file")
+        raise UnsupportedError("names no file")
     for path in paths:
         yield {"about": f"{path} {about}", "table": "files", "where": {"path": path}, **test}
 
 
-def file_test(arguments: list[str], _: dict[str, str]) -> Parts:
+def file_test(arguments: list[str], _: dict[str, str]) -> Fields:
     """Of check_file_test: kind, mode, owner and size. Root, as which NHC runs, may read and write any file."""
     pairs, paths = options_of(arguments, "abcdefghkprstuwxOGLSN")
     letters = dict.fromkeys(letter for letter, _value in pairs)
@@ -160,7 +126,7 @@ def file_test(arguments: list[str], _: dict[str, str]) -> Parts:
 # --- File systems ---
 
 
-def mount(arguments: list[str], _: dict[str, str], *, options: str = "") -> Parts:
+def mount(arguments: list[str], _: dict[str, str], *, options: str = "") -> Fields:
     """Of check_fs_mount and its short forms. options: a match string that the mount options have to fit, too."""
     if arguments[:1] and arguments[0].startswith("/"):  # the old form: mount point, source, type, options
         old = needed(arguments, 1)
@@ -169,11 +135,11 @@ def mount(arguments: list[str], _: dict[str, str], *, options: str = "") -> Part
         pairs, points = options_of(arguments, "0rE:F:O:e:f:o:s:t:")
         points = [*option_values(pairs, "f"), *option_values(pairs, "F"), *points]
     if not points:
-        raise NotTakenError("names no mount point")
-    is_mild = {"is_mild": ("0", "") in pairs}
+        raise UnsupportedError("names no mount point")
+    reports_only = {"reports_only": ("0", "") in pairs}
     keys = {"s": "device", "t": "type", "o": "options"}
     for point in points:
-        fields = {"table": "mounts", "where": {"target": point}, **is_mild}
+        fields = {"table": "mounts", "where": {"target": point}, **reports_only}
         yield {"about": _point_name(point), "min_count": 1, **fields}
         for letter, value in (*pairs, ("o", options)):
             if letter in keys and value:
@@ -184,14 +150,14 @@ def mount(arguments: list[str], _: dict[str, str], *, options: str = "") -> Part
                     "pattern": match_regex(value),
                 }
     if {letter for letter, _value in pairs} & set("rOeEF"):
-        yield f"{HANDS_OFF}, nor triggered"
+        yield f"{NO_SIDE_EFFECTS}, nor triggered"
 
 
 def _point_name(point: str) -> str:
     return "root" if point == "/" else point
 
 
-def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False) -> Parts:
+def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False) -> Fields:
     """Of free, used and total space or inodes. share: the key for a percentage."""
     place, low, high, *_rest = needed(arguments, 2 if is_free or share else 1)
     is_count = "inodes" in key or "inodes" in share
@@ -200,7 +166,7 @@ def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "",
     if share and low.endswith("%"):
         yield {**fields, "key": share, "max": 1 - share_of(low) if is_free else share_of(low)}
     elif not key:
-        raise NotTakenError("used inodes are read as a share (expected 98%, or check_fs_ifree)")
+        raise UnsupportedError("used inodes are read as a share (expected 98%, or check_fs_ifree)")
     elif is_free:
         yield {**fields, "key": key, "min": value(low)}
     elif share:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from pitools.core import trust
 from pitools.core.errors import ConfigError, most_similar
 from pitools.node.check.coverage import Coverage, reasons
-from pitools.node.check.nhc.match import NotTakenError, is_target
-from pitools.node.check.nhc.system import MADE, UID_MIN
+from pitools.node.check.nhc.match import UnsupportedError, is_target
+from pitools.node.check.nhc.system import CONVERTERS, UID_MIN
 from pitools.node.check.problems import check_problem
 from pitools.node.check.rule import Check
 
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`\"\\])|{_VARIABLE}")
-_NOT_TAKEN = {
+_UNSUPPORTED = {
     "unclosed": "has an open quotation mark",
     "operator": "has more than one command, or a redirection",
     "braces": "has braces, which the shell expands (expected a line for each word)",
@@ -41,25 +41,31 @@ _UID_MIN = re.compile(r"^UID_MIN\s+(\d+)", re.MULTILINE | re.ASCII)
 _NAME_LENGTH = 60
 _MOST_CHARACTERS = 4096  # of a command, with the values of its variables
 _LOGIN_DEFS = Path("/etc/login.defs")
-_UNUSED = {
-    "TIMEOUT": "each read has a time-out of its own",
-    "DETACHED_MODE": "a result is never that of the run before",
-    "DF_FLAGS": "a mount that hangs does not respond, and holds up no other",
-    "DFI_FLAGS": "as DF_FLAGS",
+_SETTINGS = {
+    "MARK_OFFLINE": "with 0, checks after it are reported, and drain nothing; with 1 they drain",
+    "MAX_SYS_UID": "the last uid that is not a user's, for checks after it",
+    "NHC_CHECK_ALL": "not used: all checks are made",
+    "TIMEOUT": "not used: each read has a time-out of its own",
+    "DETACHED_MODE": "not used: a result is never that of the run before",
+    "DF_FLAGS": "not used: a mount that hangs does not respond, and holds up no other",
+    "DFI_FLAGS": "not used: as DF_FLAGS",
+    "ONLINE_NODE": "not used: `pit node drain` returns nodes",
+    "OFFLINE_NODE": "not used: `pit node drain` drains nodes",
 }
 
 
 class NhcLine(NamedTuple):
-    """A line that is for this node. note: what of it is not taken, and why; "" if all is."""
+    """A line of the file. note: what of it is not taken, and why; "" if all is. is_setting: it sets variables alone."""
 
     line: int
     text: str
     checks: tuple[Check, ...] = ()
     note: str = ""
+    is_setting: bool = False
 
 
 def read_nhc(path: Path, node: str) -> list[NhcLine]:
-    """Return the lines of a file that are for a node. Raises ConfigError if it cannot be read, or others can write it.
+    """Return the lines of a file, as made for a node. Raises ConfigError if it cannot be read, or others can write it.
 
     NHC compares targets with the host's name as the kernel has it, so that of this host is taken if it is the node.
     """
@@ -82,12 +88,12 @@ def _uid_min() -> str:
 
 
 def line_rows(path: Path, node: str) -> list[Coverage]:
-    """Return the lines that are for a node as rows: what is made of each, and what is not. Raises ConfigError."""
+    """Return the lines of a file as rows: what is made of each for a node, and what is not. Raises ConfigError."""
     return [
         Coverage(
             source=f"{path}:{line.line}",
             check=line.text.partition("||")[2].strip() or line.text,
-            way="nhc.conf" if line.checks else "no",
+            way="nhc.conf" if line.checks or line.is_setting else "no",
             ours=" ".join(check.name for check in line.checks),
             why=line.note,
         )
@@ -96,23 +102,28 @@ def line_rows(path: Path, node: str) -> list[Coverage]:
 
 
 def parse_nhc(text: str, host: str, uid_min: str = UID_MIN) -> Iterator[NhcLine]:
-    """Yield the lines that are for a host, without comments and assignments. uid_min: MAX_SYS_UID where none is set."""
+    """Yield the lines without comments, with the checks of those that are for a host.
+
+    uid_min: MAX_SYS_UID where none is set.
+    """
     variables = {"HOSTNAME": host, "HOSTNAME_S": host.partition(".")[0], "MAX_SYS_UID": uid_min}
     names: dict[str, int] = {}
     for number, line in _lines(text):
         target, separator, command = (part.strip() for part in _ESCAPED.sub(r"\1", line).partition("||"))
         try:
             if not separator:
-                raise NotTakenError("has no ||")
-            if not target or not command or not is_target(host, target):
+                raise UnsupportedError("has no ||")
+            if not target or not command:
                 continue
+            if not is_target(host, target):
+                raise UnsupportedError("is for other nodes")
             words = _words(command, variables)
             if (assigned := _assign(words, variables)) is not None:
-                if unused := [f"{name} is not used: {_UNUSED[name]}" for name in assigned if name in _UNUSED]:
-                    raise NotTakenError("; ".join(unused))
+                note = "; ".join(f"{name}: {_SETTINGS[name]}" for name in assigned if name in _SETTINGS)
+                yield NhcLine(number, line, note=note or "sets variables for lines after it", is_setting=True)
                 continue
             parts = list(_parts(words, variables))
-        except NotTakenError as error:
+        except UnsupportedError as error:
             yield NhcLine(number, line, note=str(error))
             continue
         notes = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
@@ -138,7 +149,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _words(command: str, variables: dict[str, str]) -> list[str]:
-    """Split a command as the shell does, with the variables that the file has set. Raises NotTakenError."""
+    """Split a command as the shell does, with the variables that the file has set. Raises UnsupportedError."""
     words: list[str] = []
     is_open, length = False, 0
     for match in _TOKEN.finditer(command):
@@ -163,20 +174,20 @@ def _words(command: str, variables: dict[str, str]) -> list[str]:
             words[-1] += piece
             is_open, length = True, length + len(piece)
             if length > _MOST_CHARACTERS:
-                raise NotTakenError(f"is too long (expected at most {_MOST_CHARACTERS} characters)")
+                raise UnsupportedError(f"is too long (expected at most {_MOST_CHARACTERS} characters)")
     return words
 
 
 def _value(match: re.Match[str], variables: dict[str, str]) -> str:
-    """Return what an escaped sign or a variable stands for. Raises NotTakenError for what the shell alone knows."""
+    """Return what an escaped sign or a variable stands for. Raises UnsupportedError for what the shell alone knows."""
     kind = match.lastgroup or ""
     if kind == "escaped":
         return match[kind]
     if kind != "variable":
-        raise NotTakenError(_NOT_TAKEN.get(kind, "has a shell expression"))
+        raise UnsupportedError(_UNSUPPORTED.get(kind, "has a shell expression"))
     name = match[kind].strip("${}")
     if name not in variables:
-        raise NotTakenError(f"{match[kind]} is known to the shell only")
+        raise UnsupportedError(f"{match[kind]} is known to the shell only")
     return variables[name]
 
 
@@ -192,20 +203,20 @@ def _assign(words: list[str], variables: dict[str, str]) -> list[str] | None:
 
 def _parts(words: list[str], variables: dict[str, str]) -> Iterator[dict[str, Any] | str]:
     name = words[0]
-    if name in MADE:
-        yield from MADE[name](words[1:], variables)
+    if name in CONVERTERS:
+        yield from CONVERTERS[name](words[1:], variables)
     elif name.startswith("/"):
-        yield from MADE["check_cmd_status"](words, variables)
+        yield from CONVERTERS["check_cmd_status"](words, variables)
     elif why := reasons().get(name):
-        raise NotTakenError(why)
+        raise UnsupportedError(why)
     else:
-        similar = most_similar(name, [*MADE, *reasons()])
-        raise NotTakenError(f"no check of NHC's{f' (did you mean {similar}?)' if similar else ''}: {name}")
+        similar = most_similar(name, [*CONVERTERS, *reasons()])
+        raise UnsupportedError(f"no check of NHC's{f' (did you mean {similar}?)' if similar else ''}: {name}")
 
 
 def _check(command: str, part: dict[str, Any], variables: dict[str, str], names: dict[str, int]) -> Check:
     """Return the check of a part. Its name has no limits in it: where they change, a drain by it stays ours."""
-    about, is_mild = part.pop("about", ""), part.pop("is_mild", False)
+    about, reports_only = part.pop("about", ""), part.pop("reports_only", False)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{command.rpartition('/')[2].removeprefix('check_')} {about}".lower()).strip("-")
     if len(slug) > _NAME_LENGTH:
         slug = f"{slug[: _NAME_LENGTH - 9].rstrip('-')}-{zlib.crc32(slug.encode()):08x}"
@@ -213,6 +224,6 @@ def _check(command: str, part: dict[str, Any], variables: dict[str, str], names:
     names[name] = names.get(name, 0) + 1
     if names[name] > 1:
         name = f"{name}-{names[name]}"
-    if is_mild or variables.get("MARK_OFFLINE") == "0":
+    if reports_only or variables.get("MARK_OFFLINE") == "0":
         part.update(level="warning", action="report")
     return Check(name=name, source="nhc.conf", **part)

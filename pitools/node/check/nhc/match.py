@@ -19,21 +19,21 @@ _CLASSES = {
 _POWERS = "kmgtpe"
 
 
-Parts = Iterator[dict[str, Any] | str]
-"""The fields of a check, with `about` for its name, and `is_mild` if it drains nothing; or what is left out."""
+Fields = Iterator[dict[str, Any] | str]
+"""The fields of a check, with `about` for its name, and `reports_only` if it drains nothing; or what is left out."""
 
-Made = Callable[[list[str], dict[str, str]], Parts]
-"""From a check's arguments and the file's variables to its parts. Raises NotTakenError."""
+Converter = Callable[[list[str], dict[str, str]], Fields]
+"""From a check's arguments and the file's variables to its parts. Raises UnsupportedError."""
 
-HANDS_OFF = "nothing is started, ended or mounted"
+NO_SIDE_EFFECTS = "nothing is started, ended or mounted"
 
 
-class NotTakenError(Exception):
+class UnsupportedError(Exception):
     """A line, or a part of it, of which no check of ours can be made: why."""
 
 
 def is_target(host: str, target: str) -> bool:
-    """Return whether a line's target means a host. Raises NotTakenError for what is no target."""
+    """Return whether a line's target means a host. Raises UnsupportedError for what is no target."""
     negated, body = target.startswith("!"), target.removeprefix("!")
     if len(body) > 1 and body[0] == "{" and body[-1] == "}":
         return _is_in_ranges(host, body[1:-1]) != negated
@@ -53,12 +53,12 @@ def _is_in_ranges(host: str, ranges: str) -> bool:
             if inner and low <= int(inner[1]) <= high:
                 return True
         else:
-            raise NotTakenError(f"{one} is no node or range of nodes (expected n01 or n[01-10], a range in each)")
+            raise UnsupportedError(f"{one} is no node or range of nodes (expected n01 or n[01-10], a range in each)")
     return False
 
 
 def match_regex(text: str, *, of_line: bool = False, of_first_word: bool = False) -> str:
-    """Return a match string as a regular expression for a whole value. Raises NotTakenError if it is none.
+    """Return a match string as a regular expression for a whole value. Raises UnsupportedError if it is none.
 
     of_line: one line of the value has to match, or with `!` none may. of_first_word: its first word has to.
     """
@@ -83,7 +83,7 @@ def match_regex(text: str, *, of_line: bool = False, of_first_word: bool = False
             warnings.simplefilter("error", FutureWarning)
             re.compile(body)
     except (re.error, RecursionError, OverflowError, FutureWarning) as error:
-        raise NotTakenError(f"{text} is no regular expression: {error}") from error
+        raise UnsupportedError(f"{text} is no regular expression: {error}") from error
     return body
 
 
@@ -118,27 +118,27 @@ def _python_regex(extended: str) -> str:
 
 
 def size_bytes(text: str) -> int:
-    """Return the bytes of `5GB`, `512m` or `1024`, a number of kB as NHC has it. Raises NotTakenError."""
+    """Return the bytes of `5GB`, `512m` or `1024`, a number of kB as NHC has it. Raises UnsupportedError."""
     number, power = _number(text)
     return int(number * 1024 ** max(1, power))
 
 
 def count_of(text: str) -> int:
-    """Return the number of `1k` or `1M`: thousands and millions. Raises NotTakenError."""
+    """Return the number of `1k` or `1M`: thousands and millions. Raises UnsupportedError."""
     number, power = _number(text)
     return int(number * 1000**power)
 
 
 def share_of(text: str) -> float:
-    """Return `5%` as 0.05. Raises NotTakenError."""
+    """Return `5%` as 0.05. Raises UnsupportedError."""
     if not _PERCENTAGE.fullmatch(text):
-        raise NotTakenError(f"{text} is no percentage")
+        raise UnsupportedError(f"{text} is no percentage")
     return float(text.removesuffix("%")) / 100
 
 
 def _number(text: str) -> tuple[int, int]:
     if not (match := _SIZE.fullmatch(text)):
-        raise NotTakenError(f"{text} is no size (expected 1024, 5GB or 512m)")
+        raise UnsupportedError(f"{text} is no size (expected 1024, 5GB or 512m)")
     return int(match[1]), 1 + _POWERS.index(match[2].lower()) if match[2] else 0
 
 
@@ -155,11 +155,11 @@ def above_regex(number: int) -> str:
 
 
 def options_of(arguments: list[str], letters: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Split off the options: pairs of letter and value, then the other arguments. Raises NotTakenError."""
+    """Split off the options: pairs of letter and value, then the other arguments. Raises UnsupportedError."""
     try:
         pairs, rest = getopt.getopt(arguments, letters)
     except getopt.GetoptError as error:
-        raise NotTakenError(str(error)) from error
+        raise UnsupportedError(str(error)) from error
     return [(letter.removeprefix("-"), value) for letter, value in pairs], rest
 
 
@@ -169,9 +169,9 @@ def option_values(pairs: list[tuple[str, str]], letter: str) -> list[str]:
 
 
 def needed(arguments: list[str], number: int) -> list[str]:
-    """Return the arguments, filled up with "". Raises NotTakenError if fewer than `number` are given."""
+    """Return the arguments, filled up with "". Raises UnsupportedError if fewer than `number` are given."""
     if len([argument for argument in arguments[:number] if argument]) < number:
-        raise NotTakenError(f"needs {number} argument{'s' if number > 1 else ''}")
+        raise UnsupportedError(f"needs {number} argument{'s' if number > 1 else ''}")
     return [*arguments, "", "", ""]
 
 
@@ -185,5 +185,5 @@ def limits_of(low: str, high: str, value: Callable[[str], float], slack: str = "
     if high and factor < 1:
         given["max"] = (value(high) + margin) / (1 - factor)
     if not given:
-        raise NotTakenError("has no limit")
+        raise UnsupportedError("has no limit")
     return given

@@ -10,10 +10,10 @@ from typing import Any
 
 from pitools.node.check.nhc import files
 from pitools.node.check.nhc.match import (
-    HANDS_OFF,
-    Made,
-    NotTakenError,
-    Parts,
+    NO_SIDE_EFFECTS,
+    Converter,
+    Fields,
+    UnsupportedError,
     above_regex,
     count_of,
     glob_regex,
@@ -36,24 +36,24 @@ _READ_WRITE, _READ_ONLY = "/(^|,)rw($|,)/", "/(^|,)ro($|,)/"
 
 def _one(
     arguments: list[str], _: dict[str, str], *, test: str, read: Callable[[str], Any] = count_of, **fields: Any
-) -> Parts:
+) -> Fields:
     """Of one argument, which is the value of a test."""
     yield {**fields, test: read(needed(arguments, 1)[0])}
 
 
-def _each(arguments: list[str], _: dict[str, str], *, test: str, keys: tuple[str, ...]) -> Parts:
+def _each(arguments: list[str], _: dict[str, str], *, test: str, keys: tuple[str, ...]) -> Fields:
     """Of an argument for each of these keys of `system`; those that are empty ask for nothing."""
     for key, text in zip(keys, arguments, strict=False):
         if text:
             yield {"about": key, "table": "system", "key": key, test: count_of(text)}
 
 
-def _memory(arguments: list[str], _: dict[str, str], *, key: str) -> Parts:
+def _memory(arguments: list[str], _: dict[str, str], *, key: str) -> Fields:
     low, high, slack, *_rest = needed(arguments, 1)
     yield {"table": "system", "key": key, **limits_of(low, high, size_bytes, slack)}
 
 
-def _infiniband(arguments: list[str], _: dict[str, str]) -> Parts:
+def _infiniband(arguments: list[str], _: dict[str, str]) -> Fields:
     rate, device, *_rest = needed(arguments, 1)
     where: dict[str, Any] = {"state": "ACTIVE", "physical_state": "LinkUp", "rate_gbps": count_of(rate)}
     if device:
@@ -61,12 +61,12 @@ def _infiniband(arguments: list[str], _: dict[str, str]) -> Parts:
     yield {"about": device or rate, "table": "rdma_ports", "where": where, "min_count": 1}
 
 
-def _ethernet(arguments: list[str], _: dict[str, str]) -> Parts:
+def _ethernet(arguments: list[str], _: dict[str, str]) -> Fields:
     name = needed(arguments, 1)[0]
     yield {"about": name, "table": "interfaces", "where": {"interface": name}, "min_count": 1}
 
 
-def _mcelog(_arguments: list[str], variables: dict[str, str]) -> Parts:
+def _mcelog(_arguments: list[str], variables: dict[str, str]) -> Fields:
     fields = {"table": "kernel_log", "max_age": "24h"}
     for about, more, name, default in (
         ("uncorrected", {"is_fatal": True}, "MCELOG_MAX_UNCORRECTED_RATE", "0"),
@@ -77,16 +77,10 @@ def _mcelog(_arguments: list[str], variables: dict[str, str]) -> Parts:
             yield {"about": about, **fields, "where": where, "max_count": count_of(limit)}
 
 
-def _gpu_health(_arguments: list[str], _: dict[str, str]) -> Parts:
-    where = {"vendor": "nvidia"}
-    yield {"about": "there", "table": "gpus", "where": where, "min_count": 1}
-    yield {"about": "recovery", "table": "gpus", "where": where, "key": "recovery_action", "equals": "none"}
-
-
 # --- Network ---
 
 
-def _ping(arguments: list[str], _: dict[str, str]) -> Parts:
+def _ping(arguments: list[str], _: dict[str, str]) -> Fields:
     pairs, hosts = options_of(arguments, "I:W:c:i:s:t:w:")
     for host in hosts:
         where = {"endpoint": f"ping://{host}"}
@@ -95,43 +89,30 @@ def _ping(arguments: list[str], _: dict[str, str]) -> Parts:
         yield "options of ping are not taken" if hosts else "names no host"
 
 
-def _socket(arguments: list[str], _: dict[str, str]) -> Parts:
-    pairs, _rest = options_of(arguments, "0a!n:p:s:l:r:t:u:d:e:E:")
-    given = dict(pairs)
-    host, _colon, port = given.get("l", "").rpartition(":")
-    if given.get("s", "LISTEN") != "LISTEN" or not port.isdecimal() or "tcp" not in given.get("p", "tcp"):
-        raise NotTakenError("of sockets, TCP ports that listen are looked at (expected -p tcp -s LISTEN -l HOST:PORT)")
-    endpoint = f"tcp://{'127.0.0.1' if host in ('', '*', '0.0.0.0', '::', '[::]') else host}:{port}"  # noqa: S104
-    test = {"key": "responds", "equals": "!" not in given, "is_mild": "0" in given}
-    yield {"about": f"{host} {port}", "table": "endpoints", "where": {"endpoint": endpoint}, **test}
-    if set(given) & set("nrtudeE") - {"n"}:
-        yield f"its owner and the other end are not looked at; {HANDS_OFF}"
-
-
 # --- Processes ---
 
 
-def _daemon(arguments: list[str], _: dict[str, str], *, limit: dict[str, int]) -> Parts:
+def _daemon(arguments: list[str], _: dict[str, str], *, limit: dict[str, int]) -> Fields:
     name, owner, words, *_rest = needed(arguments, 1)
     text = f"{name} {words}" if words else name
     if _OF_ONE_CPU.match(name):
-        raise NotTakenError("kernel threads of one CPU are not read")
+        raise UnsupportedError("kernel threads of one CPU are not read")
     where = {"command": f"re:(?s:.*){glob_regex(text)}(?s:.*)", **_owned_by(owner)}
     yield {"about": text, "table": "processes", "where": where, **limit}
 
 
-def _service(arguments: list[str], _: dict[str, str]) -> Parts:
+def _service(arguments: list[str], _: dict[str, str]) -> Fields:
     pairs, words = options_of(arguments, "0E:SVcd:e:fkm:rsu:v")
     given = dict(pairs)
     name = " ".join(words)
     if not name:
-        raise NotTakenError("names no service")
+        raise UnsupportedError("names no service")
     text = given.get("m") or f"*{given.get('d') or name}"
     where = {"command": f"re:{match_regex(text, of_first_word='f' not in given)}", **_owned_by(given.get("u", ""))}
     test = {"max_count": 0} if {"E", "k", "s"} & set(given) else {"min_count": 1}
-    yield {"about": name, "table": "processes", "where": where, **test, "is_mild": "0" in given}
+    yield {"about": name, "table": "processes", "where": where, **test, "reports_only": "0" in given}
     if set(given) & set("EScekrsvV"):
-        yield HANDS_OFF
+        yield NO_SIDE_EFFECTS
 
 
 def _owned_by(owner: str) -> dict[str, Any]:
@@ -141,7 +122,7 @@ def _owned_by(owner: str) -> dict[str, Any]:
     return {"uid": count_of(owner)} if owner.isdecimal() else {"user": where_value(owner)}
 
 
-def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callable[[str], dict[str, Any]]) -> Parts:
+def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callable[[str], dict[str, Any]]) -> Fields:
     """Processes of ordinary users may use no more than a limit."""
     pairs, rest = options_of(arguments, "0AKae:fklm:r:su:")
     given = dict(pairs)
@@ -153,13 +134,13 @@ def _resource(arguments: list[str], variables: dict[str, str], *, limit: Callabl
         where["command"] = f"re:{match_regex(text, of_first_word='f' not in given)}"
     owned_by = _owned_by(owner := given.get("u", ""))
     if "uid" in where and owned_by.get("uid", math.inf) <= _max_system_uid(variables):
-        raise NotTakenError(f"-u {owner}: processes of the system are left out (expected -A)")
+        raise UnsupportedError(f"-u {owner}: processes of the system are left out (expected -A)")
     where |= owned_by
     about = text or owner
     test = limit(needed(rest, 1)[0])
-    yield {"about": about, "table": "processes", "where": where, **test, "is_mild": "0" in given}
+    yield {"about": about, "table": "processes", "where": where, **test, "reports_only": "0" in given}
     if set(given) & set("Kekr"):
-        yield HANDS_OFF
+        yield NO_SIDE_EFFECTS
 
 
 def _max_system_uid(variables: dict[str, str]) -> int:
@@ -171,23 +152,16 @@ def _cpu_seconds(text: str) -> dict[str, Any]:
     return {"key": "cpu_s", "max": count_of(minutes or "0") * 60 + count_of(seconds or "0")}
 
 
-def _kswapd(arguments: list[str], _: dict[str, str]) -> Parts:
-    seconds, _discrepancy, *actions = needed(arguments, 1)
-    where, is_mild = {"name": "kswapd*"}, _is_mild(actions)
-    yield {"table": "processes", "where": where, "key": "cpu_s", "max": count_of(seconds), "is_mild": is_mild}
-    yield "threads of different NUMA nodes are not compared"
-
-
-def _is_mild(actions: list[str]) -> bool:
+def _reports_only(actions: list[str]) -> bool:
     given = {action for action in actions if action}
     return bool(given) and "die" not in given
 
 
-def _strangers(arguments: list[str], variables: dict[str, str], *, is_report: bool = False) -> Parts:
+def _strangers(arguments: list[str], variables: dict[str, str], *, is_report: bool = False) -> Fields:
     """Processes of ordinary users that are of no job. is_report: never more than a warning."""
     pairs, actions = options_of(arguments, "c:n:p:u:")
     if option_values(pairs, "p") or "RM_DAEMON_MATCH" in variables:
-        raise NotTakenError("-p and RM_DAEMON_MATCH are not read")
+        raise UnsupportedError("-p and RM_DAEMON_MATCH are not read")
     uids, names, commands = (_words_of(option_values(pairs, letter)) for letter in "unc")
     names += _words_of([variables.get("NHC_AUTH_USERS", "root nobody")])
     where: dict[str, Any] = {
@@ -198,11 +172,11 @@ def _strangers(arguments: list[str], variables: dict[str, str], *, is_report: bo
     }
     if commands:
         where["command"] = f"re:(?!{_any_of(commands)}(?: |$)).*"
-    yield {"table": "processes", "where": where, "max_count": 0, "is_mild": is_report or _is_mild(actions)}
+    yield {"table": "processes", "where": where, "max_count": 0, "reports_only": is_report or _reports_only(actions)}
     if is_report:
         yield "users of running jobs are not excepted: it only warns"
     if "kill" in actions:
-        yield HANDS_OFF
+        yield NO_SIDE_EFFECTS
 
 
 def _words_of(texts: Iterable[str]) -> list[str]:
@@ -213,31 +187,11 @@ def _any_of(words: list[str]) -> str:
     return f"(?:{'|'.join(map(re.escape, words))})" if words else "(?!)"
 
 
-# --- Of Azure's extension ---
-
-
-def _gpu_ecc(arguments: list[str], _: dict[str, str]) -> Parts:
-    yield {"about": "pending", "table": "gpus", "key": "remapped_rows_pending", "equals": False}
-    yield {"about": "failed", "table": "gpus", "key": "remap_failed", "equals": False}
-    yield {"about": "rows", "table": "gpus", "key": "remapped_rows", "max": 512}
-    if arguments:
-        yield {"about": "corrected", "table": "gpus", "key": "ecc_corrected", "max": count_of(arguments[0])}
-    yield "errors of SRAM and DRAM are read as one count"
-
-
-def _link_flapping(arguments: list[str], _: dict[str, str]) -> Parts:
-    hours = count_of([*arguments, "6"][0])
-    where = {"kind": "link", "state": "down"}
-    yield {"table": "kernel_log", "where": where, "max_age": f"{hours}h", "group_by": ("device",), "max_count": 1}
-
-
 _SYSTEM_SIZE: dict[str, Any] = {"test": "min", "read": size_bytes, "table": "system"}
-MADE: dict[str, Made] = {
+CONVERTERS: dict[str, Converter] = {
     "check_cmd_output": files.command,
     "check_cmd_status": files.command,
     "check_cmd_dmesg": partial(files.command, program="dmesg"),
-    "check_dmi_data_match": files.dmi,
-    "check_dmi_raw_data_match": files.dmi,
     "check_file_contents": files.file_contents,
     "check_file_stat": files.file_stat,
     "check_file_test": files.file_test,
@@ -259,9 +213,6 @@ MADE: dict[str, Made] = {
     "check_hw_eth": _ethernet,
     "check_hw_mcelog": _mcelog,
     "check_net_ping": _ping,
-    "check_net_socket": _socket,
-    "check_nv_healthmon": _gpu_health,
-    "check_nvsmi_healthmon": _gpu_health,
     "check_ps_daemon": partial(_daemon, limit={"min_count": 1}),
     "check_ps_blacklist": partial(_daemon, limit={"max_count": 0}),
     "check_ps_service": _service,
@@ -275,14 +226,11 @@ MADE: dict[str, Made] = {
         ),
     ),
     "check_ps_time": partial(_resource, limit=_cpu_seconds),
-    "check_ps_kswapd": _kswapd,
     "check_ps_loadavg": partial(_each, test="max", keys=("load_1m", "load_5m", "load_15m")),
     "check_ps_unauth_users": partial(_strangers, is_report=True),
     "check_ps_userproc_lineage": _strangers,
     # Azure
     "check_gpu_count": partial(_one, test="count", table="gpus"),
-    "check_gpu_ecc": _gpu_ecc,
-    "check_ib_link_flapping": _link_flapping,
     "check_nvme_count": partial(_one, test="count", table="block_devices", where={"device": "nvme*n1"}),
     "check_vbios_version": partial(_one, test="equals", read=str, table="gpus", key="vbios"),
 }
