@@ -32,6 +32,16 @@ def hook(repo: Path, tmp_path: Path) -> Hook:
     return call
 
 
+@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("--report", 2)])
+def test_an_argument_is_answered_by_the_header(repo: Path, tmp_path: Path, option: str, code: int) -> None:
+    """Slurm gives none: a person does, and no node is checked."""
+    env = {"PIT_NODE_CONFIG": str(tmp_path / "none.toml")}
+    argv = [str(repo / "scripts" / "pit-healthcheck"), option]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert "HealthCheckProgram=" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -17,9 +17,13 @@ SLURM_TIMEOUT_S = 2 * _SCONTROL_TIMEOUT_S + 2
 
 def read_slurm(query: Query) -> Iterator[Row]:
     """Yield the one row of table `slurm`; the controllers' part of it by `scontrol ping` and `show node`."""
-    row: Row = {"is_node": True, "slurmd_is_running": find_slurmd(query.proc, query.node) is not None}
+    pid = find_slurmd(query.proc, query.node)
+    row: Row = {"is_node": True, "slurmd_is_running": pid is not None}
     if query.asks_controller:
-        row |= _ask_controller(query.node or socket.gethostname().partition(".")[0])
+        # Where slurmd was started with `-f`, its HealthCheckProgram is not told of that file.
+        conf = "" if pid is None or os.environ.get("SLURM_CONF") else _option(_command_line(query.proc, pid), "-f")
+        env = {"SLURM_CONF": conf} if conf.startswith("/") else {}
+        row |= _ask_controller(query.node or socket.gethostname().partition(".")[0], env)
     yield row
 
 
@@ -38,30 +42,34 @@ def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
             uid = status.partition(b"\nUid:")[2].split()[:1]  # the real one: of a set-uid program it is the user's
             if not uid or uid[0] not in owners:
                 continue
-            name = _started_as(read_bytes(f"{proc}/{pid}/cmdline", limit=4096) or b"")
+            name = _option(_command_line(proc, int(pid)), "-N")
             if not node or name in ("", node):
                 return int(pid)
     return None
 
 
-def _started_as(cmdline: bytes) -> str:
-    """Return the value of slurmd's option `-N`; "" if it has none."""
-    arguments = cmdline.decode(errors="replace").split("\0")
+def _command_line(proc: Path, pid: int) -> list[str]:
+    return (read_bytes(f"{proc}/{pid}/cmdline", limit=4096) or b"").decode(errors="replace").split("\0")
+
+
+def _option(arguments: list[str], option: str) -> str:
+    """Return the value of a short option of slurmd; "" if it has none."""
     for argument, following in zip(arguments[1:], [*arguments[2:], ""], strict=False):
-        if argument.startswith("-N"):
+        if argument.startswith(option):
             return argument[2:] or following
     return ""
 
 
-def _ask_controller(node: str) -> Row:
+def _ask_controller(node: str, env: dict[str, str]) -> Row:
     from pitools.slurm.client import Client, Transport  # 30 ms, which most calls need not pay
     from pitools.slurm.errors import SlurmReason, SlurmRefused
 
-    client = Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S))
+    client = Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S, env=env))
     row: Row = {}
     try:
         answers = client.controllers()
-        row |= {"controllers": len(answers), "controllers_up": sum(answers)}
+        if answers:  # none where scontrol finds no configuration
+            row |= {"controllers": len(answers), "controllers_up": sum(answers)}
         (one,) = client.nodes(node) if any(answers) else []
         row |= {"node_state": one.state, "node_flags": ",".join(one.flags), "node_reason": one.reason}
     except SlurmRefused as error:

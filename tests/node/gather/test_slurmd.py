@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,29 @@ def test_what_a_controller_says(daemons: Path, last_rows: Check) -> None:
             "node_reason",
         }
     assert "controllers" not in read(daemons, FakeClient(Unreachable("no answer"), [node]))
+
+
+def test_the_configuration_is_that_of_the_running_slurmd(
+    tmp_path: Path, write_tree: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its option -f, unless SLURM_CONF names one; without any the controllers are unknown, not down."""
+    for name in ("own.conf", "other.conf"):
+        (tmp_path / name).touch()
+    write_tree(tmp_path / "proc", process("11", "slurmd", "S", f"slurmd\0-N\0n01\0-f\0{tmp_path}/own.conf\0"))
+    write_tree(tmp_path / "proc", process("12", "slurmd", "S", "slurmd\0-N\0n02\0"))
+    script = '#!/bin/sh\n[ "$1 $SLURM_CONF" = "ping $EXPECTED" ] && echo "Slurmctld(primary) at c1 is UP"'
+    (write_tree(tmp_path, {"bin/scontrol": script}) / "bin/scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    def controllers_up(node: str, conf: str) -> object:
+        monkeypatch.setenv("EXPECTED", f"{tmp_path}/{conf}")
+        (row,) = slurmd.read_slurm(Query(root=tmp_path, node=node, asks_controller=True))
+        return row.get("controllers_up")
+
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert (controllers_up("n01", "own.conf"), controllers_up("n02", "own.conf")) == (1, None)
+    monkeypatch.setenv("SLURM_CONF", f"{tmp_path}/other.conf")
+    assert (controllers_up("n01", "other.conf"), controllers_up("n02", "other.conf")) == (1, 1)
 
 
 def test_the_answer_of_scontrol_ping() -> None:
