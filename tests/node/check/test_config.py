@@ -199,6 +199,7 @@ def two(first: str, second: str) -> str:
         ("key = 'driver'\nequals = '550'", "key = 'driver'\npattern = '57.*'", True),
         ("key = 'power_w'\nmin = 90", "key = 'power_w'\nmax = 80", True),
         ("key = 'power_w'\nany_of = [1, 2]", "key = 'power_w'\nmin = 3", True),
+        ("key = 'power_w'\nmin = 90", "key = 'power_w'\npattern = '5.*'", False),  # 500 passes both
         ("count = 8\ntypes = ['b']", "count = 4\ntypes = ['a']", False),
         ("count = 8", "max_count = 9", False),
         ("key = 'power_w'\nmin = 90", "key = 'power_limit_w'\nmax = 80", False),

@@ -257,6 +257,13 @@ def test_bursts_count_once(gaps_min: list[float], expected: State) -> None:
     assert states(one, [xid(gap) for gap in reversed(gaps_min)]) == [expected]
 
 
+def test_a_row_of_several_lines_begins_with_the_first() -> None:
+    """One that began two minutes after another and goes on for an hour is of the same burst."""
+    one = msgspec.structs.replace(TWICE, merge_within="3min")
+    for began_min, expected in ((78, "passed"), (70, "failed")):
+        assert states(one, [xid(80), xid(10, began=at(began_min))]) == [expected]
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [

@@ -16,7 +16,15 @@ from pitools.core.errors import ConfigError
 from pitools.node.check.config import checks_for, load_config
 from pitools.node.check.nhc import lines
 from pitools.node.check.nhc.lines import NhcLine, line_rows, parse_nhc
-from pitools.node.check.nhc.match import UnsupportedError, above_regex, is_target, match_regex, size_bytes
+from pitools.node.check.nhc.match import (
+    UnsupportedError,
+    above_regex,
+    count_of,
+    is_target,
+    limits_of,
+    match_regex,
+    size_bytes,
+)
 from pitools.node.check.nhc.system import CONVERTERS
 from pitools.node.check.problems import check_problem
 
@@ -245,6 +253,7 @@ def test_names_do_not_change_with_limits() -> None:
         ("!{n03,n05,n0[7-9]}", "n04 n10", "n03 n07"),
         ("{n00[00-99].phys,n000[0-4].bio}", "n0030.phys n0001.bio", "n0100.phys n0005.bio"),
         ("{n[39-20]}", "n25", "n19"),
+        ("{n[01-10]}", "n05 n10", "n5 n005"),
         ("n[0-3]x", "n2x", "n4x"),
         ("n[!0]", "n1", "n0"),
     ],
@@ -267,6 +276,16 @@ def test_ranges_within_brackets_are_no_targets() -> None:
 def test_sizes_are_of_kilobytes(text: str, n_bytes: int) -> None:
     """A number alone is of kB; each kB is 1,024 bytes."""
     assert size_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize(
+    ("slack", "low", "high"), [("", 100, 100), ("25%", 80, 100 / 0.75), ("100%", 50, None), ("10", 90, 110)]
+)
+def test_slack_is_of_what_the_node_has(slack: str, low: float, high: float | None) -> None:
+    """NHC allows a share of the actual value more or less, not one of the limit."""
+    limits = limits_of("100", "100", count_of, slack)
+    assert limits["min"] == pytest.approx(low)
+    assert limits.get("max") == (high if high is None else pytest.approx(high))
 
 
 @given(st.integers(0, 100_000), st.integers(0, 200_000))

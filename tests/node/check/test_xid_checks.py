@@ -80,6 +80,14 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
         [(60, GPU + "95, Uncontained: LTC TAG"), (30, GPU + RECOVERY.format(RESET, NONE))],
         {},
     ),
+    "a reset of a GPU that needs more": (
+        [
+            (60, GPU + "79, GPU has fallen off the bus."),
+            (50, GPU + "64, Failed to persist row remap table"),
+            (30, GPU + RECOVERY.format(RESET, NONE)),
+        ],
+        {"xid-79": "reboot", "xid-64": "repair"},
+    ),
     "uncontained error, another GPU reset since": (
         [(60, GPU + "95, Uncontained: LTC TAG"), (30, OTHER_GPU + RECOVERY.format(RESET, NONE))],
         {"xid-95": "drain"},
@@ -375,6 +383,20 @@ def test_table_has_what_the_sources_say(source: str, words: tuple[str, ...], cod
     """The codes of a source's word are those that it publishes."""
     rows = [one for one in read_xid_table().xid if not one.form]
     assert {code for one in rows if getattr(one, source) in words for code in one.codes} == _codes(codes)
+
+
+@pytest.mark.parametrize(
+    ("action", "codes"),
+    [
+        ("drain", "46 48 62 74 95 109 110 119 120 136 140 143-150 155 156 158"),
+        ("reboot", "79 151 168"),
+        ("repair", "54 64"),
+    ],
+)
+def test_a_fatal_code_leads_to_its_action(action: str, codes: str) -> None:
+    """A GPU that a reset repairs asks for no reboot, and the other way round; those of one code are all here."""
+    rows = [one for one in read_xid_table().xid if not one.form and one.action == action]
+    assert {code for one in rows for code in one.codes} == _codes(codes)
 
 
 def test_table_has_each_code_once() -> None:
