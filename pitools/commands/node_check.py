@@ -13,7 +13,7 @@ from pitools.commands.options import LocalPath, rows_format_option, site_option
 if TYPE_CHECKING:
     from pitools.node.check.config import NodeConfig
 
-FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message")
+FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message", "hint")
 INCIDENT_COLUMNS = ("incident", "check", "action", "phase", "opened_at", "over_at", "outcome", "message")
 SUSPICION_COLUMNS = ("source", "user", "weight", "at", "message")
 HISTORY_COLUMNS = (

@@ -267,4 +267,5 @@ def _finding(
         message=message,
         evidence_at=at or facts.gathered_at,
         is_shadow=check.is_shadow,
+        hint=check.hint if state == "failed" else "",
     )

@@ -243,6 +243,14 @@ def test_groups_within(rows: list[Row], expected: State) -> None:
     assert states(TWICE, rows) == [expected]
 
 
+@pytest.mark.parametrize(("used", "hint"), [(1.0, "make room"), (None, ""), (0.1, "")])
+def test_what_failed_says_what_to_do(used: Value, hint: str) -> None:
+    """A check that passed, or is unknown, asks for nothing."""
+    one = check("mounts", "used_share", max=0.9, hint="make room")
+    (finding,) = evaluate([one], facts("mounts", [{"target": "/", "used_share": used}]))
+    assert finding.hint == hint
+
+
 def test_an_event_is_the_evidence() -> None:
     """A finding about events names the group, quotes the last line, and is as old as the last event."""
     (finding,) = evaluate([TWICE], facts("kernel_log", [xid(60), xid(5, text="Xid 31\x1b[0m")]))
