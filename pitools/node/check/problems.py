@@ -196,15 +196,20 @@ def contradiction(checks: Sequence[Check]) -> str:
 
 
 def _contradiction(one: Check, other: Check) -> str:
-    for narrow, wide in ((one, other), (other, one)):
-        if not _means_no_more(narrow, wide):
-            continue
-        if one.key and one.key == other.key and _no_value_passes(one, other):
-            return f"no value of {one.key} passes both"
+    pairs = ((one, other), (other, one))
+    if (
+        one.key
+        and one.key == other.key
+        and _no_value_passes(one, other)
+        and any(_means_no_more(*pair) for pair in pairs)
+    ):
+        return f"no value of {one.key} passes both"
+    for narrow, wide in pairs:
         low = narrow.min_count if narrow.count is None else narrow.count
         high = wide.max_count if wide.count is None else wide.count
-        is_grouped_alike = all(getattr(one, name) == getattr(other, name) for name in _GROUPING)
-        if low is not None and high is not None and low > high and is_grouped_alike:
+        if low is None or high is None or low <= high or not _means_no_more(narrow, wide):
+            continue
+        if all(getattr(one, name) == getattr(other, name) for name in _GROUPING):
             return f"at least {low} rows and at most {high}"
     return ""
 
