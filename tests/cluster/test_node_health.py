@@ -5,9 +5,9 @@ On a cluster of its own, as its nodes are drained. In the last test `scripts/pit
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from pitools.node.check.config import load_config
-from pitools.node.gather.slurmd import find_slurmd
 
 pytestmark = pytest.mark.slurm
 
@@ -46,21 +45,6 @@ types = ["{type}"]
 table = "files"
 where.path = "{folder}/scratch/{node}"
 key = "exists"
-equals = true
-"""
-REAL_CHECKS = """\
-[[check]]
-name = "full-disk"
-types = ["a"]
-table = "mounts"
-where.target = "{full}"
-key = "used_share"
-max = 0.9
-[[check]]
-name = "slurmd"
-types = ["b"]
-table = "slurm"
-key = "slurmd_is_running"
 equals = true
 """
 SITE = 'name = "eta"\n[slurm]\nconf = "{conf}"\n[node]\nconfig = "{config}"\n'
@@ -143,20 +127,26 @@ def wait_until(condition: Callable[[], bool], within_s: float = 45.0) -> bool:
     return condition()
 
 
-@pytest.fixture(scope="module")
-def cluster(slurm_installed: None, repo: Path) -> Iterator[Cluster]:
-    """Nodes whose slurm.conf does not name the script yet."""
+@contextlib.contextmanager
+def running_cluster(repo: Path, nodes: int, ports: int) -> Iterator[Cluster]:
+    """Nodes whose slurm.conf does not name the script yet. ports: the first of those that it may use."""
     with tempfile.TemporaryDirectory(prefix="dcn", dir="/var/tmp") as name:
-        root = Path(name) / "r"
-        devcluster = str(repo / "scripts" / "devcluster")
-        ports = 12000 + os.getpid() % 5 * 400
-        argv = [devcluster, "up", "--root", str(root), "--clusters", "eta", "--nodes", "3", "--base-port", str(ports)]
+        root, ports = Path(name) / "r", ports + os.getpid() % 5 * 400
+        devcluster = [str(repo / "scripts" / "devcluster"), "up", "--root", str(root), "--clusters", "eta"]
+        argv = [*devcluster, "--nodes", str(nodes), "--base-port", str(ports)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
         try:
             assert done.returncode == 0, done.stderr
             yield Cluster(root, Path(name), repo)
         finally:
-            subprocess.run([devcluster, "down", "--root", str(root)], capture_output=True, timeout=150, check=True)
+            down = [devcluster[0], "down", "--root", str(root)]
+            subprocess.run(down, capture_output=True, timeout=150, check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_installed: None, repo: Path) -> Iterator[Cluster]:
+    with running_cluster(repo, len(NODES), 12000) as running:
+        yield running
 
 
 @pytest.fixture
@@ -244,36 +234,6 @@ def test_a_person_returns_a_node_that_was_checked_again(nodes: Cluster) -> None:
     assert [row["done"] for row in nodes.pit("return", "eta01")] == [True]
     assert nodes.states()["eta01"] == "idle"
     assert nodes.tick("--act") == []
-
-
-def test_a_full_disk_and_a_stopped_slurmd_are_drained_and_returned(nodes: Cluster, as_root: None) -> None:
-    """Both are real: each node is drained for its own check, and returned once that is mended."""
-    full, config = nodes.folder / "full", nodes.folder / "faults.toml"
-    config.write_text(nodes.config.read_text() + REAL_CHECKS.format(full=full))
-    slurmd = find_slurmd(node="eta02")
-    assert slurmd
-    full.mkdir()
-    nodes.call("mount", "-t", "tmpfs", "-o", "size=64k", "full", str(full))
-    try:
-        nodes.call("dd", "if=/dev/zero", f"of={full}/data", "bs=64k", "count=2", codes=(1,))
-        os.kill(slurmd, signal.SIGSTOP)
-        nodes.report(config=config)
-        acts = nodes.tick("--act", "--config", str(config))
-        assert sorted(acts) == [("drain", "eta01", True), ("drain", "eta02", True)]
-        assert nodes.reason("eta01").startswith("pit node [eta01-1] full-disk: ")
-        assert nodes.reason("eta02").startswith("pit node [eta02-1] slurmd: ")
-        (full / "data").unlink()
-        os.kill(slurmd, signal.SIGCONT)
-        nodes.report(config=config)
-        acts = nodes.tick("--act", "--config", str(config))
-        assert sorted(acts) == [("recover", "eta01", True), ("recover", "eta02", True)]
-        assert wait_until(lambda: {nodes.states()[node] for node in ("eta01", "eta02")} == {"drained"})
-        nodes.report(config=config)
-        acts = nodes.tick("--act", "--config", str(config))
-        assert sorted(acts) == [("return", "eta01", True), ("return", "eta02", True)]
-    finally:
-        os.kill(slurmd, signal.SIGCONT)
-        nodes.call("umount", str(full))
 
 
 def test_slurm_s_own_checks_write_the_reports(nodes: Cluster) -> None:

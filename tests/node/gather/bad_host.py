@@ -25,7 +25,7 @@ FUSE_INIT = 26
 
 
 def mount(source: str, target: Path, kind: str, options: str) -> None:
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     if LIBC.mount(source.encode(), str(target).encode(), kind.encode(), 0, options.encode()):
         raise OSError(ctypes.get_errno(), f"cannot mount {kind}")
 
