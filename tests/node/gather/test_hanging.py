@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,30 @@ def facts() -> NodeFacts:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "_MOST_HUNG", 1)
         return child.read_tables([child.Collector("mounts", "a test", read, timeout_s=1.0)], Query())
+
+
+def test_a_hang_is_left_out_of_its_table_alone(tmp_path: Path) -> None:
+    """Where a child hangs before a further row its table ends; a subject of the same name in the next table is read."""
+    children = tmp_path / "children"
+
+    def hang(_query: Query) -> Iterator[Row]:
+        with children.open("a") as file:
+            file.write("1")
+        yield {"target": "/a", "responds": False}
+        time.sleep(60)
+
+    def hang_once(query: Query) -> Iterator[Row]:
+        yield from () if query.hung else hang(query)
+
+    def read(query: Query) -> Iterator[Row]:
+        yield from ({"path": path, "responds": True} for path in ("/a", "/b") if path not in query.hung)
+
+    for first in (hang, hang_once):
+        collectors = [child.Collector("mounts", "a test", first, 1.0), child.Collector("files", "a test", read)]
+        tables = child.read_tables(collectors, Query()).tables
+        assert [row["path"] for row in tables["files"].rows] == ["/a", "/b"]
+        assert bool(tables["mounts"].unknown) is (first is hang)
+    assert children.read_text() == "111"
 
 
 @pytest.mark.parametrize(
