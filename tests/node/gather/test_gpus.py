@@ -282,7 +282,7 @@ def test_amd_gpus(tmp_path: Path, last_rows: Check, write_tree: Write) -> None:
     """From sysfs, and from amdsmi what that lacks; one that fell off the bus does not respond."""
     devices = (
         pci("0000:c1:00.0", "1002:74A1", "120000", "amdgpu", **MI300)
-        | pci("0000:c2:00.0", "1002:74A1", "120000", "amdgpu")
+        | pci("0000:c2:00.0", "1002:74A1", "120000", "amdgpu", ras__gpu_vram_bad_pages="0x027f5d43 : 0x00001000 : R")
         | pci("0000:c3:00.0", "1002:74A1", "120000", "amdgpu", config=GONE)
         | pci("0000:03:00.0", "1002:1480", "60000", "")
     )
@@ -319,7 +319,8 @@ def test_amd_gpus(tmp_path: Path, last_rows: Check, write_tree: Write) -> None:
         "pcie_replays": 2,
         "processes": 2,
     }
-    assert (rows[1]["responds"], rows[1]["ecc_corrected"], rows[1]["retired_pages"]) == (True, None, None)
+    assert (rows[1]["responds"], rows[1]["ecc_corrected"]) == (True, None)
+    assert (rows[1]["retired_pages"], rows[1]["retired_pages_pending"]) == (1, False)
     assert (rows[2]["responds"], rows[2]["error"]) == (False, "fell off the PCI bus")
     assert last_rows("gpus", read(tmp_path))[0]["model"] == "AMD Instinct MI300X"
 
