@@ -154,7 +154,8 @@ def test_endpoints(last_rows) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "responds"), [('test "$*" = "-n -c 1 -W 2 -- 127.0.0.1"', True), ("exit 1", False), (None, None)]
+    ("script", "responds"),
+    [('test "$*" = "-n -c 1 -W 2 -- 127.0.0.1"', True), ("exit 1", False), ("exit 2", False), (None, None)],
 )
 def test_ping(programs: Programs, last_rows, script: str | None, responds: bool | None) -> None:
     """The exit code of ping counts; without ping the answer is unknown."""
