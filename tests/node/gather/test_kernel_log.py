@@ -164,6 +164,15 @@ def test_lines_alike_with_another_state_between_are_apart() -> None:
     assert [row["state"] for row in rows] == states
 
 
+def test_lines_alike_of_before_are_apart() -> None:
+    """As where a journal's clock was set back: no row gets an earlier time by a later line."""
+    rows = event_rows([(1000.0, XID.format(95, 1)), (400.0, XID.format(95, 1))])
+    assert [(row["at"], row["count"]) for row in rows] == [
+        ("1970-01-01T00:16:40.000Z", 1),
+        ("1970-01-01T00:06:40.000Z", 1),
+    ]
+
+
 @pytest.mark.parametrize("flags", [("CE", "UC"), ("UC", "CE")])
 def test_fatal_line_makes_its_row_fatal(flags: tuple[str, str]) -> None:
     """Of lines alike one that says fatal counts, the first or the last."""
