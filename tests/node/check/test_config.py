@@ -220,6 +220,14 @@ def test_rules_that_contradict_each_other(tmp_path: Path, first: str, second: st
     assert '"two"' in raised.value.message
 
 
+@pytest.mark.parametrize(("few", "many", "contradict"), [("24h", "1h", True), ("1h", "1h", True), ("1h", "24h", False)])
+def test_events_of_a_window_are_of_a_longer_one_too(few: str, many: str, contradict: bool) -> None:
+    """At most three events of a time and at least four of a longer one: there may be more in the rest of it."""
+    most = Check(name="most", table="kernel_log", within=few, max_count=3)
+    least = Check(name="least", table="kernel_log", within=many, min_count=4)
+    assert bool(contradiction([most, least])) is contradict
+
+
 WHERES = st.sampled_from(
     [{}, {"type": "nfs"}, {"type": ("nfs", "xfs")}, {"type": "nfs", "device": "a"}, {"device": "a"}]
 )
@@ -322,6 +330,8 @@ def test_types_choose_nodes(tmp_path: Path) -> None:
     text = """
 [types.gpu]
 nodes = "g[01-02]"
+[types.cpu]
+nodes = "c1"
 [[check]]
 name = "scratch"
 table = "files"
@@ -332,7 +342,7 @@ types = ["gpu"]
 """
     config = load_config(write(tmp_path / "node.toml", text))
     assert [check.name for check in checks_for(config, "g02") if check.name == "scratch"]
-    assert not [check for check in checks_for(config, "g3") if check.name == "scratch"]
+    assert not [check for node in ("g3", "c1") for check in checks_for(config, node) if check.name == "scratch"]
     assert names_of(checks_for(config, "g01"))["files"] >= {"/scratch", "/work"}
 
 
