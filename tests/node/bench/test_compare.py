@@ -143,3 +143,12 @@ def test_noise_of_healthy_nodes_is_rarely_low() -> None:
         for value in values
     )
     assert found <= 10
+
+
+def test_a_fault_of_the_first_measurement_stays_one() -> None:
+    """Of a node that is measured again as it is slow: data that were wrong once are wrong, whatever comes after."""
+    past = results({"n00": 100.0}) * 6
+    wrong = BenchResult(node="n00", measure="disk", value=1.0, verdict="wrong", hardware="h")
+    again = [*results({"n00": 100.0}), msgspec.structs.replace(wrong, verdict="ok")]
+    compared = compare_twice([*results({"n00": 50.0}), wrong], past, lambda _: again)
+    assert [(row.measure, row.value, row.verdict) for row in compared] == [("m", 100.0, "ok"), ("disk", 1.0, "wrong")]
