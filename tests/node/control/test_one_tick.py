@@ -9,7 +9,7 @@ import pytest
 
 from pitools.node.check.config import Control
 from pitools.node.control import policy
-from pitools.node.control.incidents import Incident, Phase
+from pitools.node.control.incidents import Incident, Phase, next_id
 from pitools.node.types import Finding, NodeReport
 from tests.node.control.world import Clock, Killed, World
 
@@ -93,3 +93,14 @@ def test_a_return_that_was_made_by_a_tick_that_was_killed_is_one(tmp_path: Path,
     assert not world.slurm.reasons
     assert [(row.act, row.node, row.done) for row in world.tick()] == [("return", "n03", True)]
     assert [entry.kind for entry in world.entries()][-2:] == ["returning", "returned"]
+
+
+def test_an_id_is_above_that_of_an_adopted_drain() -> None:
+    """Whose journal was lost: a number that it left free would be used up to that of the adopted one."""
+    assert next_id("n1", [msgspec.structs.replace(incident("over"), incident="n1-7"), incident("over")]) == "n1-8"
+
+
+def test_a_reason_has_no_sign_that_slurm_or_a_shell_reads() -> None:
+    """What a node's devices and users name themselves is in it."""
+    reason = msgspec.structs.replace(incident("drained"), message="""disk "a\nb" is 'c' \\ d""").reason
+    assert reason == "pit node [n1-1] disk: disk  a b  is  c    d"
