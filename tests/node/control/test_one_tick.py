@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from pitools.node.check.config import Control
-from pitools.node.control import policy
+from pitools.node.control import policy, tick
 from pitools.node.control.incidents import Incident, Phase, next_id
 from pitools.node.types import Finding, NodeReport
+from pitools.slurm.records import Node
 from tests.node.control.world import Clock, Killed, World
 
 NOW, BEFORE = "2026-11-01T12:00:00.000Z", "2026-11-01T11:00:00.000Z"
@@ -49,6 +50,16 @@ def test_a_node_that_was_taken_over_counts_for_no_limit_at_once() -> None:
     }
     for reason, rows in expected.items():
         assert acts([ours._replace(reason=reason), other], [failing], [incident("drained")], **limits) == rows
+
+
+@pytest.mark.parametrize("change", [{"action": "repair"}, {"evidence_at": BEFORE}])
+def test_where_a_limit_leaves_one_the_severest_is_drained_then_the_oldest(change: dict[str, str]) -> None:
+    """Whatever the nodes' names and order."""
+    first, second = report("n1", failed="disk"), report("n2", failed="gpu")
+    second = msgspec.structs.replace(second, findings=(msgspec.structs.replace(second.findings[0], **change),))
+    limits = {"max_share_leaf": 0.5, "max_share_hour": 1.0, "max_share_partition": 1.0}
+    rows = acts([VIEW, VIEW._replace(node="n2")], [first, second], [], **limits)
+    assert rows == [("drain", "n2", "gpu"), ("hold", "n1", "disk")]
 
 
 @pytest.mark.parametrize(("failed", "act"), [("disk", "drain"), ("gpu", "take-over")])
@@ -104,3 +115,9 @@ def test_a_reason_has_no_sign_that_slurm_or_a_shell_reads() -> None:
     """What a node's devices and users name themselves is in it."""
     reason = msgspec.structs.replace(incident("drained"), message="""disk "a\nb" is 'c' \\ d""").reason
     assert reason == "pit node [n1-1] disk: disk  a b  is  c    d"
+
+
+@pytest.mark.parametrize("state", ["draining", "drained", "failing", "fail"])
+def test_a_node_that_slurm_keeps_jobs_off_is_drained(state: str) -> None:
+    """Also by `scontrol update state=fail`, which a drain of ours would replace."""
+    assert tick.node_views([Node(node="n1", state=state)], ())["n1"].is_drained
