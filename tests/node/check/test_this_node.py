@@ -185,6 +185,9 @@ def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.Mo
     path.write_bytes(good)
     Path(config.state).chmod(0o777)
     assert state(report=False) == "passed"
+    with pytest.raises(ConfigError):  # and nothing is written where others may have put a link
+        state(report=True)
+    assert path.read_bytes() == good
     Path(config.state).chmod(0o755)
     assert state(report=False) == "failed"
 
