@@ -109,10 +109,10 @@ def test_lines_that_are_not_taken_say_where_and_why() -> None:
 
 def test_a_backslash_continues_a_line_as_for_the_shell() -> None:
     """Within a word, too, and a comment: NHC reads its file so."""
-    text = "n1 || check_hw_e\\\nth a\\\n1\n# of old: \\\nn1 || check_hw_eth b\nn1 || check_hw_eth c\\"
+    text = "n1 || check_hw_e\\\nth a\\\n1\n# of old: \\\nn1 || check_hw_eth b\n# two: \\\\\nn1 || check_hw_eth c\\"
     assert [(line.line, line.text) for line in parse_nhc(text, "n1")] == [
         (1, "n1 || check_hw_eth a1"),
-        (6, "n1 || check_hw_eth c"),
+        (7, "n1 || check_hw_eth c"),
     ]
 
 
