@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,3 +140,13 @@ def test_a_gpu_that_fails_has_a_row_and_others_theirs(monkeypatch: pytest.Monkey
     assert by_name["gpu0_gemm_flop_per_s"].problem == "CUDA error: device lost"
     assert by_name["gpu1_gemm_flop_per_s"].verdict == "wrong"
     assert by_name["gpu1_h2d_bytes_per_s"].hardware == "H100"
+
+
+def test_the_file_takes_at_most_half_of_the_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Jobs and the system need the rest, also while it is measured."""
+    blocks: list[int] = []
+    room = SimpleNamespace(f_bavail=5 * single._BLOCK, f_frsize=1)
+    monkeypatch.setattr(single.os, "fstatvfs", lambda _: room)
+    monkeypatch.setattr(single, "_over_blocks", lambda _, count: blocks.append(count) or 0)
+    assert len(list(single.measure_disk(tmp_path))) == len(blocks)
+    assert set(blocks) == {2}
