@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
+from pitools.node.control.incidents import Incident, fold, read_entries
 from pitools.node.gather.slurmd import find_slurmd
 from tests.cluster.test_node_health import Cluster, running_cluster, wait_until
 from tests.node.real_faults import FAULTS, why_not_here, with_fault, write_config
@@ -47,7 +48,7 @@ class Outcome(NamedTuple):
     acts: list[tuple[str, bool]]
     reason: str
     state: str
-    incident: dict[str, Any]
+    incident: Incident
 
 
 class Faulty:
@@ -96,25 +97,24 @@ def outcomes(faulty: Faulty) -> dict[str, Outcome]:
     assert wait_until(lambda: {cluster.states()[node] for node in NODES.values()} == {"drained"}), cluster.states()
     acts += faulty.tick()
     states = cluster.states()
+    incidents = fold(read_entries(cluster.folder / "spool" / "control" / "journal.jsonl"))
+    by_node = {one.node: one for one in incidents.values()}
     return {
-        name: Outcome(
-            [(act, done) for act, of, done in acts if of == node],
-            *(reasons[node], states[node], cluster.pit("show", node, "--config", faulty.config)[1]),
-        )
+        name: Outcome([(act, done) for act, of, done in acts if of == node], reasons[node], states[node], by_node[node])
         for name, node in NODES.items()
     }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_real_fault_is_drained_mended_and_returned(outcomes: dict[str, Outcome], name: str) -> None:
-    """By the check that is for it, with its action; then it is returned, with a history of one incident."""
+    """By the check that is for it, with its action; then it is returned."""
     if reason := why_not_here(name):
         pytest.skip(reason)
     outcome, check = outcomes[name], FAULTS[name].draining
     assert outcome.acts == [("drain", True), ("recover", True), ("return", True)]
     assert re.match(rf"pit node \[{NODES[name]}-1\] {check}: ", outcome.reason)
-    incident = {key: outcome.incident[key] for key in ("check", "action", "phase", "outcome")}
-    assert incident == {"check": check, "action": "drain", "phase": "over", "outcome": "returned"}
+    incident = outcome.incident
+    assert (incident.check, incident.action, incident.phase, incident.outcome) == (check, "drain", "over", "returned")
     assert outcome.state == "idle"
 
 
