@@ -34,7 +34,7 @@ from pitools.node import spool as spool_folder
 from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.history import read_past
 from pitools.node.check.config import CONFIG_PATH, NodeConfig, load_config
-from pitools.node.control.incidents import EntryKind, Incident, fold, read_entries
+from pitools.node.control.incidents import EntryKind, Incident, read_incidents
 from pitools.node.types import NAME, NodeReport, age_s, is_at_least
 from pitools.run.attempt_records import Cause, CauseKind, Confidence
 from pitools.site.schema import Site
@@ -198,7 +198,8 @@ def read_suspicions(config: NodeConfig, nodes: Collection[str] | None = None) ->
     reports, _ = spool_folder.read_reports(folder, known)
     max_age_s = units.parse_duration(config.control.max_report_age)
     fresh = {node: one for node, one in reports.items() if age_s(one.checked_at, now) <= max_age_s}
-    incidents = [one for one in fold(read_entries(folder / "control" / "journal.jsonl")).values() if one.node in known]
+    journal = read_incidents(folder / "control" / "journal.jsonl")
+    incidents = [one for one in journal.incidents.values() if one.node in known]
     bench = read_past(folder, known.intersection(_benched_nodes(folder)))
     return suspicions(now, fresh, incidents, bench, read_run_records(folder, known))
 

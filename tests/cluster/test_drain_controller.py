@@ -21,6 +21,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.core.errors import Unreachable
+from pitools.core.journal import read_journal
 from pitools.node import spool
 from pitools.node.check.config import load_shipped
 from pitools.node.control import incidents
@@ -113,7 +114,7 @@ class World:
         assert len(self.ours()) <= 3  # a fifth of the partition
 
     def entries(self) -> list[incidents.IncidentEntry]:
-        return incidents.read_entries(self.spool / "control" / "journal.jsonl")
+        return read_journal(self.spool / "control" / "journal.jsonl", incidents.IncidentEntry)
 
     def heal(self) -> None:
         """Let all checks pass, and tick until all nodes of ours are back."""

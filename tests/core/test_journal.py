@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ClusterError, DataError, NoSpace
-from pitools.core.journal import append_record, read_journal
+from pitools.core.journal import DamagedLine, append_record, read_journal, read_lines
 from pitools.core.record import Record
 
 
@@ -38,9 +38,14 @@ def test_a_truncated_line_is_left_out_and_then_removed(tmp_path: Path) -> None:
 def test_a_damaged_or_unreadable_journal_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never an empty one: its intents would be lost; and a short write is a full disk."""
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'{"schema":"test.line/1","number":"x"}\n')
-    with pytest.raises(DataError):
+    path.write_bytes(b'{"schema":"test.line/1","number":7}\n{"schema":"test.line/1","number":"x"}\n')
+    with pytest.raises(DataError) as caught:
         read_journal(path, Line)
+    assert caught.value.where == f"{path}:2"
+    whole, damaged = read_lines(path, Line)
+    assert whole == Line(number=7)
+    assert isinstance(damaged, DamagedLine)
+    assert (damaged.number, damaged.data) == (2, b'{"schema":"test.line/1","number":"x"}')
     with pytest.raises(ClusterError):
         read_journal(tmp_path, Line)
     path.unlink()

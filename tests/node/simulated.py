@@ -349,7 +349,7 @@ class Cluster:
 
     def incidents(self) -> list[incidents.Incident]:
         path = Path(self.config.spool) / "control" / "journal.jsonl"
-        return list(incidents.fold(incidents.read_entries(path)).values())
+        return list(incidents.read_incidents(path).incidents.values())
 
 
 def replaced(rows: list[Row], number: int, **values: Any) -> list[Row]:

@@ -7,10 +7,10 @@ intent, and in the node's reason, which holds the incident's id, whether it was 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -20,10 +20,11 @@ from pitools.core.record import Record
 from pitools.node.types import Action
 
 REASON_PREFIX = "pit node"
-"""With which each of our reasons begins: `pit node [n07-3] gpu-count: gpus: 7 (expected exactly 8)`."""
+"""With which each of our reasons begins: `pit node [n07-20261126191236] gpu-count: gpus: 7`."""
 
 _OWN_REASON = re.compile(rf"{REASON_PREFIX} \[([A-Za-z0-9._-]+-\d+)\] ([a-z0-9-]+)")
 _OF_OPENED = ("incident", "node", "check", "action", "evidence_at", "message", "boot_id", "hardware")
+_INCIDENT_AND_NODE = re.compile(r'"incident":"([^"]*)","node":"([^"]*)"')
 _MAX_REASON = 200  # bytes: Slurm's tools cut longer ones in their tables
 
 
@@ -64,7 +65,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
 
     phase: opening (the drain is intended), drained, recovered (checks pass again since `recovered_at`), returning (the
     return is intended) or over. asked_at: since when its bench is awaited. outcome: kind of the entry that ended it.
-    is_escalated: only a person may return it.
+    is_escalated: only a person may return it. is_incomplete: a damaged line of the journal is, or may be, its.
     """
 
     incident: str
@@ -83,6 +84,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     over_at: str = ""
     outcome: str = ""
     is_escalated: bool = False
+    is_incomplete: bool = False
 
     @property
     def reason(self) -> str:
@@ -98,16 +100,34 @@ def incident_of_reason(reason: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", "")
 
 
-def fold(entries: Iterable[IncidentEntry]) -> dict[str, Incident]:
-    """Return the incidents by id, in the order in which they began."""
+def fold(lines: Iterable[IncidentEntry | journal.DamagedLine]) -> dict[str, Incident]:
+    """Return the incidents by id, in the order in which they began; one that lacks its first entry begins with another.
+
+    A damaged line may be of each incident that is open there, unless it still names its own.
+    """
     incidents: dict[str, Incident] = {}
-    for entry in entries:
-        if entry.kind is EntryKind.OPENED:
-            opened = {name: getattr(entry, name) for name in _OF_OPENED}
-            incidents.setdefault(entry.incident, Incident(opened_at=entry.at, **opened))
-        elif incident := incidents.get(entry.incident):
-            incidents[entry.incident] = msgspec.structs.replace(incident, **_changes(entry))
+    for line in lines:
+        if isinstance(line, journal.DamagedLine):
+            names = _incidents_named(line.data)
+            for one in incidents.values():
+                if one.phase != "over" and (not names or one.incident in names):
+                    incidents[one.incident] = msgspec.structs.replace(one, is_incomplete=True)
+            continue
+        is_first = line.kind is EntryKind.OPENED
+        if line.incident not in incidents:
+            opened = {name: getattr(line, name) for name in _OF_OPENED}
+            incidents[line.incident] = Incident(opened_at=line.at, is_incomplete=not is_first, **opened)
+        if not is_first:
+            incidents[line.incident] = msgspec.structs.replace(incidents[line.incident], **_changes(line))
     return incidents
+
+
+def _incidents_named(data: bytes) -> set[str]:
+    """Return the incidents that a damaged line names: none if it is no text, or its names do not agree."""
+    text = data.decode(errors="replace")
+    names = _INCIDENT_AND_NODE.findall(text) if text.isprintable() and "\ufffd" not in text else []
+    agree = all(incident.rpartition("-")[0] == node for incident, node in names)
+    return {incident for incident, _ in names} if agree else set()
 
 
 def _changes(entry: IncidentEntry) -> dict[str, object]:
@@ -129,15 +149,35 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
     return {}
 
 
-def next_id(node: str, incidents: Iterable[Incident]) -> str:
-    """Return an id for a new incident of a node: its name and the first unused number."""
-    used = [int(one.incident.rpartition("-")[2]) for one in incidents if one.node == node]
-    return f"{node}-{max(used, default=0) + 1}"
+def new_id(node: str, at: str, incidents: Collection[str]) -> str:
+    """Return an id for a new incident of a node: its name and the time, to the second, as `n07-20261126191236`.
+
+    So no id is used again after a journal was lost, nor by another controller. incidents: the ids that there are.
+    """
+    number = int("".join(sign for sign in at[:19] if sign.isdecimal()))
+    while (name := f"{node}-{number}") in incidents:
+        number += 1
+    return name
 
 
-def read_entries(path: Path) -> list[IncidentEntry]:
-    """Return the complete entries of a journal. Raises PitError."""
-    return journal.read_journal(path, IncidentEntry, hint=f"mv {path} {path}.damaged")
+class Journal(NamedTuple):
+    """The incidents by id, in the order in which they began, and what is wrong with lines of the journal."""
+
+    incidents: dict[str, Incident]
+    problems: list[str]
+
+
+def read_incidents(path: Path) -> Journal:
+    """Return the incidents of a journal. A damaged line stays there, and is left out. Raises PitError."""
+    lines = journal.read_lines(path, IncidentEntry)
+    damaged = [line for line in lines if isinstance(line, journal.DamagedLine)]
+    problems = []
+    if damaged:
+        numbers = ", ".join(str(line.number) for line in damaged[:5]) + ", ..." * (len(damaged) > 5)
+        problem = f"{len(damaged)} damaged, left out: line {numbers}: {damaged[0].problem}"
+        remedy = "drained nodes of which it may be are left to a person"
+        problems = [f"{path}: {problem}; {remedy}; to see it: sed -n {damaged[0].number}p {path}"]
+    return Journal(fold(lines), problems)
 
 
 def append_entry(path: Path, entry: IncidentEntry) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from pitools.core import units
 from pitools.core.record import Record
 from pitools.node.check.config import Control
-from pitools.node.control.incidents import Incident, incident_of_reason, next_id
+from pitools.node.control.incidents import Incident, incident_of_reason
 from pitools.node.types import ACTIONS, BENCH_CHECK, Action, Finding, NodeReport, age_s, draining
 
 DRAINED = "9999"
@@ -45,8 +45,8 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for until a report
     has its result, for an hour). The others are only noted: `fail`, `recover` (checks of a drained node fail, or pass
     again), `escalate` (left to a person), `take-over` (somebody else drained or resumed it), `adopt` (it is drained
-    with a reason of ours that no open incident has). incident: of a `drain` also one that is to be opened; "" of a
-    `hold`. action, evidence_at: of the finding that drains.
+    with a reason of ours that no open incident has). incident: "" of a `hold`, and of a `drain` that is not begun.
+    action, evidence_at: of the finding that drains.
     """
 
     node: str
@@ -143,11 +143,10 @@ def severest_first(finding: Finding) -> tuple[bool, int, str, str]:
     return finding.is_shadow, -ACTIONS.index(finding.action), finding.evidence_at, finding.check
 
 
-def _drain_or_hold(node: str, finding: Finding, *, incident: str = "", limits: str = "") -> ActRow:
+def _drain_or_hold(node: str, finding: Finding, *, limits: str = "") -> ActRow:
     return ActRow(
         act="hold" if limits else "drain",
         node=node,
-        incident=incident,
         check=finding.check,
         why=f"{finding.message}; held back by [control] {limits}" if limits else finding.message,
         action=finding.action,
@@ -182,13 +181,13 @@ def _drain_within_limits(
             continue
         used.update(view.groups)
         in_hour.add(view.node)
-        yield _drain_or_hold(view.node, finding, incident=next_id(view.node, incidents))
+        yield _drain_or_hold(view.node, finding)
 
 
 def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[ActRow]:
     """Yield the adoption of a node that is drained with our reason, but without an open incident.
 
-    It is left to a person: what its check asked for is lost, or the drain is another controller's, of the same number.
+    It is left to a person: what its check asked for is lost, or the drain is another controller's.
     """
     incident, check = incident_of_reason(view.reason)
     why = f"drained with our reason, but without an open incident: {view.reason}"
@@ -227,6 +226,9 @@ def _follow_incident(
         return
     if not is_ours:
         yield decision("take-over", f"its reason was changed: {view.reason}")
+        return
+    if incident.is_incomplete and not incident.is_escalated:
+        yield decision("escalate", f"the journal is damaged where it tells of it: {to_person}")
         return
     # A return that was begun, and not made, is decided anew: the node may have failed since.
     if report is None or not _is_of_since(report, incident, now):

@@ -25,10 +25,12 @@ from pitools.node.control.incidents import (
     EntryKind,
     Incident,
     IncidentEntry,
+    Journal,
     append_entry,
     fold,
     incident_of_reason,
-    read_entries,
+    new_id,
+    read_incidents,
 )
 from pitools.node.control.policy import (
     Act,
@@ -147,8 +149,11 @@ class Controller:
         _require_node(name, {node.node for node in self._client.nodes()})
 
     def incidents(self) -> dict[str, Incident]:
-        """Return all incidents by id, in the order in which they began. Raises DataError."""
-        return fold(read_entries(self._folder / "journal.jsonl"))
+        """Return all incidents by id, in the order in which they began. Raises PitError."""
+        return self._journal().incidents
+
+    def _journal(self) -> Journal:
+        return read_incidents(self._folder / "journal.jsonl")
 
     def report(self, node: str) -> NodeReport | None:
         """Return the last report of a node; None without one. Raises PitError."""
@@ -156,18 +161,21 @@ class Controller:
 
     def node_rows(self) -> tuple[list[NodeRow], list[str]]:
         """Return a row for each of Slurm's nodes, and what is wrong with reports. Raises PitError."""
-        open_by_node = {one.node: one for one in self.incidents().values() if one.phase != "over"}
+        incidents, problems = self._journal()
+        open_by_node = {one.node: one for one in incidents.values() if one.phase != "over"}
         nodes = self._client.nodes()
-        reports, problems = spool.read_reports(self._spool, {node.node for node in nodes})
+        reports, of_reports = spool.read_reports(self._spool, {node.node for node in nodes})
         now, control = timestamps.now_rfc3339(), self.config.control
-        return [
-            node_row(node, open_by_node.get(node.node), reports.get(node.node), now, control) for node in nodes
-        ], problems
+        return [node_row(node, open_by_node.get(node.node), reports.get(node.node), now, control) for node in nodes], [
+            *problems,
+            *of_reports,
+        ]
 
     def _tick(self, *, act: bool) -> TickResult:
-        incidents = self.incidents()
+        incidents, damaged = self._journal()
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
+        problems += damaged
         now, control = timestamps.now_rfc3339(), self.config.control
         decisions = decide(now, nodes, reports, list(incidents.values()), control)
         problems += _unheard(nodes, reports, now, control)
@@ -208,9 +216,9 @@ class Controller:
         why_not = ""
         try:
             if decision.act == "drain":
-                why_not = self._drain(decision, reports, incidents)
+                decision, why_not = self._drain(decision, reports, incidents)
             elif decision.act == "return":
-                why_not = self._return(decision, incidents[decision.incident])
+                why_not = self._return(decision)
             elif decision.act == "bench":
                 if not incidents[decision.incident].asked_at:
                     self._append(decision, EntryKind.BENCHING)
@@ -224,24 +232,32 @@ class Controller:
             return msgspec.structs.replace(decision, why=f"{decision.why}; not done: {why_not}")
         return msgspec.structs.replace(decision, done=decision.act != "hold")
 
-    def _drain(self, decision: ActRow, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]) -> str:
-        """Drain for a new incident, or one whose drain was begun; return why it was not done, "" if it was."""
-        view = self._look_again(decision.node)
-        if not may_drain(view) and not incident_of_reason(view.reason)[0]:
-            if decision.incident in incidents:
+    def _drain(
+        self, decision: ActRow, reports: Mapping[str, NodeReport], incidents: dict[str, Incident]
+    ) -> tuple[ActRow, str]:
+        """Drain for a new incident, or one whose drain was begun.
+
+        Return the decision with the incident, and why it was not done, "" if it was.
+        """
+        view, incident = self._look_again(decision.node), incidents.get(decision.incident)
+        is_made = incident is not None and incident_of_reason(view.reason)[0] == incident.incident
+        if not may_drain(view) and not is_made:
+            if incident:
                 self._append(decision, EntryKind.TAKEN_OVER)
-            return f"somebody else drained it, or set it down, meanwhile: {view.reason}"
-        incident = incidents.get(decision.incident) or self._open(decision, reports[decision.node], incidents)
+            return decision, f"somebody else drained it, or set it down, meanwhile: {view.reason}"
+        incident = incident or self._open(decision, reports[decision.node], incidents)
+        decision = msgspec.structs.replace(decision, incident=incident.incident)
         if not view.is_drained:
             self._client.drain_node(decision.node, incident.reason)
         self._append(decision, EntryKind.DRAINED)
-        return ""
+        return decision, ""
 
     def _open(self, decision: ActRow, report: NodeReport, incidents: dict[str, Incident]) -> Incident:
+        now = timestamps.now_rfc3339()
         entry = IncidentEntry(
-            at=timestamps.now_rfc3339(),
+            at=now,
             kind=EntryKind.OPENED,
-            incident=decision.incident,
+            incident=new_id(decision.node, now, incidents),
             node=decision.node,
             check=decision.check,
             action=decision.action,
@@ -254,10 +270,10 @@ class Controller:
         incidents |= fold([entry])
         return incidents[entry.incident]
 
-    def _return(self, decision: ActRow, incident: Incident) -> str:
+    def _return(self, decision: ActRow) -> str:
         """Resume a node, unless its reason is no longer ours; return why it was not done, "" if it was."""
         view = self._look_again(decision.node)
-        if view.is_drained and incident_of_reason(view.reason)[0] != incident.incident:
+        if view.is_drained and incident_of_reason(view.reason)[0] != decision.incident:
             self._append(decision, EntryKind.TAKEN_OVER)
             return f"its reason was changed meanwhile: {view.reason}"
         if view.is_down:

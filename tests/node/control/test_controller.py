@@ -80,7 +80,7 @@ def test_each_drain_is_made_once(tmp_path: Path, clock: Clock) -> None:
     world.report()
     assert [(row.act, row.node, row.done) for row in world.tick()] == [("drain", "n03", True)]
     assert world.slurm.calls == 2 + 1 + 2  # the poll and its topology; a look at the node; the act, counted twice
-    assert world.slurm.reasons == {"n03": "pit node [n03-1] gpu-count: gpus: 7 (expected exactly 8)"}
+    assert world.slurm.reasons == {"n03": "pit node [n03-20261101000000] gpu-count: gpus: 7 (expected exactly 8)"}
     assert world.tick() == []
     journal = tmp_path / "control" / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)

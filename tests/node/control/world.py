@@ -13,6 +13,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.core.errors import Unreachable
+from pitools.core.journal import read_journal
 from pitools.node import spool
 from pitools.node.check.config import Control, NodeConfig
 from pitools.node.control import incidents, policy, tick
@@ -145,4 +146,4 @@ class World:
         return {node for node, reason in self.slurm.reasons.items() if incidents.incident_of_reason(reason)[0]}
 
     def entries(self) -> list[incidents.IncidentEntry]:
-        return incidents.read_entries(Path(self.config.spool) / "control" / "journal.jsonl")
+        return read_journal(Path(self.config.spool) / "control" / "journal.jsonl", incidents.IncidentEntry)
