@@ -70,6 +70,7 @@ def check(
 
     Exit 1: a critical check failed.
     """
+    from pitools.core.errors import ConfigError
     from pitools.core.output import Output
     from pitools.node.check import this_node
 
@@ -80,8 +81,13 @@ def check(
             out(finding)
     if report:
         from pitools.node.report import write_report
+        from pitools.node.spool import require_usable
 
         write_report(config, checked)
+        try:
+            require_usable(Path(config.spool))
+        except ConfigError as error:
+            click.echo(f"pit: no controller uses this report: {error}", err=True)
     if checked.has_failed:
         ctx.exit(1)
 

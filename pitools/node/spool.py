@@ -12,6 +12,7 @@ node than its name says.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -40,11 +41,26 @@ _SUFFIX = ".json"
 _REQUESTS = "bench-requests"
 
 
-def require_usable(spool: Path) -> None:
-    """Refuse a spool that is missing, or that others can write to. Raises ConfigError."""
-    if not spool.exists():
-        raise ConfigError("spool: no such folder", where=str(spool), key="spool", hint=f"mkdir -p -m 755 {spool}")
-    trust.require_trusted(spool, "spool of reports")
+def require_usable(path: Path, description: str = "spool") -> None:
+    """Refuse a spool, or a part of it, that is missing, or that others can write to or replace. Raises ConfigError."""
+    try:
+        untrusted = trust.find_untrusted(path, trust.trusted_users())
+    except OSError as error:
+        hint = f"mkdir -p -m 755 {path}" if error.errno == errno.ENOENT else ""
+        problem = os.strerror(error.errno or errno.EIO)
+        raise ConfigError(f"{description}: {problem}", where=str(path), key="spool", hint=hint) from error
+    if not untrusted:
+        return
+    other, status, writer = untrusted
+    if writer:
+        problem = f"can be written to by {writer}"
+        hint = f"chmod {'o-w' if status.st_mode & stat.S_IWOTH else 'g-w'} {other}"
+    else:
+        problem = f"belongs to user {trust.user_name(status.st_uid)}"
+        hint = f"chown root {other}"
+    part = "" if other == path.absolute() else f"{other}, on the path of {path}, "
+    problem = f"{description}: {part}{problem} (expected you or root alone): nodes are drained by what is in it"
+    raise ConfigError(problem, where=str(other), key="spool", hint=hint)
 
 
 def write_report(spool: Path, report: NodeReport) -> None:
@@ -178,7 +194,8 @@ def _read_report(path: Path, node: str) -> NodeReport | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        is_link = isinstance(error, OSError) and error.errno == errno.ELOOP
+        reason = "a link (expected a regular file)" if is_link else getattr(error, "strerror", error)
         hint = f"on {node}: pit node check --report"
         raise DataError(f"not a report: {reason}", where=str(path), hint=hint) from error
     return report
@@ -189,7 +206,7 @@ def read_owned(path: Path, uids: Collection[int], max_bytes: int) -> bytes:
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         if status.st_uid not in uids:
-            expected = " or ".join(map(trust.user_name, uids))
+            expected = " or ".join(map(trust.user_name, dict.fromkeys(uids)))
             raise ValueError(f"belongs to user {trust.user_name(status.st_uid)} (expected {expected})")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError("can be written by others (expected mode 0644)")

@@ -160,6 +160,17 @@ def test_a_report_drains_the_node(machine: Machine) -> None:
     assert row["done"] is True
 
 
+def test_a_report_that_no_controller_uses_says_so(machine: Machine) -> None:
+    """It is written all the same: a controller of another account may use it."""
+    words = ("check", "--report", "--config", str(machine.config))
+    assert "no controller" not in machine.run(*words).stderr
+    (machine.folder / "spool").chmod(0o777)
+    (machine.folder / "spool" / "n01.json").unlink()
+    done = machine.run(*words)
+    assert (done.returncode, "no controller" in done.stderr) == (1, True)
+    assert (machine.folder / "spool" / "n01.json").exists()
+
+
 def test_facts_and_their_tables(machine: Machine) -> None:
     """A summary, the rows of a table, and the keys that checks may name."""
     config = ("--config", str(machine.config))

@@ -17,6 +17,7 @@ import msgspec
 from pitools.core import journal
 from pitools.core.output import printable
 from pitools.core.record import Record
+from pitools.node import spool
 from pitools.node.types import Action
 
 REASON_PREFIX = "pit node"
@@ -168,7 +169,13 @@ class Journal(NamedTuple):
 
 
 def read_incidents(path: Path) -> Journal:
-    """Return the incidents of a journal. A damaged line stays there, and is left out. Raises PitError."""
+    """Return the incidents of a journal. A damaged line stays there, and is left out.
+
+    Raises PitError, also for a journal that others than this user and root can write to.
+    """
+    for part in (path.parent, path):
+        if part.exists():
+            spool.require_usable(part, "journal of incidents")
     lines = journal.read_lines(path, IncidentEntry)
     damaged = [line for line in lines if isinstance(line, journal.DamagedLine)]
     problems = []

@@ -7,6 +7,7 @@ anywhere: intents are in the journal, and the next tick resolves them first. A f
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.core import hostlist, timestamps
-from pitools.core.errors import ConfigError, PitError, UsageError, suggest
+from pitools.core.errors import ClusterError, ConfigError, PitError, UsageError, suggest
 from pitools.core.fs import from_os_error, write_atomic
-from pitools.core.locks import lock
+from pitools.core.locks import lock, owner_name
 from pitools.core.record import Record
 from pitools.node import spool
 from pitools.node.check.config import CONFIG_PATH, Control, NodeConfig
@@ -137,6 +138,13 @@ class Controller:
     def _lock(self) -> Iterator[None]:
         """Hold the journal's lock. Raises TryLater while another process does, ConfigError, PitError."""
         spool.require_usable(self._spool)
+        folder = self._folder if self._folder.exists() else self._spool
+        if not os.access(folder, os.W_OK):
+            hint = f"as {owner_name(folder)} or root; to look alone: pit node list, pit node drain --dry-run"
+            raise ClusterError(
+                "you cannot write there (expected to drain and return nodes)", where=str(folder), hint=hint
+            )
+        spool.require_usable(folder, "journal of incidents")
         try:
             self._folder.mkdir(mode=0o755, exist_ok=True)
         except OSError as error:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.core.errors import ConfigError, TryLater
+from pitools.core.errors import ClusterError, ConfigError, TryLater
 from pitools.node import spool
 from pitools.node.check.config import NodeConfig, load_config
 from pitools.node.control import tick
@@ -175,6 +175,8 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
     (tmp_path / "n10.json").chmod(0o666)
     result = tick.Controller(world.slurm, world.config).tick(act=True)  # type: ignore[arg-type]
     assert world.ours() == {"n03"}
+    text = " ".join(result.problems)
+    assert ("n06.json: not a report: a link" in text, "root or root" in text) == (True, False)
     assert sorted(
         {name for name in [*NODES, "nowhere"] if any(f"{name}.json" in text for text in result.problems)}
     ) == [
@@ -187,6 +189,38 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
         "n10",
         "nowhere",
     ]
+
+
+@pytest.mark.parametrize("part", ["", "control", "control/journal.jsonl"])
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_a_journal_that_others_can_change_is_refused(tmp_path: Path, clock: Clock, part: str, is_foreign: bool) -> None:
+    """As a spool is: its drains, and its nodes for a person, would be theirs; also to read, and before any act."""
+    world = World(tmp_path, clock)
+    world.faulty = {"n03": "drain"}
+    world.report()
+    world.tick()
+    path = tmp_path / part
+    if is_foreign:
+        os.chown(path, 65534, 65534)
+    else:
+        path.chmod(0o777)
+    calls, controller = world.slurm.calls, tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    for call in (controller.tick, controller.incidents, controller.return_nodes):
+        with pytest.raises(ConfigError) as caught:
+            call(
+                **{"act": True} if call == controller.tick else {"names": []} if call == controller.return_nodes else {}
+            )
+        assert (caught.value.where, str(path) in caught.value.hint) == (str(path), True)
+    assert world.slurm.calls == calls
+
+
+def test_who_cannot_write_is_told_how_to_look(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a folder is made, or the lock asked for."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ClusterError) as caught:
+        tick.Controller(World(tmp_path, clock).slurm, NodeConfig(spool=str(tmp_path))).tick(act=True)  # type: ignore[arg-type]
+    assert "pit node list" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_controller_needs_a_spool(clock: Clock) -> None:
