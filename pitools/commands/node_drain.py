@@ -29,7 +29,9 @@ NODE_COLUMNS = (
     "suspicion",
 )
 ACT_COLUMNS = ("node", "act", "done", "incident", "check", "why", "error")
-act_option = click.option("--act", is_flag=True, help="Act, even if [control] act = false.")
+act_option = click.option(
+    "--act/--dry-run", default=None, help="Act, or only print what would be done, whatever [control] act says."
+)
 
 
 def load_controller(config_path: Path | None, site_name: str) -> Controller:
@@ -74,20 +76,21 @@ def list_command(config_path: Path | None, site_name: str, form: str) -> None:
 @config_option
 @site_option
 @format_option
-def drain(act: bool, config_path: Path | None, site_name: str, form: str) -> None:
+def drain(act: bool | None, config_path: Path | None, site_name: str, form: str) -> None:
     """Drain nodes whose reports say so, and return those that have recovered; a line for each act. For cron.
 
     Only prints what it would do without --act or [control] act = true. It never touches a drain that a person or
     another tool made, and drains within the limits of [control]. While another tick runs, this one ends at once, with
-    exit 0.
+    exit 0. On stderr, once: what is held back, or wrong with reports.
     Exit 4: an act failed; 75: Slurm does not answer, and nothing was changed.
     """
     from pitools.core.errors import ClusterError, NoSpace, TryLater, Unreachable
     from pitools.core.output import Output
 
     controller, may_act = _load(config_path, site_name)
+    is_acting = may_act if act is None else act
     try:
-        result = controller.tick(act=act or may_act)
+        result = controller.tick(act=is_acting)
     except TryLater as error:
         if isinstance(error, Unreachable | NoSpace):
             raise
@@ -97,7 +100,7 @@ def drain(act: bool, config_path: Path | None, site_name: str, form: str) -> Non
         for row in result.rows:
             out(row)
     _print_lines(result.problems)
-    if result.rows and not (act or may_act):
+    if result.rows and not is_acting:
         _print_lines(["a dry run: nothing was changed; to act: pit node drain --act"])
     if failed := [row for row in result.rows if row.error]:
         raise ClusterError(f"{len(failed)} acts failed: {failed[0].node}: {failed[0].error}", hint="run this again")
@@ -139,7 +142,7 @@ def return_command(
 @config_option
 @site_option
 @rows_format_option
-def watch(act: bool, every: str, config_path: Path | None, site_name: str, form: str) -> None:
+def watch(act: bool | None, every: str, config_path: Path | None, site_name: str, form: str) -> None:
     """Do what `pit node drain` does repeatedly, and print each act when it is new. The file is read once."""
     import sys
     import time
@@ -151,20 +154,19 @@ def watch(act: bool, every: str, config_path: Path | None, site_name: str, form:
     every_s = parse_duration(every)
     controller, may_act = _load(config_path, site_name)
     shown: list[ActRow] = []
-    told: list[str] = []
     # A table would be printed at the end.
     lines = "tsv" if form == "table" or (form == "auto" and sys.stdout.isatty()) else form
     with Output(lines, ACT_COLUMNS) as out:
         while True:
             try:
-                rows, problems = controller.tick(act=act or may_act)
+                rows, problems = controller.tick(act=may_act if act is None else act)
             except (TryLater, ClusterError) as error:
-                rows, problems = shown, [str(error)]
+                rows, problems = shown, controller.new_lines([str(error)])
             for row in rows:
                 if row not in shown:
                     out(row)
-            _print_lines(line for line in problems if line not in told)
-            shown, told = rows, problems
+            _print_lines(problems)
+            shown = rows
             time.sleep(every_s)
 
 

@@ -131,6 +131,9 @@ def test_a_report_drains_the_node(machine: Machine) -> None:
     (row,) = machine.pit("drain")
     assert (row["node"], row["act"], row["done"]) == ("n01", "drain", False)
     assert machine.run("drain", "--format", "hosts").stdout == "n01\n"
+    machine.config.write_text(machine.config.read_text().replace("[control]", "[control]\nact = true"))
+    (row,) = machine.pit("drain", "--dry-run")
+    assert (row["act"], row["done"], (machine.folder / "spool" / "control").exists()) == ("drain", False, False)
     assert not machine.log.exists()
     (machine.folder / "refuse").touch()
     (row,) = machine.pit("drain", "--act", code=4)

@@ -46,7 +46,7 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     has its result, for an hour). The others are only noted: `fail`, `recover` (checks of a drained node fail, or pass
     again), `escalate` (left to a person), `take-over` (somebody else drained or resumed it), `adopt` (it is drained
     with a reason of ours that no open incident has). incident: "" of a `hold`, and of a `drain` that is not begun.
-    action, evidence_at: of the finding that drains.
+    action, evidence_at: of the finding that drains. held_by: the keys of [control] that hold it back, and why.
     """
 
     node: str
@@ -58,6 +58,7 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     error: str = ""
     action: Action = "none"
     evidence_at: str = ""
+    held_by: str = ""
 
 
 def decide(
@@ -87,7 +88,7 @@ def decide(
                 candidates.append((recent, nodes[name]))
             elif old:
                 limit = f"max_evidence_age = {control.max_evidence_age}: it is of {old.evidence_at}"
-                decisions.append(_drain_or_hold(name, old, limits=limit))
+                decisions.append(_drain_or_hold(name, old, held_by=limit))
     # A node that is returned now counts until it is returned: Slurm may refuse.
     still_open = open_by_node.keys() - {one.node for one in decisions if one.act == "take-over"}
     return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, still_open, control)]
@@ -143,12 +144,13 @@ def severest_first(finding: Finding) -> tuple[bool, int, str, str]:
     return finding.is_shadow, -ACTIONS.index(finding.action), finding.evidence_at, finding.check
 
 
-def _drain_or_hold(node: str, finding: Finding, *, limits: str = "") -> ActRow:
+def _drain_or_hold(node: str, finding: Finding, *, held_by: str = "") -> ActRow:
     return ActRow(
-        act="hold" if limits else "drain",
+        act="hold" if held_by else "drain",
         node=node,
         check=finding.check,
-        why=f"{finding.message}; held back by [control] {limits}" if limits else finding.message,
+        held_by=held_by,
+        why=f"{finding.message}; held back by [control] {held_by}" if held_by else finding.message,
         action=finding.action,
         evidence_at=finding.evidence_at,
     )
@@ -177,7 +179,7 @@ def _drain_within_limits(
         if len(in_hour) >= hourly and view.node not in in_hour:
             full.append(f"max_share_hour = {control.max_share_hour:g}, with {len(in_hour)} of {len(nodes)} nodes")
         if full:
-            yield _drain_or_hold(view.node, finding, limits=" and ".join(full))
+            yield _drain_or_hold(view.node, finding, held_by=" and ".join(full))
             continue
         used.update(view.groups)
         in_hour.add(view.node)

@@ -62,8 +62,8 @@ class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
     """A line of `pit node list`. state: Slurm's, with flags, as `idle+drain`. incident, phase, check: of the open one.
 
     report_age_s, failed, unknown: of the last report and its findings; None without one. The age is None, too, where
-    the clock of the node is wrong. finding: why its report is not used, else its severest failure. suspicion: how many
-    users suspect it, and the newest reason.
+    the clock of the node is wrong. finding: why its report is not used, else the failure whose drain is held back, and
+    by what, else its severest failure. suspicion: how many users suspect it, and the newest reason.
     """
 
     node: str
@@ -80,7 +80,10 @@ class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
 
 
 class TickResult(NamedTuple):
-    """The rows of a tick, and what is wrong with reports: of one that acts, what is new since the last one."""
+    """The rows of a tick, and lines on what is wrong or held back that the last tick did not have.
+
+    The lines of one that acts are kept in the spool, those of a dry run in its controller alone.
+    """
 
     rows: list[ActRow]
     problems: list[str]
@@ -100,6 +103,7 @@ class Controller:
         self.config = config
         self._spool = Path(config.spool)
         self._folder = self._spool / spool.CONTROL
+        self._told: list[str] | None = None  # the lines of the last tick
 
     def tick(self, *, act: bool) -> TickResult:
         """Tick once; without `act` nothing is changed. Raises TryLater while another tick runs, PitError."""
@@ -172,23 +176,26 @@ class Controller:
         incidents, problems = self._journal()
         open_by_node = {one.node: one for one in incidents.values() if one.phase != "over"}
         nodes = self._client.nodes()
-        reports, of_reports = spool.read_reports(self._spool, {node.node for node in nodes})
+        views = node_views(nodes, self._client.topology())
+        reports, of_reports = spool.read_reports(self._spool, views)
         now, control = timestamps.now_rfc3339(), self.config.control
-        return [node_row(node, open_by_node.get(node.node), reports.get(node.node), now, control) for node in nodes], [
-            *problems,
-            *of_reports,
+        decisions = decide(now, views, reports, list(incidents.values()), control)
+        held = {one.node: f"{one.check}: {one.why}" for one in decisions if one.act == "hold"}
+        rows = [
+            node_row(node, open_by_node.get(node.node), reports.get(node.node), now, control, held.get(node.node, ""))
+            for node in nodes
         ]
+        return rows, [*problems, *of_reports]
 
     def _tick(self, *, act: bool) -> TickResult:
         incidents, damaged = self._journal()
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
-        problems += damaged
         now, control = timestamps.now_rfc3339(), self.config.control
         decisions = decide(now, nodes, reports, list(incidents.values()), control)
-        problems += _unheard(nodes, reports, now, control)
+        problems = [*damaged, *problems, *_unheard(nodes, reports, now, control), *_held_back(decisions)]
         if not act:
-            return TickResult(decisions, problems)
+            return TickResult(decisions, self.new_lines(problems))
         try:
             spool.request_benches(self._spool, {one.node for one in decisions if one.act == "bench"})
         except PitError as error:  # it holds back no drain
@@ -200,12 +207,15 @@ class Controller:
             spool.make_suspicions(self._spool)
         except OSError as error:
             problems.append(str(from_os_error(error, self._spool)))
-        return TickResult(rows, self._new_problems(problems))
+        kept = self._keep("problems.json", problems)
+        if self._told is None and isinstance(kept, list):
+            self._told = kept
+        return TickResult(rows, self.new_lines(problems))
 
-    def _new_problems(self, problems: Sequence[str]) -> list[str]:
-        """Return the problems that the last tick did not have: cron mails what a tick prints."""
-        before = self._keep("problems.json", list(problems))
-        return [one for one in problems if not isinstance(before, list) or one not in before]
+    def new_lines(self, lines: list[str]) -> list[str]:
+        """Return the lines that the last tick did not have: cron mails what a tick prints."""
+        before, self._told = self._told or [], lines
+        return [one for one in lines if one not in before]
 
     def _keep(self, name: str, value: object) -> object:
         """Write a file of the controller's folder, if its value is new; return the value before, None for none."""
@@ -349,10 +359,22 @@ def _unheard(
         yield f"{hostlist.fold(names)}: {problem}: not watched; on such a node: pit node check --report"
 
 
-def node_row(node: Node, incident: Incident | None, report: NodeReport | None, now: str, control: Control) -> NodeRow:
-    """Return a node's line of `pit node list`."""
+def _held_back(decisions: Iterable[ActRow]) -> Iterator[str]:
+    """Yield a line for the nodes whose drain is held back, for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in decisions:
+        if one.act == "hold":
+            by_reason.setdefault(one.held_by, []).append(one.node)
+    for reason, names in by_reason.items():
+        yield f"{hostlist.fold(names)}: not drained: held back by [control] {reason}; see: pit node list"
+
+
+def node_row(
+    node: Node, incident: Incident | None, report: NodeReport | None, now: str, control: Control, held: str
+) -> NodeRow:
+    """Return a node's line of `pit node list`. held: the failure whose drain is held back, "" for none."""
     failed = sorted((one for one in report.findings if one.state == "failed"), key=severest_first) if report else []
-    finding = report_problem(report, now, control)
+    finding = report_problem(report, now, control) or held
     if failed and not finding:
         finding = f"{failed[0].check}: {failed[0].message}"
     return NodeRow(

@@ -113,6 +113,26 @@ def test_a_hold_names_all_limits(tmp_path: Path, clock: Clock) -> None:
     assert acts == [*flap * 3, *of_two[:2], ("hold", "n13"), *of_two[2:], *flap]
 
 
+def test_what_is_held_back_is_listed_and_told_once(tmp_path: Path, clock: Clock) -> None:
+    """A line for the nodes that one limit holds back, again when that changes; the list says it of each."""
+    world = World(tmp_path, clock, max_share_leaf=0.125, max_share_partition=1.0)
+
+    def lines(*faulty: str, act: bool = True) -> list[str]:
+        clock.pass_minutes(1)
+        world.faulty = dict.fromkeys(faulty, "drain")
+        world.report()
+        return tick.Controller(world.slurm, world.config).tick(act=act).problems  # type: ignore[arg-type]
+
+    (line,) = lines("n01", "n02", "n03")
+    assert line.startswith("n[02-03]: ")
+    assert "max_share_leaf = 0.125, with 1 of 8 nodes of s1" in line
+    assert lines("n01", "n02", "n03") == []
+    assert lines("n01", "n02", "n03", act=False) == [line]
+    findings = {row.node: row.finding for row in tick.Controller(world.slurm, world.config).node_rows()[0]}  # type: ignore[arg-type]
+    assert ["max_share_leaf = 0.125" in findings[name] for name in NODES[:4]] == [False, False, True, True]
+    assert [one.partition(":")[0] for one in lines("n01", "n02")] == ["n02"]
+
+
 def test_nodes_that_are_not_heard_of_are_told_once(tmp_path: Path, clock: Clock) -> None:
     """Without a report, with an old one, or of a wrong clock; a node that is down need not report."""
     world = World(tmp_path, clock)
@@ -131,7 +151,8 @@ def test_nodes_that_are_not_heard_of_are_told_once(tmp_path: Path, clock: Clock)
     told = controller.tick(act=True).problems
     assert sorted(line.partition(":")[0] for line in told) == ["n04", "n05", "n[00-01]"]
     assert controller.tick(act=True).problems == []
-    assert controller.tick(act=False).problems == told
+    dry_runs = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    assert [dry_runs.tick(act=False).problems for _ in range(2)] == [told, []]
     world.report(only="n05")
     (tmp_path / "n03.json").unlink()
     assert [line.partition(":")[0] for line in controller.tick(act=True).problems] == ["n[03-04]"]
@@ -205,11 +226,9 @@ def test_a_journal_that_others_can_change_is_refused(tmp_path: Path, clock: Cloc
     else:
         path.chmod(0o777)
     calls, controller = world.slurm.calls, tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
-    for call in (controller.tick, controller.incidents, controller.return_nodes):
+    for call in (lambda: controller.tick(act=True), lambda: controller.return_nodes([]), controller.incidents):
         with pytest.raises(ConfigError) as caught:
-            call(
-                **{"act": True} if call == controller.tick else {"names": []} if call == controller.return_nodes else {}
-            )
+            call()
         assert (caught.value.where, str(path) in caught.value.hint) == (str(path), True)
     assert world.slurm.calls == calls
 
