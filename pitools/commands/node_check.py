@@ -16,17 +16,7 @@ if TYPE_CHECKING:
 FINDING_COLUMNS = ("check", "state", "level", "action", "subject", "message", "hint")
 INCIDENT_COLUMNS = ("incident", "check", "action", "phase", "opened_at", "over_at", "outcome", "message")
 SUSPICION_COLUMNS = ("source", "user", "weight", "at", "message")
-HISTORY_COLUMNS = (
-    "node",
-    "incidents",
-    "open_incident",
-    "last_opened_at",
-    "mtbi_s",
-    "repair_s",
-    "drained_s",
-    "checked_at",
-    "failed",
-)
+HISTORY_COLUMNS = ("node", "incidents", "median_between_s", "median_repair_s", "checked_at")
 config_option = click.option(
     "--config",
     "config_path",
@@ -113,7 +103,8 @@ def show(
 ) -> None:
     """Show the tables of facts about this node; or of NODE: its history, incidents, last report, and who suspects it.
 
-    mtbi is the median time between the starts of incidents, repair that from a start to the return.
+    Of its incidents: median_between_s from the start of one to that of the next (the MTBI, as a median),
+    median_repair_s from the start to the return.
     """
     from pitools.core.errors import UsageError, suggest
     from pitools.node.tables import TABLES
@@ -187,7 +178,6 @@ def _print_facts(config_path: Path | None, site_name: str, table: str, form: str
 
 def _print_history(node: str, config_path: Path | None, site_name: str, form: str) -> None:
     from pitools.commands.node_drain import load_controller
-    from pitools.core import timestamps
     from pitools.core.output import Output
     from pitools.node.control.history import node_history
     from pitools.node.suspicion import read_suspicions
@@ -198,7 +188,7 @@ def _print_history(node: str, config_path: Path | None, site_name: str, form: st
     if not incidents and report is None:
         controller.require_node(node)
     with Output(form, HISTORY_COLUMNS) as out:
-        out(node_history(node, incidents, report, timestamps.now_rfc3339()))
+        out(node_history(node, incidents, report))
     with Output(form, INCIDENT_COLUMNS) as out:
         for incident in incidents:
             out(incident)

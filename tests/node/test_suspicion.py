@@ -84,7 +84,7 @@ def bench(verdict: Any, hours: float) -> BenchResult:
         ({"reports": finding("drain", is_shadow=True)}, None),
         ({"reports": finding("drain", state="unknown")}, None),
         ({"incidents": [incident()]}, True),
-        ({"incidents": [incident(phase="over", outcome="taken-over", over_at=at(-1))]}, None),
+        ({"incidents": [incident(phase="over", outcome="released", over_at=at(-1))]}, None),
         ({"bench": [bench("slow", -2)]}, False),
         ({"bench": [bench("wrong", -2)]}, True),
         ({"bench": [bench("wrong", -2), bench("ok", -1)]}, None),

@@ -34,13 +34,13 @@ class EntryKind(StrEnum):
 
     OPENED = "opened"  # the incident begins: the node is to be drained
     DRAINED = "drained"  # Slurm drained it, or has it drained again: the incident is open
-    FAILED = "failed"  # a check failed (again) while it is drained
-    RECOVERED = "recovered"  # all checks pass, from now on
+    RELAPSED = "relapsed"  # a check fails again, while the node is drained
+    RECOVERED = "recovered"  # its check passes, and none fails that drains, from now on
     BENCHING = "benching"  # the node is asked for its bench
     RETURNING = "returning"  # the node is to be resumed
     RETURNED = "returned"  # Slurm resumed it: the incident is over
     ESCALATED = "escalated"  # left to a person
-    TAKEN_OVER = "taken-over"  # a person, or another tool, drained or resumed the node: the incident is over
+    RELEASED = "released"  # a person, or another tool, resumed the node, or drained it anew: the incident is over
 
 
 class IncidentEntry(Record, frozen=True, kw_only=True, tag="pit.node-incident-entry/1"):
@@ -64,9 +64,10 @@ Phase = Literal["opening", "drained", "recovered", "returning", "over"]
 class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     """An incident, folded from its entries.
 
-    phase: opening (the drain is intended), drained, recovered (checks pass again since `recovered_at`), returning (the
-    return is intended) or over. asked_at: since when its bench is awaited. outcome: kind of the entry that ended it.
-    is_escalated: only a person may return it. is_incomplete: a damaged line of the journal is, or may be, its.
+    phase: opening (the drain is intended), drained, recovered (since `recovered_at` its check passes, and none fails
+    that drains), returning (the return is intended) or over. asked_at: since when its bench is awaited. outcome: kind
+    of the entry that ended it. is_escalated: only a person may return it. is_incomplete: a damaged line of the journal
+    is, or may be, its.
     """
 
     incident: str
@@ -135,7 +136,7 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
     match entry.kind:
         case EntryKind.DRAINED:
             return {"phase": "drained", "drained_at": entry.at, "over_at": "", "outcome": ""}
-        case EntryKind.FAILED:
+        case EntryKind.RELAPSED:
             return {"phase": "drained", "recovered_at": "", "asked_at": ""}
         case EntryKind.RECOVERED:
             return {"phase": "recovered", "recovered_at": entry.at, "asked_at": ""}
@@ -145,7 +146,7 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
             return {"phase": "returning"}
         case EntryKind.ESCALATED:
             return {"is_escalated": True}
-        case EntryKind.RETURNED | EntryKind.TAKEN_OVER:
+        case EntryKind.RETURNED | EntryKind.RELEASED:
             return {"phase": "over", "over_at": entry.at, "outcome": str(entry.kind)}
     return {}
 

@@ -36,17 +36,18 @@ class NodeView(NamedTuple):
     groups: tuple[str, ...] = ()
 
 
-Act = Literal["drain", "adopt", "fail", "recover", "bench", "return", "escalate", "take-over", "hold"]
+Act = Literal["drain", "adopt", "relapse", "recover", "bench", "return", "escalate", "release", "hold"]
 
 
 class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     """One thing to do about a node, and whether it was done: false in a dry run, for a hold, or as why or error says.
 
     act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for until a report
-    has its result, for an hour). The others are only noted: `fail`, `recover` (checks of a drained node fail, or pass
-    again), `escalate` (left to a person), `take-over` (somebody else drained or resumed it), `adopt` (it is drained
-    with a reason of ours that no open incident has). incident: "" of a `hold`, and of a `drain` that is not begun.
-    action, evidence_at: of the finding that drains. held_by: the keys of [control] that hold it back, and why.
+    has its result, for an hour). The others are only noted: `recover` (the check of a drained node passes, and none
+    fails that drains), `relapse` (one fails again), `escalate` (left to a person), `release` (somebody else resumed the
+    node, or drained it anew), `adopt` (it is drained with a reason of ours that no open incident has). incident: "" of
+    a `hold`, and of a `drain` that is not begun. action, evidence_at: of the finding that drains. held_by: the keys of
+    [control] that hold it back, and why.
     """
 
     node: str
@@ -90,7 +91,7 @@ def decide(
                 limit = f"max_evidence_age = {control.max_evidence_age}: it is of {old.evidence_at}"
                 decisions.append(_drain_or_hold(name, old, held_by=limit))
     # A node that is returned now counts until it is returned: Slurm may refuse.
-    still_open = open_by_node.keys() - {one.node for one in decisions if one.act == "take-over"}
+    still_open = open_by_node.keys() - {one.node for one in decisions if one.act == "release"}
     return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, still_open, control)]
 
 
@@ -217,17 +218,17 @@ def _follow_incident(
     if incident.phase == "opening":
         # A drain that was begun, and perhaps not made: only while a fresh report still asks for it.
         if not is_ours and not may_drain(view):
-            yield decision("take-over", f"drained or down by somebody else: {view.reason}")
+            yield decision("release", f"drained or down by somebody else: {view.reason}")
         elif is_ours or (report and any(one.check == incident.check for one in draining(report.findings))):
             yield decision("drain", incident.message)
         elif report:
-            yield decision("take-over", "it was not drained, and its check fails no more")
+            yield decision("release", "it was not drained, and its check fails no more")
         return
     if not view.is_drained:
-        yield decision("return" if incident.phase == "returning" else "take-over", "resumed")
+        yield decision("return" if incident.phase == "returning" else "release", "resumed")
         return
     if not is_ours:
-        yield decision("take-over", f"its reason was changed: {view.reason}")
+        yield decision("release", f"its reason was changed: {view.reason}")
         return
     if incident.is_incomplete and not incident.is_escalated:
         yield decision("escalate", f"the journal is damaged where it tells of it: {to_person}")
@@ -238,14 +239,14 @@ def _follow_incident(
     failure, is_for_person = _why_not_well(incident, report)
     if failure:
         if incident.phase != "drained":
-            yield decision("fail", failure)
+            yield decision("relapse", failure)
         if is_for_person and not incident.is_escalated:
             yield decision("escalate", f"{failure}: {to_person}")
         return
     is_at_once = _is_over_at_once(incident, report)
     stable_s = age_s(incident.recovered_at, now)
     if incident.phase == "drained" or stable_s == float("inf"):  # or the clock was set back since
-        yield decision("recover", "all its checks pass")
+        yield decision("recover", f"{incident.check} passes, and no check fails that drains")
         if not is_at_once:
             return
     if incident.is_escalated or view.is_down or view.has_jobs:
@@ -257,12 +258,13 @@ def _follow_incident(
         yield decision("escalate", f"{why}: {to_person}")
     elif is_at_once or stable_s >= units.parse_duration(control.stable_for):
         if not control.bench_before_return or BENCH_CHECK in report.passed:
-            yield decision("return", f"all its checks pass{', and its bench' if control.bench_before_return else ''}")
+            bench = ", nor its bench" if control.bench_before_return else ""
+            yield decision("return", f"{incident.check} passes, and no check fails that drains{bench}")
         elif incident.asked_at and age_s(incident.asked_at, now, of_future=0.0) >= _HOUR_S:
             yield decision("escalate", f"its bench has had no result for an hour: {to_person}")
         else:
             result = "".join(f", which was {one.state}: {one.message}" for one in report.findings if _is_bench(one))
-            yield decision("bench", f"all its checks pass; its next report is to have its bench{result}")
+            yield decision("bench", f"its next report is to have its bench{result}")
 
 
 def _why_not_well(incident: Incident, report: NodeReport) -> tuple[str, bool]:

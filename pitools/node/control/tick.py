@@ -50,10 +50,10 @@ from pitools.slurm.records import Node, Switch
 
 _NOTES: dict[Act, EntryKind] = {
     "adopt": EntryKind.DRAINED,
-    "fail": EntryKind.FAILED,
+    "relapse": EntryKind.RELAPSED,
     "recover": EntryKind.RECOVERED,
     "escalate": EntryKind.ESCALATED,
-    "take-over": EntryKind.TAKEN_OVER,
+    "release": EntryKind.RELEASED,
 }
 _DOWN_FLAGS = {"not_responding", "powered_down", "powering_down"}
 
@@ -193,7 +193,12 @@ class Controller:
         reports, problems = spool.read_reports(self._spool, nodes)
         now, control = timestamps.now_rfc3339(), self.config.control
         decisions = decide(now, nodes, reports, list(incidents.values()), control)
-        problems = [*damaged, *problems, *_unheard(nodes, reports, now, control), *_held_back(decisions)]
+        held = (
+            (one.node, f"not drained: held back by [control] {one.held_by}; see: pit node list")
+            for one in decisions
+            if one.act == "hold"
+        )
+        problems = [*damaged, *problems, *_fold_by_reason([*_unheard(nodes, reports, now, control), *held])]
         if not act:
             return TickResult(decisions, self.new_lines(problems))
         try:
@@ -261,7 +266,7 @@ class Controller:
         is_made = incident is not None and incident_of_reason(view.reason)[0] == incident.incident
         if not may_drain(view) and not is_made:
             if incident:
-                self._append(decision, EntryKind.TAKEN_OVER)
+                self._append(decision, EntryKind.RELEASED)
             return decision, f"somebody else drained it, or set it down, meanwhile: {view.reason}"
         incident = incident or self._open(decision, reports[decision.node], incidents)
         decision = msgspec.structs.replace(decision, incident=incident.incident)
@@ -292,7 +297,7 @@ class Controller:
         """Resume a node, unless its reason is no longer ours; return why it was not done, "" if it was."""
         view = self._look_again(decision.node)
         if view.is_drained and incident_of_reason(view.reason)[0] != decision.incident:
-            self._append(decision, EntryKind.TAKEN_OVER)
+            self._append(decision, EntryKind.RELEASED)
             return f"its reason was changed meanwhile: {view.reason}"
         if view.is_down:
             return "it went down meanwhile"
@@ -349,24 +354,19 @@ def node_views(nodes: Iterable[Node], topology: Iterable[object]) -> dict[str, N
 
 def _unheard(
     nodes: Mapping[str, NodeView], reports: Mapping[str, NodeReport], now: str, control: Control
-) -> Iterator[str]:
-    """Yield a line for the nodes that are up and whose checks are not heard of, for each way in which they are not."""
-    by_problem: dict[str, list[str]] = {}
+) -> Iterator[tuple[str, str]]:
+    """Yield the nodes that are up and whose checks are not heard of, and why."""
     for name, view in nodes.items():
         if not view.is_down and (problem := report_problem(reports.get(name), now, control)):
-            by_problem.setdefault(problem, []).append(name)
-    for problem, names in by_problem.items():
-        yield f"{hostlist.fold(names)}: {problem}: not watched; on such a node: pit node check --report"
+            yield name, f"{problem}: not watched; on such a node: pit node check --report"
 
 
-def _held_back(decisions: Iterable[ActRow]) -> Iterator[str]:
-    """Yield a line for the nodes whose drain is held back, for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for one in decisions:
-        if one.act == "hold":
-            by_reason.setdefault(one.held_by, []).append(one.node)
-    for reason, names in by_reason.items():
-        yield f"{hostlist.fold(names)}: not drained: held back by [control] {reason}; see: pit node list"
+def _fold_by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for the nodes of each reason."""
+    nodes: dict[str, list[str]] = {}
+    for node, reason in reasons:
+        nodes.setdefault(reason, []).append(node)
+    return [f"{hostlist.fold(names)}: {reason}" for reason, names in nodes.items()]
 
 
 def node_row(

@@ -178,7 +178,7 @@ def test_a_node_returns_when_its_checks_have_passed_for_a_while(tmp_path: Path, 
     assert ticks(1) == ["recover"]
     assert ticks(9) == []
     world.faulty["n03"] = "drain"
-    assert ticks(1) == ["fail"]
+    assert ticks(1) == ["relapse"]
     world.faulty.clear()
     assert ticks(1) == ["recover"]
     assert ticks(9) == []
@@ -206,7 +206,7 @@ def test_a_bench_precedes_a_return_where_the_site_wants_it(tmp_path: Path, clock
     world.slow = {"n03": "unknown", "n04": "failed"}
     assert ticks() == [("recover", "n03", True), ("recover", "n04", True)]
     assert ticks() == [("bench", "n03", True), ("bench", "n04", True)]
-    assert ticks() == [("bench", "n03", True), ("fail", "n04", True), ("escalate", "n04", True)]
+    assert ticks() == [("bench", "n03", True), ("relapse", "n04", True), ("escalate", "n04", True)]
     world.slow.pop("n03")
     assert ticks() == [("return", "n03", True), ("recover", "n04", True)]
     assert ticks() == []
@@ -226,7 +226,7 @@ def test_a_bench_without_a_result_is_left_to_a_person(tmp_path: Path, clock: Clo
         clock.pass_minutes(11)
         world.report()
         acts += [row.act for row in world.tick()]
-    assert acts == ["drain", "recover", *["bench"] * 4, "fail", "recover", *["bench"] * 6, "escalate"]
+    assert acts == ["drain", "recover", *["bench"] * 4, "relapse", "recover", *["bench"] * 6, "escalate"]
     assert not spool.is_bench_requested(tmp_path, "n03")
 
 
@@ -397,10 +397,10 @@ def test_a_node_that_a_person_set_down_keeps_its_reason(tmp_path: Path, clock: C
         world.slurm.nodes = lambda names="", before=polls_before: (listed if not names and before else down)(names)  # type: ignore[method-assign]
         world.tick()
         assert not world.slurm.reasons
-        assert {entry.kind for entry in world.entries()} <= {EntryKind.OPENED, EntryKind.TAKEN_OVER}
+        assert {entry.kind for entry in world.entries()} <= {EntryKind.OPENED, EntryKind.RELEASED}
 
 
-@pytest.mark.parametrize(("report", "acts"), [("failing", ["drain"]), ("passing", ["take-over"]), ("none", [])])
+@pytest.mark.parametrize(("report", "acts"), [("failing", ["drain"]), ("passing", ["release"]), ("none", [])])
 def test_a_begun_drain_is_made_only_while_a_report_asks_for_it(
     tmp_path: Path, clock: Clock, report: str, acts: list[str]
 ) -> None:

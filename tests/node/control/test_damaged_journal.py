@@ -75,7 +75,7 @@ def test_one_damaged_line_stops_nothing(
     path, resumed = folder / "control" / "journal.jsonl", len(world.slurm.resumed)
     path.write_bytes(b"".join(lines))
     acts = [act for _ in range(4) for act in step(world)]
-    assert {act for act, _ in acts} <= {"recover", "return", "escalate", "take-over"}
+    assert {act for act, _ in acts} <= {"recover", "return", "escalate", "release"}
     escalated = {node for act, node in acts if act == "escalate"}
     concerned = {entry.node} if fill != b"\0" and b'"node":' in lines[number % len(lines)] else {"n03", "n04"}
     assert escalated <= concerned

@@ -125,7 +125,7 @@ def test_a_controller_that_was_off_for_days_replays_nothing(
         acts += [(one.act, one.node) for one in cluster.tick()]
     assert {node for act, node in acts if act == "hold"} == {"n003", "n004"}  # n002: older than its check counts
     assert [one for one in acts if one[0] != "hold"] == [
-        ("take-over", "n000"),
+        ("release", "n000"),
         ("recover", "n001"),
         ("return", "n001"),
         ("drain", "n005"),
@@ -148,7 +148,7 @@ def test_a_person_s_return_ends_the_matter(tmp_path: Path, tell_time: TellTime, 
     for _ in range(20):
         cluster.step()
         acts += [one.act for one in cluster.tick()]
-    assert acts == ["take-over"]
+    assert acts == ["release"]
     node.say(cluster.now, DOUBLE_BIT)  # another one
     cluster.step()
     assert [one.act for one in cluster.tick()] == ["drain"]
