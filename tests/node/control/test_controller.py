@@ -144,6 +144,8 @@ def test_a_dry_run_changes_nothing(tmp_path: Path, clock: Clock) -> None:
         ({"action": "report"}, False),
         ({"evidence_at": "2026-10-31T22:59:59.000Z"}, False),
         ({"evidence_at": "2026-10-31T23:00:01.000Z"}, True),
+        ({"evidence_at": "2026-11-01T00:04:59.000Z"}, True),
+        ({"evidence_at": "2026-11-01T00:05:01.000Z"}, False),
         ({"evidence_at": "2027-01-01T00:00:00.000Z"}, False),
         ({"evidence_at": "yesterday"}, False),
     ],

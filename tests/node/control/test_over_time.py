@@ -6,13 +6,16 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pitools.core import timestamps
 from pitools.node.check.config import Control, load_shipped
 from pitools.node.check.rule import Check
-from pitools.node.control.policy import ActRow
-from pitools.node.types import Row
+from pitools.node.control.incidents import Incident
+from pitools.node.control.policy import ActRow, NodeView, decide
+from pitools.node.types import Finding, NodeReport, Row
+from tests.node.control.world import Clock, World
 from tests.node.simulated import LEAF, POLL_S, Cluster, SimulatedNode, replaced
 
 TellTime = Callable[[Cluster], None]
@@ -153,3 +156,43 @@ def test_a_person_s_return_ends_the_matter(tmp_path: Path, tell_time: TellTime, 
     cluster.step()
     assert [one.act for one in cluster.tick()] == ["drain"]
     assert timestamps.to_rfc3339(cluster.now - timedelta(seconds=POLL_S)) == cluster.incidents()[-1].evidence_at
+
+
+def test_evidence_of_the_moment_in_which_an_incident_ended_was_dealt_with() -> None:
+    """What is of a millisecond later is new."""
+    ended, later, now = (f"2026-11-01T{time}Z" for time in ("12:00:00.000", "12:00:00.001", "12:10:00.000"))
+    incident = Incident(
+        incident="n1-1",
+        node="n1",
+        check="a",
+        action="drain",
+        opened_at="",
+        evidence_at="",
+        message="",
+        phase="over",
+        over_at=ended,
+    )
+    view = NodeView("n1", is_drained=False, is_down=False, has_jobs=False, reason="")
+    for evidence_at, acts in ((ended, []), (later, ["drain"])):
+        finding = Finding(
+            node="n1", check="a", state="failed", level="critical", action="drain", evidence_at=evidence_at
+        )
+        report = NodeReport(node="n1", boot_id="", checked_at=now, findings=(finding,))
+        rows = decide(now, {"n1": view}, {"n1": report}, [incident], Control())
+        assert [one.act for one in rows] == acts
+
+
+def test_a_node_returns_when_its_last_job_has_ended(tmp_path: Path, clock: Clock) -> None:
+    """It is not resumed under a job, which the fault may still concern."""
+    world = World(tmp_path, clock, stable_for="0s")
+    listed, state = world.slurm.nodes, "allocated"
+    world.slurm.nodes = lambda names="": [msgspec.structs.replace(one, state=state) for one in listed(names)]  # type: ignore[method-assign]
+    acts = []
+    for faulty in ("n03", "", "", ""):
+        clock.pass_minutes(1)
+        world.faulty = {faulty: "drain"} if faulty else {}
+        world.report()
+        acts += [row.act for row in world.tick()]
+    assert acts == ["drain", "recover"]
+    state = "idle"
+    assert [row.act for row in world.tick()] == ["return"]

@@ -194,6 +194,7 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
     (tmp_path / "nowhere.json").write_bytes(b"{}")
     os.chown(tmp_path / "n09.json", 65534, 65534)
     (tmp_path / "n10.json").chmod(0o666)
+    (tmp_path / "n11.json").chmod(0o664)
     result = tick.Controller(world.slurm, world.config).tick(act=True)  # type: ignore[arg-type]
     assert world.ours() == {"n03"}
     text = " ".join(result.problems)
@@ -208,6 +209,7 @@ def test_hostile_reports_are_told_and_hide_no_other(tmp_path: Path, clock: Clock
         "n08",
         "n09",
         "n10",
+        "n11",
         "nowhere",
     ]
 
