@@ -20,6 +20,7 @@ from pitools.core.errors import ClusterError, ConfigError, PitError, UsageError,
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock, owner_name
 from pitools.core.record import Record
+from pitools.core.trust import user_name
 from pitools.node import spool
 from pitools.node.check.config import CONFIG_PATH, Control, NodeConfig
 from pitools.node.control.incidents import (
@@ -144,10 +145,8 @@ class Controller:
         spool.require_usable(self._spool)
         folder = self._folder if self._folder.exists() else self._spool
         if not os.access(folder, os.W_OK):
-            hint = f"as {owner_name(folder)} or root; to look alone: pit node list, pit node drain --dry-run"
-            raise ClusterError(
-                "you cannot write there (expected to drain and return nodes)", where=str(folder), hint=hint
-            )
+            hint = f"drain and return as {owner_name(folder)}; only to look: pit node list, pit node drain --dry-run"
+            raise ClusterError(f"user {user_name(os.geteuid())} cannot write there", where=str(folder), hint=hint)
         spool.require_usable(folder, "journal of incidents")
         try:
             self._folder.mkdir(mode=0o755, exist_ok=True)
