@@ -90,9 +90,10 @@ def decide(
             elif old:
                 limit = f"max_evidence_age = {control.max_evidence_age}: it is of {old.evidence_at}"
                 decisions.append(_drain_or_hold(name, old, held_by=limit))
-    # A node that is returned now counts until it is returned: Slurm may refuse.
-    still_open = open_by_node.keys() - {one.node for one in decisions if one.act == "release"}
-    return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, still_open, control)]
+    # A node that is returned now counts until it is returned, as Slurm may refuse; one of a lost journal, as it is ours.
+    counted = open_by_node.keys() - {one.node for one in decisions if one.act == "release"}
+    counted |= {name for name, view in nodes.items() if view.is_drained and incident_of_reason(view.reason)[0]}
+    return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, counted, control)]
 
 
 def report_problem(report: NodeReport | None, now: str, control: Control) -> str:

@@ -122,6 +122,15 @@ def test_a_lost_journal_repeats_no_id(tmp_path: Path, clock: Clock) -> None:
     )
 
 
+def test_drains_that_a_lost_journal_had_count_for_the_limits(tmp_path: Path, clock: Clock) -> None:
+    """In the tick that finds them, too."""
+    world = World(tmp_path, clock, max_share_partition=1.0)
+    assert step(world, "n00", "n01") == [("drain", "n00"), ("drain", "n01")]
+    (tmp_path / "control" / "journal.jsonl").unlink()
+    acts = step(world, "n00", "n01", "n02", "n03")
+    assert [one for one in acts if one[0] in ("drain", "hold")] == [("hold", "n02"), ("hold", "n03")]
+
+
 def test_two_incidents_of_a_second_have_two_ids() -> None:
     """As after a clock was set back."""
     at = "2026-11-26T19:12:59.123Z"
