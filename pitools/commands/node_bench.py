@@ -54,12 +54,13 @@ def bench(
     from pitools.node.bench.bisect import max_rounds
     from pitools.node.bench.compare import compare, compare_twice
     from pitools.node.check.this_node import node_name
+    from pitools.slurm import job_step
 
     spool = load_node_config(config_path, site_name).spool
     timeout_s = parse_duration(timeout)
     if not timeout_s:
         raise UsageError(f'"{timeout}": no time to measure in (expected 1s or more)', where="--timeout", hint="2m")
-    nodes = run.nodes_of_job()
+    nodes = job_step.nodes_of_job()
     past = history.read_past(Path(spool), nodes or [node_name()]) if spool else []
 
     def report(text: str) -> None:
@@ -77,7 +78,7 @@ def bench(
             problem = f"{len(nodes)} nodes in this job" if nodes else "not in a job"
             raise UsageError(f"{problem} (expected 2 nodes or more)", where=f"--{mode}", hint=hint)
         report(f"{len(nodes)} nodes, at most {max_rounds(len(nodes))} rounds")
-        tester = run.GroupTester(timeout_s=timeout_s, ranks_per_node=run.gpus_per_node() or 1, report=report)
+        tester = run.GroupTester(timeout_s=timeout_s, ranks_per_node=job_step.gpus_per_node() or 1, report=report)
         found = run.find_bad(nodes, tester.test_round, together=mode == "bisect")
         results = compare(run.to_results(found, nodes, tester.tests, tester.devices), past, is_judged=True)
     with Output(form, COLUMNS) as out:

@@ -70,11 +70,12 @@ def collectives(
     from pitools.core.output import Output
     from pitools.core.timestamps import now_rfc3339
     from pitools.core.units import parse_duration
-    from pitools.node.bench.run import gpus_per_node, limit_s
+    from pitools.node.bench.run import limit_s
     from pitools.perf.collectives import baseline as baselines
     from pitools.perf.collectives.fit import fit_results
     from pitools.perf.collectives.run import run_placement
     from pitools.perf.regression.store import add_points, read_series
+    from pitools.slurm.job_step import gpus_per_node
 
     names, options = _worker_options(operations, sizes)
     timeout_s = parse_duration(timeout)
@@ -154,10 +155,10 @@ def _worker_options(operations: str | None, sizes: str | None) -> tuple[list[str
 def _placements(site_name: str, ranks_per_node: int) -> list[Placement]:
     """Return the placements of this job's nodes, by the site's fabric. Raises UsageError without two ranks."""
     from pitools.core.errors import UsageError
-    from pitools.node.bench.run import nodes_of_job
     from pitools.perf.collectives.run import choose_placements
     from pitools.site.load import load_site
     from pitools.slurm.client import Client
+    from pitools.slurm.job_step import nodes_of_job
     from pitools.topology.discover import fabric_of_site
 
     nodes = nodes_of_job()

@@ -18,6 +18,7 @@ from pitools.core.errors import ClusterError
 from pitools.launch.job import preflight
 from pitools.node.bench import run
 from pitools.node.bench.bisect import max_rounds
+from pitools.slurm import job_step
 
 pytestmark = pytest.mark.slurm
 
@@ -145,7 +146,7 @@ def bench(
 ) -> tuple[dict[str, str], int, list[run.GroupTest]]:
     """Return the verdicts that are not ok, by node or group, the number of rounds, and the tests."""
     tester = run.GroupTester(timeout_s=timeout_s, worker=worker(folder, faults, program))
-    found = run.find_bad(run.nodes_of_job(), tester.test_round, together=True)
+    found = run.find_bad(job_step.nodes_of_job(), tester.test_round, together=True)
     results = run.to_results(found, NODES, tester.tests, tester.devices)
     return {row.node: row.verdict for row in results if row.verdict != "ok"}, found.rounds, tester.tests
 

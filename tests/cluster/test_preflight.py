@@ -66,7 +66,7 @@ if "pitools.node.bench.worker" in sys.orig_argv and os.environ["SLURMD_NODENAME"
 HANG = f"""\
 {NO_FRAMEWORK}
 import time
-if "pitools.node.preflight" in sys.orig_argv:
+if "pitools.node.job_check" in sys.orig_argv:
     time.sleep(300)
 """
 

@@ -1,6 +1,6 @@
 """Test the nodes of a job before its ranks start: their checks, then all-reduces in pairs of nodes.
 
-    each node      python -m pitools.node.preflight: a line in <attempt>/preflight.jsonl
+    each node      python -m pitools.node.job_check: a line in <attempt>/preflight.jsonl
     first node     find_bad_nodes: all-reduces by the tests of `pit node bench --pairs`, if torch or jax is installed
     + result       <attempt>/preflight.json; a node that failed ends the attempt with exit code 97
 
@@ -30,6 +30,7 @@ from pitools.node.bench import run as bench
 from pitools.node.bench.bisect import Group
 from pitools.run import run_folder
 from pitools.run.attempt_records import NodePreflight, Preflight, PreflightFailure
+from pitools.slurm import job_step
 
 ALL_REDUCE, WRONG_PAIR = "all-reduce", "all-reduce-pair"
 _CHECKS_TIMEOUT_S = 30.0
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def _test_job(attempt: Path, plan: Plan) -> int:
-    nodes, began = bench.nodes_of_job(), time.monotonic()
+    nodes, began = job_step.nodes_of_job(), time.monotonic()
     _report(f"{len(nodes)} nodes")
     problem = _check_nodes(attempt, nodes, plan.node_config)
     gate = Tested()
@@ -72,19 +73,19 @@ def _test_job(attempt: Path, plan: Plan) -> int:
 
 def check_command(python: str, node_config: str) -> list[str]:
     """Return the command that makes the checks of the node that it runs on."""
-    return [python, "-m", "pitools.node.preflight", *([node_config] if node_config else [])]
+    return [python, "-m", "pitools.node.job_check", *([node_config] if node_config else [])]
 
 
 def _check_nodes(attempt: Path, nodes: Sequence[str], node_config: str) -> str:
     """Have all nodes make their checks at the same time; return why srun failed, "" if it did not."""
-    srun = bench.srun_argv(nodes, 1, _CHECKS_TIMEOUT_S, kill_on_bad_exit=False)
+    srun = job_step.srun_argv(nodes, 1, _CHECKS_TIMEOUT_S, kill_on_bad_exit=False)
     with open(attempt / "preflight.jsonl", "wb") as lines:
         try:
             command = [*srun, *check_command(sys.executable, node_config)]
-            done = subprocesses.run(command, timeout_s=_CHECKS_TIMEOUT_S, unset=bench.NO_VARIABLES, stdout=lines)
+            done = subprocesses.run(command, timeout_s=_CHECKS_TIMEOUT_S, unset=job_step.NO_VARIABLES, stdout=lines)
         except Unreachable as error:
             return error.message
-    return _without_srun(bench.failure_reason(done.stderr)) if done.code else ""
+    return _without_srun(job_step.failure_reason(done.stderr)) if done.code else ""
 
 
 def read_checks(attempt: Path, nodes: Sequence[str]) -> Tested:
@@ -128,7 +129,7 @@ def find_bad_nodes(
     """
     if not any(map(importlib.util.find_spec, ("torch", "jax"))):
         return Tested(problem="no all-reduce: neither torch nor jax is installed")
-    tester = bench.GroupTester(timeout_s=timeout_s, worker=worker, ranks_per_node=bench.gpus_per_node() or 1)
+    tester = bench.GroupTester(timeout_s=timeout_s, worker=worker, ranks_per_node=job_step.gpus_per_node() or 1)
     deadline = time.monotonic() + _GROUPS_TIMEOUT_S
 
     def test_round(groups: Sequence[Group]) -> list[bool]:

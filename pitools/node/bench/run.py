@@ -8,7 +8,6 @@ slow node show; and two tests with different good partners make a node bad. Then
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import statistics
 import sys
@@ -28,16 +27,16 @@ from pitools.node.bench import single
 from pitools.node.bench.bisect import Bisection, Group, TestRound, bisect, max_rounds, pairs
 from pitools.node.bench.compare import BenchResult, Verdict, is_low
 from pitools.node.bench.worker import RankResult, bus_bandwidth
+from pitools.slurm import job_step
+from pitools.slurm.job_step import NO_VARIABLES, failure_reason, srun_argv
 
 WORKER = (sys.executable, "-m", "pitools.node.bench.worker")
 SINGLE = (sys.executable, "-m", "pitools.node.bench.single")
 ALL_REDUCE = "all_reduce_bytes_per_s"
-_GRACE_S = 30.0  # after a rank's own time-out, until Slurm's and then ours end the step
 _MAX_STEPS = 64  # at a time: each has an srun and a connection to slurmctld
 _GROUP_FLOOR = 0.3  # below the median: pairs of one leaf switch and of two differ by less
 _MIN_GROUPS = 2
 _SEVERITY: tuple[Verdict, ...] = ("ok", "undecided", "slow", "failed", "wrong")
-NO_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION")  # which would place ranks on other nodes than ours
 
 
 class GroupTest(Record, frozen=True, kw_only=True, tag="pit.node-bench-group/1"):
@@ -62,18 +61,6 @@ class GroupRun(NamedTuple):
     ranks: tuple[RankResult, ...]
     problem: str
     is_started: bool = True
-
-
-def nodes_of_job(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the nodes of the job that this process is in; none outside of a job."""
-    return hostlist.expand(environ.get("SLURM_JOB_NODELIST", "")) if environ.get("SLURM_JOB_ID") else []
-
-
-def gpus_per_node(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many GPUs this job has on a node. sbatch and salloc name it differently: `8` and `h100:8`."""
-    text = environ.get("SLURM_GPUS_ON_NODE") or environ.get("SLURM_GPUS_PER_NODE", "")
-    count = text.rpartition(":")[2]
-    return int(count) if count.isdecimal() else 0
 
 
 def find_bad(nodes: Sequence[str], test_round: TestRound, *, together: bool) -> Bisection:
@@ -173,7 +160,7 @@ def without_result(run: GroupRun, ranks_per_node: int) -> str:
 
 def limit_s(timeout_s: float) -> float:
     """Return how long a step with this time-out can take, until it is left behind."""
-    return timeout_s + 2 * _GRACE_S
+    return timeout_s + 2 * job_step.GRACE_S
 
 
 def _run_step(argv: Sequence[str], timeout_s: float, on_line: Callable[[bytes, BinaryIO], None]) -> str:
@@ -200,27 +187,8 @@ def _run_step(argv: Sequence[str], timeout_s: float, on_line: Callable[[bytes, B
                 problem = f"exit code {done.code}: {failure_reason(done.stderr)}" if done.code else ""
             except Unreachable:
                 problem = f"did not end within {limit_s(timeout_s):g} s"
-        reader.join(_GRACE_S)  # a process that waits for a dead mount cannot be killed, and holds stdout open
+        reader.join(job_step.GRACE_S)  # a process that waits for a dead mount cannot be killed, and holds stdout open
     return problem
-
-
-def srun_argv(
-    nodes: Sequence[str], ranks_per_node: int, timeout_s: float, *, kill_on_bad_exit: bool = True
-) -> list[str]:
-    """Return the command that starts a step on some nodes of this job. kill_on_bad_exit: a rank's end ends all."""
-    return [
-        "srun",
-        "--overlap",
-        f"--nodes={len(nodes)}",
-        f"--ntasks={len(nodes) * ranks_per_node}",
-        f"--ntasks-per-node={ranks_per_node}",
-        f"--nodelist={hostlist.fold(nodes)}",
-        "--distribution=block",
-        "--mem=0",
-        "--cpu-bind=none",
-        f"--kill-on-bad-exit={kill_on_bad_exit:d}",
-        f"--time={math.ceil((timeout_s + _GRACE_S) / 60)}",
-    ]
 
 
 def judge(
@@ -345,12 +313,3 @@ def measure_nodes(nodes: Sequence[str], folder: Path, timeout_s: float, *, in_jo
         if node not in ended
     ]
     return sorted(results, key=lambda result: result.node)
-
-
-def failure_reason(stderr: str) -> str:
-    """Return srun's first error, which names the first node that failed, and a rank's last line, or its time-out."""
-    lines = [line for line in map(str.strip, stderr.splitlines()) if line]
-    errors = [line for line in lines if line.startswith("srun: error:")]
-    others = [line for line in lines if not line.startswith(("srun:", "slurmstepd"))]
-    timed_out = [line for line in others if line.startswith("Timeout (")]  # faulthandler's, before its traceback
-    return "; ".join(errors[:1] + (timed_out or others)[-1:])

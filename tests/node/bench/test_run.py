@@ -17,12 +17,8 @@ from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.run import (
     GroupRun,
     GroupTest,
-    failure_reason,
     find_bad,
-    gpus_per_node,
     judge,
-    nodes_of_job,
-    srun_argv,
     to_results,
 )
 from pitools.node.bench.single import END
@@ -143,7 +139,7 @@ def test_a_node_that_stops_in_the_middle_fails(tmp_path: Path, monkeypatch: pyte
     assert [(each.measure, each.verdict) for each in rows] == [("cpu_bytes_per_s", "ok"), (END, "failed")]
     assert "ZeroDivisionError" in rows[1].problem
     monkeypatch.setattr(run, "SINGLE", (sys.executable, "-c", "import time; time.sleep(60)"))
-    monkeypatch.setattr(run, "_GRACE_S", 0.2)
+    monkeypatch.setattr(run.job_step, "GRACE_S", 0.2)
     (row,) = run.measure_nodes(["a"], tmp_path, 0.1, in_job=False)
     assert (row.verdict, row.problem) == ("failed", "did not end within 0.5 s")
 
@@ -153,42 +149,3 @@ def test_undecided_nodes_say_by_what() -> None:
     tests = judge([ran("a", "b", wrong=1)], [], 1)
     rows = to_results(Bisection(bad=(), undecided=("a", "b"), rounds=1), ["a", "b"], tests, {})
     assert [(row.verdict, bool(row.problem)) for row in rows] == [("undecided", True)] * 2
-
-
-@pytest.mark.parametrize(
-    ("environ", "count"),
-    [
-        ({}, 0),
-        ({"SLURM_GPUS_ON_NODE": "8"}, 8),
-        ({"SLURM_GPUS_PER_NODE": "h100:4"}, 4),
-        ({"SLURM_GPUS_PER_NODE": "4"}, 4),
-        ({"SLURM_GPUS_PER_NODE": "h100"}, 0),
-    ],
-)
-def test_ranks_follow_the_gpus_of_the_job(environ: dict[str, str], count: int) -> None:
-    """As sbatch and salloc name them."""
-    assert gpus_per_node(environ) == count
-
-
-def test_a_step_has_all_ranks_and_an_end() -> None:
-    """On these nodes, and no later than Slurm's limit of a minute's grain."""
-    argv = srun_argv(["n2", "n1"], 8, 100.0)
-    assert {"--nodes=2", "--ntasks=16", "--nodelist=n[1-2]", "--time=3", "--kill-on-bad-exit=1"} <= set(argv)
-    assert nodes_of_job({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]
-    assert nodes_of_job({"SLURM_JOB_NODELIST": "n[1-2]"}) == []
-
-
-def test_the_reason_of_a_failed_step_has_the_node_and_the_rank_s_last_words() -> None:
-    """As Slurm 22.05 printed it, whose own lines come last, and under two names."""
-    stderr = """\
-Traceback (most recent call last):
-ModuleNotFoundError: No module named 'nosuch'
-srun: error: delta02: task 1: Exited with exit code 1
-srun: launch/slurm: _step_signal: Terminating StepId=6.0
-slurmstepd-delta01: error: *** STEP 6.0 ON delta01 CANCELLED AT 2026-11-26T16:06:47 ***
-"""
-    reason = "srun: error: delta02: task 1: Exited with exit code 1; ModuleNotFoundError: No module named 'nosuch'"
-    assert failure_reason(stderr) == failure_reason(stderr.replace("slurmstepd-delta01", "slurmstepd")) == reason
-    assert failure_reason("") == ""
-    stderr = 'Timeout (0:00:05)!\nThread 0x7 (most recent call first):\n  File "single.py", line 1 in main\n'
-    assert failure_reason(stderr) == "Timeout (0:00:05)!"

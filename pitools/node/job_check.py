@@ -1,4 +1,4 @@
-"""Make this node's checks for a job before its ranks start: `python -m pitools.node.preflight [CONFIG]`.
+"""Make this node's checks for a job before its ranks start: `python -m pitools.node.job_check [CONFIG]`.
 
 Prints a line, pit.node-preflight/1. The job's user is an ordinary one, so only checks count whose facts that user reads
 as root would. No program is started, and no Slurm command.
@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import PitError
-from pitools.node.bench.run import gpus_per_node
 from pitools.node.check import this_node
 from pitools.node.check.config import load_config
 from pitools.node.check.rule import Check
 from pitools.run.attempt_records import NodePreflight, PreflightFailure
+from pitools.slurm.job_step import gpus_per_node
 
 _TIMEOUT_S, _GATHER_TIMEOUT_S = 25.0, 20.0
 _MAX_FAILURES, _MAX_MESSAGE = 3, 200  # a line longer than srun's buffer may be broken by another node's

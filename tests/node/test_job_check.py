@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pitools.node import preflight
+from pitools.node import job_check
 from pitools.node.check.rule import Check
 from pitools.node.check.this_node import NodeCheck
 from pitools.node.types import Finding, NodeFacts
@@ -29,7 +29,7 @@ equals = true
 
 def run(folder: Path, text: str) -> dict[str, Any]:
     (folder / "node.toml").write_text(text)
-    argv = [sys.executable, "-m", "pitools.node.preflight", str(folder / "node.toml")]
+    argv = [sys.executable, "-m", "pitools.node.job_check", str(folder / "node.toml")]
     env = {**os.environ, "SLURMD_NODENAME": "n07"}
     line = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
     assert len(line) < 1024  # srun's buffer
@@ -74,24 +74,24 @@ def test_many_long_failures_are_one_short_line(tmp_path: Path) -> None:
 )
 def test_a_job_may_see_less_than_root(check: Check, gpus: int, is_valid: bool) -> None:
     """A job with a part of the GPUs does not count them; a folder that is another user's is not at fault."""
-    assert preflight.is_valid_in_job(check, gpus) is is_valid
+    assert job_check.is_valid_in_job(check, gpus) is is_valid
     now = "2026-11-01T00:00:00.000Z"
     row = Finding(node="n", check="n", state="failed", level="critical", action="drain", evidence_at=now)
     checked = NodeCheck(NodeFacts(node="n", boot_id="", gathered_at=now, tables={}), [row], [check])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_GPUS_ON_NODE", str(gpus))
-        assert bool(preflight.check_for_job(checked).failures) is is_valid
+        assert bool(job_check.check_for_job(checked).failures) is is_valid
 
 
 HANGS = """\
 import sys, time
-from pitools.node import preflight
+from pitools.node import job_check
 from pitools.node.gather import collectors, files
 from pitools.node.gather.child import Collector
 hangs = Collector("mounts", "", lambda query: time.sleep(60), 40.0)
 collectors.COLLECTORS = (Collector("files", "", files.read_files), hangs)
-preflight._GATHER_TIMEOUT_S = 0.5
-preflight.main(sys.argv[1:])
+job_check._GATHER_TIMEOUT_S = 0.5
+job_check.main(sys.argv[1:])
 """
 
 
@@ -107,7 +107,7 @@ def test_what_failed_is_told_whatever_hangs_behind_it(tmp_path: Path) -> None:
 
 def test_a_file_of_checks_that_is_not_here_is_said(tmp_path: Path) -> None:
     """In the one line that the job's log has; no other checks take its place."""
-    argv = [sys.executable, "-m", "pitools.node.preflight", str(tmp_path / "node.toml")]
+    argv = [sys.executable, "-m", "pitools.node.job_check", str(tmp_path / "node.toml")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert (bool(done.returncode), done.stdout) == (True, "")
     assert str(tmp_path / "node.toml") in done.stderr
