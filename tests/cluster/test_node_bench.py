@@ -23,87 +23,32 @@ from pitools.slurm import job_step
 pytestmark = pytest.mark.slurm
 
 NODES = [f"delta{number:02}" for number in range(1, 17)]
-# A rank as the product's, whose all-reduce is made through rank 0 by sockets: 16 ranks with a framework each would
-# spend minutes of two CPUs on imports. FAULTS: by node.
-STAR = """\
-import os, signal, socket, time
-import numpy
-from pitools.node.bench import worker
+# The product's rank, with faults by node.
+PROGRAM = """\
+import os, signal, time
+from pitools.node.bench import collectives, worker
 
-FAULTS = {faults}
-FAULT = FAULTS.get(os.environ["SLURMD_NODENAME"], "")
+FAULT = {faults}.get(os.environ["SLURMD_NODENAME"], "")
 
-class Star:
-    name, device, software = "star", "cpu", ""
-
-    def connect(self, position, exchange_address):
-        self.rank = position.rank
-        if self.rank:
-            self.peers = [socket.create_connection(exchange_address(0))]
-        else:
-            server = socket.create_server(("", 0))
-            exchange_address(server.getsockname()[1])
-            self.peers = [server.accept()[0] for _ in range(position.world_size - 1)]
-
-    def add(self, part):
-        for peer in self.peers if self.rank == 0 else ():
-            part = part + receive(peer, part)
-        for peer in self.peers:
-            peer.sendall(part.tobytes())
-        return part if self.rank == 0 else receive(self.peers[0], part)
-
-    def all_reduce(self, offset, n_elements):
-        part = pattern(n_elements) + offset
-        self.add(pattern(1))
-        begin = time.perf_counter()
+class Faulty(collectives.{kind}):
+    def {timed}(self, *buffers):
         if FAULT == "slow":
-            time.sleep(0.4)
-        elif FAULT == "corrupt":
-            part[7] += 1
+            time.sleep({slow_s})
+        return super().{timed}(*buffers)
+
+    def all_reduce(self, buffer):
+        if FAULT == "corrupt":
+            buffer[7] += 1
         elif FAULT == "die":
             os._exit(9)
         elif FAULT == "hang":
             os.kill(os.getpid(), signal.SIGSTOP)
-        sums = self.add(part)
-        return time.perf_counter() - begin, sums
-
-    def count_wrong(self, sums, scale, offset):
-        return int((sums != pattern(len(sums)) * scale + offset).sum())
-
-    def close(self):
-        pass
-
-def pattern(count):
-    return (numpy.arange(count) % worker._PERIOD).astype("float32")
-
-def receive(peer, like):
-    data = bytearray()
-    while len(data) < like.nbytes:
-        part = peer.recv(like.nbytes - len(data))
-        if not part:
-            raise SystemExit("a rank is gone")
-        data += part
-    return numpy.frombuffer(data, "float32")
-
-worker.main(Star)
-"""
-# The same with the framework that is installed.
-REAL = """\
-import os, time
-from pitools.node.bench import worker
-
-FAULT = {faults}.get(os.environ["SLURMD_NODENAME"], "")
-
-class Faulty(worker.TorchCollective):
-    def _reduce(self, buffer):
-        if FAULT == "slow":
-            time.sleep(3)
-        elif FAULT == "corrupt":
-            buffer[7] += 1
-        super()._reduce(buffer)
+        return super().all_reduce(buffer)
 
 worker.main(Faulty)
 """
+SOCKETS = {"kind": "SocketCollective", "timed": "_sum", "slow_s": 0.25}
+TORCH = {"kind": "TorchCollective", "timed": "_synchronize", "slow_s": 3}
 
 
 @pytest.fixture(scope="module")
@@ -134,18 +79,18 @@ def job(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     subprocess.run(["scancel", match[1]], timeout=60, check=True)
 
 
-def worker(folder: Path, faults: dict[str, str], program: str = STAR) -> list[str]:
-    """Return the command of a rank, with a fault on some nodes."""
+def worker(folder: Path, faults: dict[str, str], **kind: object) -> list[str]:
+    """Return the command of a rank, with a fault on some nodes. kind: of the collective, by sockets if not given."""
     path = folder / "rank.py"
-    path.write_text(program.replace("{faults}", repr(faults)))
+    path.write_text(PROGRAM.format(**{**SOCKETS, **kind, "faults": faults}))
     return [sys.executable, str(path), "--sizes=4096,262144"]
 
 
 def bench(
-    folder: Path, faults: dict[str, str], program: str = STAR, timeout_s: float = 60
+    folder: Path, faults: dict[str, str], timeout_s: float = 60, **kind: object
 ) -> tuple[dict[str, str], int, list[run.GroupTest]]:
     """Return the verdicts that are not ok, by node or group, the number of rounds, and the tests."""
-    tester = run.GroupTester(timeout_s=timeout_s, worker=worker(folder, faults, program))
+    tester = run.GroupTester(timeout_s=timeout_s, worker=worker(folder, faults, **kind))
     found = run.find_bad(job_step.nodes_of_job(), tester.test_round, together=True)
     results = run.to_results(found, NODES, tester.tests, tester.devices)
     return {row.node: row.verdict for row in results if row.verdict != "ok"}, found.rounds, tester.tests
@@ -234,7 +179,7 @@ def test_one_pair_without_a_program_is_no_fault_of_nodes(job: None) -> None:
 def test_bad_ranks_of_sixteen_with_a_framework(job: None, tmp_path: Path) -> None:
     """A rank that is slow and one that corrupts, by torch.distributed."""
     pytest.importorskip("torch")
-    bad, rounds, tests = bench(tmp_path, {"delta05": "slow", "delta12": "corrupt"}, REAL, timeout_s=200)
+    bad, rounds, tests = bench(tmp_path, {"delta05": "slow", "delta12": "corrupt"}, 200, **TORCH)
     assert (bad["delta05"], bad["delta12"]) == ("slow", "wrong"), tests
     assert not set(bad).intersection(set(NODES) - {"delta05", "delta12"}), tests
     assert rounds <= max_rounds(16)
@@ -242,7 +187,6 @@ def test_bad_ranks_of_sixteen_with_a_framework(job: None, tmp_path: Path) -> Non
 
 def test_pairs_by_the_command(job: None, pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """With the shipped ranks; results go to the spool, and later runs are compared with them."""
-    pytest.importorskip("torch")
     spool = tmp_path / "spool"
     spool.mkdir(mode=0o700)
     config = tmp_path / "node.toml"

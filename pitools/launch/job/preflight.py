@@ -1,7 +1,7 @@
 """Test the nodes of a job before its ranks start: their checks, then all-reduces in pairs of nodes.
 
     each node      python -m pitools.node.job_check: a line in <attempt>/preflight.jsonl
-    first node     find_bad_nodes: all-reduces by the tests of `pit node bench --pairs`, if torch or jax is installed
+    first node     find_bad_nodes: all-reduces by the tests of `pit node bench --pairs`
     + result       <attempt>/preflight.json; a node that failed ends the attempt with exit code 97
 
 Whatever cannot be tested says nothing about a node: it is reported, and the ranks start.
@@ -9,7 +9,6 @@ Whatever cannot be tested says nothing about a node: it is reported, and the ran
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -34,7 +33,7 @@ from pitools.slurm import job_step
 
 ALL_REDUCE, WRONG_PAIR = "all-reduce", "all-reduce-pair"
 _CHECKS_TIMEOUT_S = 30.0
-_TEST_TIMEOUT_S = 10.0  # of an all-reduce; importing torch or jax comes on top
+_TEST_TIMEOUT_S = 10.0  # of an all-reduce; with GPUs, importing torch or jax comes on top
 _GROUPS_TIMEOUT_S = 90.0  # no round begins later; without a bad node there are one or two
 _SLOW_SHARE = 0.5  # of the other groups' bandwidth: less is a fault, more may be the network's load
 
@@ -127,8 +126,6 @@ def find_bad_nodes(
 
     worker: the program of a rank. timeout_s: of a test. is_stopped: whether no further round may begin.
     """
-    if not any(map(importlib.util.find_spec, ("torch", "jax"))):
-        return Tested(problem="no all-reduce: neither torch nor jax is installed")
     tester = bench.GroupTester(timeout_s=timeout_s, worker=worker, ranks_per_node=job_step.gpus_per_node() or 1)
     deadline = time.monotonic() + _GROUPS_TIMEOUT_S
 

@@ -10,7 +10,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,88 +31,65 @@ class GpuMeasure(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class TorchWork:
-    """Work on one GPU by torch; each call returns when the GPU has finished.
+class Gpu(NamedTuple):
+    """Work on one GPU. device: its model. Each call returns when the GPU has finished; multiply, with the product."""
 
-    device: such as `cuda:0`. n_bytes: of the copies. side: of the matrices.
-    """
-
-    def __init__(self, device: str, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> None:
-        import torch
-
-        self._torch: Any = torch
-        self._place = device
-        is_gpu = device != "cpu"
-        self.device = torch.cuda.get_device_name(device) if is_gpu else "cpu"
-        self._host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=is_gpu)
-        self._on_device = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
-        random = torch.Generator(device=device).manual_seed(1)
-        self._left, self._right = (
-            torch.randint(-1, 2, (side, side), device=device, generator=random).to(torch.bfloat16) for _ in range(2)
-        )
-
-    def to_device(self) -> None:
-        """Copy the buffer to the GPU."""
-        self._on_device.copy_(self._host)
-        self._synchronize()
-
-    def to_host(self) -> None:
-        """Copy it back."""
-        self._host.copy_(self._on_device)
-        self._synchronize()
-
-    def multiply(self) -> Any:
-        """Return the product of two matrices."""
-        product = self._left @ self._right
-        self._synchronize()
-        return product
-
-    def count_different(self, one: Any, other: Any) -> int:
-        """Return how many elements of two products differ."""
-        return int((one != other).sum())
-
-    def _synchronize(self) -> None:
-        if self._place != "cpu":
-            self._torch.cuda.synchronize(self._place)
+    device: str
+    to_device: Callable[[], Any]
+    to_host: Callable[[], Any]
+    multiply: Callable[[], Any]
 
 
-class JaxWork:
-    """The same by jax. device: one of `jax.devices()`."""
+def torch_gpu(device: str, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> Gpu:
+    """Return the work of a device of torch, such as `cuda:0`. n_bytes: of the copies. side: of the matrices."""
+    import torch
 
-    def __init__(self, device: Any, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> None:
-        import jax
-        import numpy
+    is_gpu = device != "cpu"
+    host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=is_gpu)
+    there = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    random = torch.Generator(device=device).manual_seed(1)
+    left, right = (
+        torch.randint(-1, 2, (side, side), device=device, generator=random).to(torch.bfloat16) for _ in range(2)
+    )
 
-        self._jax: Any = jax
-        self._place, self.device = device, str(device.device_kind)
-        self._host = numpy.zeros(n_bytes, dtype=numpy.uint8)
-        random = numpy.random.default_rng(1)
-        self._left, self._right = (
-            jax.device_put(random.integers(-1, 2, (side, side)).astype("float32"), device).astype("bfloat16")
-            for _ in range(2)
-        )
-        self._multiply = jax.jit(lambda left, right: left @ right)
+    def finish(call: Callable[[], Any]) -> Any:
+        result = call()
+        if is_gpu:
+            torch.cuda.synchronize(device)
+        return result
 
-    def to_device(self) -> None:
-        """As TorchWork does."""
-        self._on_device = self._jax.device_put(self._host, self._place).block_until_ready()
-
-    def to_host(self) -> None:
-        """As TorchWork does. An array keeps its copy on the host: it is made of a new one."""
-        import numpy
-
-        numpy.asarray(self._on_device.copy())
-
-    def multiply(self) -> Any:
-        """As TorchWork does."""
-        return self._multiply(self._left, self._right).block_until_ready()
-
-    def count_different(self, one: Any, other: Any) -> int:
-        """As TorchWork does."""
-        return int((one != other).sum())
+    return Gpu(
+        torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        to_device=partial(finish, partial(there.copy_, host)),
+        to_host=partial(finish, partial(host.copy_, there)),
+        multiply=partial(finish, partial(torch.matmul, left, right)),
+    )
 
 
-GpuWork = TorchWork | JaxWork
+def jax_gpu(device: Any, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> Gpu:
+    """Return the same of one of `jax.devices()`."""
+    import jax
+    import numpy
+
+    host = numpy.zeros(n_bytes, dtype=numpy.uint8)
+    there = jax.device_put(host, device)
+    random = numpy.random.default_rng(1)
+    left, right = (
+        jax.device_put(random.integers(-1, 2, (side, side)).astype("float32"), device).astype("bfloat16")
+        for _ in range(2)
+    )
+    multiply = jax.jit(jax.numpy.matmul)
+    return Gpu(
+        str(device.device_kind),
+        to_device=lambda: jax.device_put(host, device).block_until_ready(),
+        to_host=lambda: numpy.asarray(there.copy()),  # an array keeps its copy on the host: of a new one
+        multiply=lambda: multiply(left, right).block_until_ready(),
+    )
+
+
+def has_device() -> bool:
+    """Return whether this node has a GPU's driver: without one, no framework need be imported."""
+    return any(map(os.path.exists, _DEVICES))
 
 
 def measure_gpus() -> Iterator[GpuMeasure]:
@@ -124,7 +102,7 @@ def measure_gpus() -> Iterator[GpuMeasure]:
             yield GpuMeasure(name=f"gpu{number}_gemm_flop_per_s", device="", value=None, problem=problem)
 
 
-def measure_gpu(work: GpuWork, number: int, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> Iterator[GpuMeasure]:
+def measure_gpu(work: Gpu, number: int, *, n_bytes: int = _COPY_BYTES, side: int = _SIDE) -> Iterator[GpuMeasure]:
     """Yield the measures of one GPU. number: in its node."""
     for name, call, amount in (
         ("h2d_bytes_per_s", work.to_device, n_bytes),
@@ -132,7 +110,7 @@ def measure_gpu(work: GpuWork, number: int, *, n_bytes: int = _COPY_BYTES, side:
         ("gemm_flop_per_s", work.multiply, 2 * side**3),
     ):
         wall_s = _median_wall_s(call)
-        wrong = work.count_different(work.multiply(), work.multiply()) if call == work.multiply else 0
+        wrong = int((call() != call()).sum()) if call == work.multiply else 0
         yield GpuMeasure(
             name=f"gpu{number}_{name}",
             device=work.device,
@@ -142,22 +120,20 @@ def measure_gpu(work: GpuWork, number: int, *, n_bytes: int = _COPY_BYTES, side:
         )
 
 
-def _find_gpus() -> list[Callable[[], GpuWork]]:
-    if not any(map(os.path.exists, _DEVICES)):  # saves the import, seconds long
+def _find_gpus() -> list[Callable[[], Gpu]]:
+    if not has_device():
         return []
     if importlib.util.find_spec("torch"):
         import torch
 
-        names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        return [lambda name=name: TorchWork(name) for name in names]  # type: ignore[misc]
+        return [partial(torch_gpu, f"cuda:{number}") for number in range(torch.cuda.device_count())]
     if importlib.util.find_spec("jax"):
         import jax
 
         try:
-            devices = jax.devices("gpu")
+            return [partial(jax_gpu, device) for device in jax.devices("gpu")]
         except RuntimeError:  # none
-            devices = []
-        return [lambda device=device: JaxWork(device) for device in devices]  # type: ignore[misc]
+            return []
     return []
 
 

@@ -55,7 +55,7 @@ class GroupTest(Record, frozen=True, kw_only=True, tag="pit.node-bench-group/1")
 
 
 class GroupRun(NamedTuple):
-    """What the ranks of a group printed, and how its step failed; "" if it did not. is_started: rank 0 printed."""
+    """What the ranks of a group printed, and how its step failed; "" if it did not. is_started: a rank listened."""
 
     group: Group
     ranks: tuple[RankResult, ...]
@@ -115,7 +115,7 @@ class GroupTester:
         # One group may be of a node whose ranks die, but not before any of them has begun.
         is_one = len(runs) == 1 and runs[0].is_started
         if not self.tests and not is_one and not any(run.ranks for run in runs):
-            hint = "check on a node that this Python has pitools, and torch or jax, there"
+            hint = "check on a node that this Python has pitools and numpy there"
             raise ClusterError(f"no rank has a result: {runs[0].problem}", where=" ".join(self._worker[:3]), hint=hint)
         judged = judge(runs, self.tests, self._rounds, self._ranks_per_node)
         self.devices |= {rank.node: rank.device for run in runs for rank in run.ranks}
@@ -131,12 +131,12 @@ class GroupTester:
 
 
 def run_group(group: Group, worker: Sequence[str], ranks_per_node: int, timeout_s: float) -> GroupRun:
-    """Run a step on a group, and repeat rank 0's address on the stdin of all its ranks."""
+    """Run a step on a group, and repeat each rank's address on the stdin of all its ranks."""
     ranks: dict[int, RankResult] = {}
     addresses: list[bytes] = []
 
     def read(line: bytes, to_ranks: BinaryIO) -> None:
-        if line.startswith(b'{"address":'):
+        if line.startswith(b'{"rank":'):
             addresses.append(line)
             with contextlib.suppress(OSError):  # the step has ended
                 to_ranks.write(line)

@@ -4,39 +4,40 @@ Each all-reduce is of a known pattern, and every element of its result is compar
 bandwidth shows. The pattern is of whole numbers below 2^24, whose sum in float32 is exact in any order, and differs by
 rank and repetition, so that a stale or misplaced buffer is wrong, too.
 
-    rank 0       listens on a free port of the network that srun came by, and prints {"address": "host:port"}
-    every rank   reads that line from stdin, where the test's starter repeats it; prints a RankResult, or several
-    a hang       ends with a traceback after --timeout, by a thread that needs no lock of Python's; the framework's
-                 import has a time-out of its own
-    no starter   ends the ranks, too: their stdin ends with it
+    a rank that listens   prints {"rank": 0, "address": "host:port"}, of the network that srun came by
+    every rank            reads these lines from stdin, where the test's starter repeats them; prints RankResults
+    a hang                ends with a traceback after --timeout, by a thread that needs no lock of Python's; the
+                          framework's import has a time-out of its own
+    no starter            ends the ranks, too: their stdin ends with it
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib.util
 import os
 import queue
 import socket
 import stat
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from pitools.core.record import Record
+from pitools.node.bench.collectives import PERIOD, Collective, RankPosition, choose_collective
 
 CPU_SIZES = (1 << 18, 1 << 24)
 GPU_SIZES = (1 << 20, 1 << 26, 1 << 30)
 """Bytes of the buffers."""
 _REPEATS = 5
 _IMPORT_S = 45.0  # at most, for the framework's files from shared storage
-_PERIOD, _RANK_PERIOD = 251, 61  # of the pattern; both prime
+_RANK_PERIOD = 61  # prime, as PERIOD
 _MAX_SUM = 1 << 24
+
+C = TypeVar("C", bound=Collective)
 
 
 class SizeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,162 +65,14 @@ class RankResult(Record, frozen=True, kw_only=True, tag="pit.node-bench-rank/1")
     software: str = ""
 
 
-class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this process is in its group. launch_ip: of the host that srun runs on."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    node: str
-    launch_ip: str
-
-
-class TorchCollective:
-    """The all-reduces of a group of ranks by torch.distributed: NCCL on GPUs, else gloo."""
-
-    name = "torch"
-
-    def __init__(self) -> None:
-        import torch
-
-        self._torch: Any = torch
-        self.software = f"torch {torch.__version__}"
-        self._on_gpu = bool(torch.cuda.is_available())
-        self.device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
-
-    def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
-        """Join the group, whose store listens on a port that the kernel chose.
-
-        exchange_address: takes rank 0's port, 0 of others, and returns where rank 0 listens.
-        """
-        from torch import distributed
-
-        if self._on_gpu:
-            self._torch.cuda.set_device(position.local_rank % self._torch.cuda.device_count())
-        count = position.world_size
-        if position.rank == 0:
-            store = distributed.TCPStore("0.0.0.0", 0, count, is_master=True, wait_for_workers=False)  # noqa: S104
-            exchange_address(store.port)
-        else:
-            host, port = exchange_address(0)
-            store = distributed.TCPStore(host, port, count, is_master=False)
-        backend = "nccl" if self._on_gpu else "gloo"
-        distributed.init_process_group(backend, store=store, rank=position.rank, world_size=count)
-        self._distributed: Any = distributed
-
-    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
-        """Return the seconds, and the sums over all ranks of (element's index % _PERIOD) + offset, on the device."""
-        buffer = self.pattern(n_elements) + offset
-        self._distributed.barrier()
-        self._synchronize()
-        begin = time.perf_counter()
-        self._reduce(buffer)
-        self._synchronize()
-        return time.perf_counter() - begin, buffer
-
-    def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
-        """Return how many sums are not exactly (index % _PERIOD) * scale + offset."""
-        return int((sums != self.pattern(len(sums)) * scale + offset).sum())
-
-    def close(self) -> None:
-        """Leave the group."""
-        self._distributed.destroy_process_group()
-
-    def _reduce(self, buffer: Any) -> None:
-        self._distributed.all_reduce(buffer)
-
-    def pattern(self, n_elements: int) -> Any:
-        """Return float32 of (index % _PERIOD), on the device."""
-        device = "cuda" if self._on_gpu else "cpu"
-        return (self._torch.arange(n_elements, device=device, dtype=self._torch.int32) % _PERIOD).float()
-
-    def _synchronize(self) -> None:
-        if self._on_gpu:
-            self._torch.cuda.synchronize()
-
-
-class JaxCollective:
-    """The same by jax."""
-
-    name = "jax"
-
-    def __init__(self) -> None:
-        import jax
-
-        self._jax: Any = jax
-        self.software = f"jax {jax.__version__}"
-        self.device = "cpu"
-
-    def connect(self, position: RankPosition, exchange_address: Callable[[int], tuple[str, int]]) -> None:
-        """As TorchCollective does. A port that is free now: jax has no way to listen on one that the kernel chooses."""
-        jax, port = self._jax, 0
-        if position.rank == 0:
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port = probe.getsockname()[1]
-        host, port = exchange_address(port)
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            f"{host}:{port}",
-            num_processes=position.world_size,
-            process_id=position.rank,
-            local_device_ids=[position.local_rank],
-        )
-        mesh = jax.sharding.Mesh(jax.devices(), ("rank",))
-        by_rank = jax.sharding.PartitionSpec("rank")
-        self._sharding = jax.sharding.NamedSharding(mesh, by_rank)
-        self._sum = jax.jit(
-            jax.shard_map(lambda part: jax.lax.psum(part, "rank"), mesh=mesh, in_specs=by_rank, out_specs=by_rank)
-        )
-        device = jax.local_devices()[0]
-        self.device = "cpu" if device.platform == "cpu" else device.device_kind
-
-    def all_reduce(self, offset: float, n_elements: int) -> tuple[float, Any]:
-        """As TorchCollective does. An all-reduce of one element is the barrier."""
-        part = self._distribute(numpy_pattern(n_elements) + offset)
-        self._sum(self._distribute(numpy_pattern(1))).block_until_ready()
-        begin = time.perf_counter()
-        sums = self._sum(part).block_until_ready()
-        return time.perf_counter() - begin, sums.addressable_data(0)
-
-    def count_wrong(self, sums: Any, scale: float, offset: float) -> int:
-        """As TorchCollective does."""
-        import numpy
-
-        return int((numpy.asarray(sums) != numpy_pattern(len(sums)) * scale + offset).sum())
-
-    def close(self) -> None:
-        """As TorchCollective does."""
-        self._jax.distributed.shutdown()
-
-    def _distribute(self, part: Any) -> Any:
-        return self._jax.make_array_from_process_local_data(self._sharding, part)
-
-
-Collective = TorchCollective | JaxCollective
-C = TypeVar("C", bound=Collective)
-
-
-def numpy_pattern(n_elements: int) -> Any:
-    """Return float32 of (index % _PERIOD)."""
-    import numpy
-
-    return (numpy.arange(n_elements, dtype=numpy.int32) % _PERIOD).astype(numpy.float32)
-
-
-def choose_collective() -> Collective:
-    """Return torch's where it is installed, else jax's. Raises ImportError without both."""
-    return TorchCollective() if importlib.util.find_spec("torch") else JaxCollective()
-
-
 def measure(collective: Collective, position: RankPosition, n_bytes: int) -> SizeResult:
     """All-reduce a buffer of this size repeatedly, the first time untimed, and compare each result."""
-    n_elements = n_bytes // 4
+    pattern = collective.pattern(n_bytes // 4)
     walls_s, wrong = [], 0
     for repeat in range(_REPEATS + 1):
         offsets = [float((rank + 7 * repeat) % _RANK_PERIOD) for rank in range(position.world_size)]
-        wall_s, sums = collective.all_reduce(offsets[position.rank], n_elements)
-        wrong += collective.count_wrong(sums, float(position.world_size), sum(offsets))
+        wall_s, sums = collective.all_reduce(pattern + offsets[position.rank])
+        wrong += int((sums != pattern * float(position.world_size) + sum(offsets)).sum())
         walls_s.append(wall_s)
     return SizeResult(bytes=n_bytes, wall_s=statistics.median(walls_s[1:]), wrong=wrong)
 
@@ -309,16 +162,17 @@ def run_rank(
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     position = read_position(os.environ)
-    if position.world_size * (_PERIOD + _RANK_PERIOD) > _MAX_SUM:
+    if position.world_size * (PERIOD + _RANK_PERIOD) > _MAX_SUM:
         raise SystemExit(f"{position.world_size} ranks: too many for exact sums")
     ip = own_ip(position.launch_ip)
     _set_interface(ip)
 
-    def exchange_address(port: int) -> tuple[str, int]:
-        if position.rank == 0:
-            results.write(msgspec.json.encode({"address": f"{ip}:{port}"}) + b"\n")
-        address = str(msgspec.json.decode(stdin.get())["address"])
-        host, _, text = address.rpartition(":")
+    def exchange_address(port: int, rank: int) -> tuple[str, int]:
+        if port:
+            results.write(msgspec.json.encode({"rank": position.rank, "address": f"{ip}:{port}"}) + b"\n")
+        while (line := msgspec.json.decode(stdin.get()))["rank"] != rank:
+            pass
+        host, _, text = line["address"].rpartition(":")
         return host, int(text)
 
     collective = make_collective()

@@ -11,15 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pitools.node.bench.worker import (
-    JaxCollective,
-    RankPosition,
-    SizeResult,
-    TorchCollective,
-    numpy_pattern,
-    run_rank,
-    start_rank,
-)
+from pitools.node.bench.collectives import JaxCollective, RankPosition, TorchCollective
+from pitools.node.bench.worker import SizeResult, run_rank, start_rank
 from pitools.perf.collectives.operations import (
     OPERATIONS,
     Expected,
@@ -103,10 +96,6 @@ class JaxOperations(JaxCollective):
         outputs = [call(each) for each in parts]
         self._jax.block_until_ready(outputs)
         return time.perf_counter() - begin, [numpy.asarray(each.addressable_data(0)) for each in outputs]
-
-    def pattern(self, n_elements: int) -> Any:
-        """As TorchOperations does, on the host."""
-        return numpy_pattern(n_elements)
 
     def _compile(self, operation: str, n_ranks: int) -> Callable[[Any], Any]:
         jax, axis = self._jax, "rank"

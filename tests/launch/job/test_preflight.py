@@ -124,7 +124,6 @@ def test_a_pair_with_wrong_data_starts_no_ranks(
         return bench.GroupRun(group, ranks, "" if wrong or not is_bad else "exit code 9")
 
     monkeypatch.setattr(bench.GroupTester, "_run_group", run_group)
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda _: True)
     found = preflight.find_bad_nodes(nodes)
     if len(nodes) == 2:
         assert [(one.node, one.check) for one in found.failures] == [(node, preflight.WRONG_PAIR) for node in blamed]

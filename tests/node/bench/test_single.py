@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 from pitools.node.bench import gpu, single
@@ -88,14 +90,15 @@ def test_a_full_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 WORK = """
 import importlib, sys
-from pitools.node.bench.gpu import JaxWork, TorchWork, measure_gpu
+from pitools.node.bench.gpu import jax_gpu, measure_gpu, torch_gpu
 sizes = {"n_bytes": 1 << 16, "side": 64}
 module = importlib.import_module(sys.argv[1])
-work = TorchWork("cpu", **sizes) if sys.argv[1] == "torch" else JaxWork(module.devices("cpu")[0], **sizes)
+work = torch_gpu("cpu", **sizes) if sys.argv[1] == "torch" else jax_gpu(module.devices("cpu")[0], **sizes)
 rows = list(measure_gpu(work, 3, **sizes))
 assert all(row.value and not row.wrong and row.device == "cpu" for row in rows), rows
-product = work.multiply()
-assert work.count_different(product, product + (product != product[0, 0])) > 0
+products = [work.multiply(), work.multiply() + 1]
+rows = list(measure_gpu(work._replace(multiply=lambda: products.reverse() or products[0]), 3, **sizes))
+assert rows[-1].wrong == 64 * 64, rows
 print(*(row.name for row in rows))
 """
 
@@ -116,24 +119,15 @@ def test_the_work_of_a_gpu(framework: str) -> None:
 def test_a_gpu_that_fails_has_a_row_and_others_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A GPU that is lost raises as torch does; one whose products differ is wrong."""
 
-    class Work:
-        device = "H100"
-        number = 0
+    products = itertools.count()
 
-        def to_device(self) -> None: ...
-
-        def to_host(self) -> None: ...
-
-        def multiply(self) -> int:
-            return 1
-
-        def count_different(self, one: int, other: int) -> int:
-            return 2
-
-    def lost() -> Work:
+    def lost() -> gpu.Gpu:
         raise RuntimeError("CUDA error: device lost\nCUDA kernel errors might be …")
 
-    monkeypatch.setattr(gpu, "_find_gpus", lambda: [lost, Work])
+    def bad() -> gpu.Gpu:
+        return gpu.Gpu("H100", lambda: None, lambda: None, lambda: numpy.array([next(products)]))
+
+    monkeypatch.setattr(gpu, "_find_gpus", lambda: [lost, bad])
     rows: list[BenchResult] = list(single.measure_node(tmp_path, "n1", disk_bytes=SIZE))
     by_name = {row.measure: row for row in rows if row.measure.startswith("gpu")}
     assert by_name["gpu0_gemm_flop_per_s"].verdict == "failed"
