@@ -180,7 +180,7 @@ def _print_history(node: str, config_path: Path | None, site_name: str, form: st
     from pitools.commands.node_drain import load_controller
     from pitools.core.output import Output
     from pitools.node.control.history import node_history
-    from pitools.node.suspicion import read_suspicions
+    from pitools.node.site_suspicion import read_suspicions
 
     controller = load_controller(config_path, site_name)
     incidents = [one for one in controller.incidents().values() if one.node == node]

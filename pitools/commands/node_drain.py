@@ -59,7 +59,7 @@ def list_command(config_path: Path | None, site_name: str, form: str) -> None:
     from msgspec import structs
 
     from pitools.core.output import Output
-    from pitools.node.suspicion import read_suspicions
+    from pitools.node.site_suspicion import read_suspicions
 
     controller = load_controller(config_path, site_name)
     rows, problems = controller.node_rows()

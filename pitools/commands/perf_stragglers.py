@@ -61,7 +61,7 @@ def _report(run_dir: Path, found: Sequence[Straggler]) -> set[str]:
     from pitools.core.errors import PitError
     from pitools.launch.diagnosis.slow_ranks import report_stragglers
     from pitools.launch.plan import load_plan
-    from pitools.node.suspicion import suspicions_of_site
+    from pitools.node.site_suspicion import suspicions_of_site
     from pitools.site.load import load_site
 
     try:

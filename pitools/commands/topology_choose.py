@@ -87,7 +87,7 @@ def choose(
     from pitools.core import hostlist
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
-    from pitools.node import suspicion
+    from pitools.node import site_suspicion
     from pitools.topology import choose as choosing
     from pitools.topology import fabric_model
     from pitools.topology.acquire import node_filter
@@ -108,7 +108,7 @@ def choose(
         extra = read_costs(costs.read(), costs.name)
         free = {node: cost + extra.get(node, 0.0) for node, cost in free.items()}
     available: FreeInput = free if any(free.values()) else list(free)
-    suspected = suspicion.costs_at_site(site, set(free)) if site else {}
+    suspected = site_suspicion.costs_at_site(site, set(free)) if site else {}
     choice, available = choosing.avoid_nodes(
         available,
         suspected,

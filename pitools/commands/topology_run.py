@@ -69,7 +69,7 @@ def run(
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
     from pitools.launch.submission import exactly_once
-    from pitools.node.suspicion import costs_at_site
+    from pitools.node.site_suspicion import costs_at_site
     from pitools.site.connect import client
     from pitools.site.load import load_site
     from pitools.slurm.states import UNKNOWN

@@ -11,13 +11,10 @@ node than its name says.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
-import time
 from collections.abc import Collection, Iterable, Set
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -28,14 +25,9 @@ from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import decode_json
 from pitools.node.types import NodeReport
 
-SUSPICIONS = "suspicions"
-"""The folder of the spool into which the runs of all users write: see suspicion.py."""
-
 CONTROL, HANDLED = "control", "handled.json"
 """The controller's folder of the spool, and what nodes read there."""
 
-MAX_SUSPICION_BYTES = 1 << 14  # of a file there
-_MAX_OF_USER, _MAX_ENTRIES, _CLEAN_S, _DAY_S = 64, 100_000, 5.0, 86400.0
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
 _REQUESTS = "bench-requests"
@@ -69,49 +61,6 @@ def write_report(spool: Path, report: NodeReport) -> None:
         write_atomic(spool / f"{report.node}{_SUFFIX}", msgspec.json.encode(report) + b"\n", durable=False)
     except OSError as error:
         raise from_os_error(error, spool) from error
-
-
-def make_suspicions(spool: Path) -> None:
-    """Make the folder of suspicions, to which every user may add files, and remove those that count no more, for 10 s.
-
-    A user's folder that is not empty stays. Raises OSError if it cannot be made.
-    """
-    folder, made = spool / SUSPICIONS, spool / f".{SUSPICIONS}"
-    if not folder.exists():  # with its mode, or not at all: another mode is a person's
-        made.mkdir(exist_ok=True)
-        made.chmod(0o1777)
-        made.rename(folder)
-    _, old = suspicion_files(spool, time.monotonic() + _CLEAN_S)
-    until = time.monotonic() + _CLEAN_S
-    for path, is_folder in sorted(old, key=lambda one: one[1]):  # folders last: all may have to stay
-        if time.monotonic() > until:
-            return
-        with contextlib.suppress(OSError):
-            path.rmdir() if is_folder else path.unlink()
-
-
-def suspicion_files(spool: Path, until: float) -> tuple[list[tuple[int, Path]], list[tuple[Path, bool]]]:
-    """Return the newest files of each user, with its uid, and all that counts no more, with whether it is a folder.
-
-    Users decide how much is there: it looks at _MAX_ENTRIES at most. until: when it stops, of the monotonic clock.
-    """
-    by_uid: dict[int, list[tuple[float, str]]] = {}
-    old: list[tuple[Path, bool]] = []
-    with contextlib.suppress(OSError), os.scandir(spool / SUSPICIONS) as entries:
-        for entry in islice(entries, _MAX_ENTRIES):
-            if time.monotonic() > until:
-                break
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                status = entry.stat(follow_symlinks=False)
-                is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_SUSPICION_BYTES
-                if is_small and status.st_mtime > time.time() - _DAY_S:
-                    by_uid.setdefault(status.st_uid, []).append((status.st_mtime, entry.path))
-                else:
-                    old.append((Path(entry.path), stat.S_ISDIR(status.st_mode)))
-    for files in by_uid.values():
-        files.sort(reverse=True)
-        old += [(Path(path), False) for _, path in files[_MAX_OF_USER:]]
-    return [(uid, Path(path)) for uid, files in by_uid.items() for _, path in files[:_MAX_OF_USER]], old
 
 
 def reported_nodes(spool: Path) -> set[str]:
@@ -210,6 +159,8 @@ def read_owned(path: Path, uids: Collection[int], max_bytes: int) -> bytes:
             raise ValueError(f"belongs to user {trust.user_name(status.st_uid)} (expected {expected})")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError("can be written by others (expected mode 0644)")
+        if status.st_nlink > 1:  # where fs.protected_hardlinks is 0, others may link any file of the user
+            raise ValueError(f"has {status.st_nlink} names (expected one)")
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"too large (expected at most {max_bytes >> 10} KiB)")

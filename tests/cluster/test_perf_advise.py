@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pitools.core.timestamps import now_rfc3339, to_rfc3339
-from pitools.node import spool
+from pitools.node import blames, spool
 from pitools.node.types import NodeReport
 from pitools.perf.regression.sources import point_of_run
 from pitools.perf.regression.store import add_points
@@ -58,7 +58,7 @@ class Alpha:
         self.folder, self.runs, self._pit = folder, folder / "runs", pit
         for path in (folder / "spool", folder / "sites", folder / "code"):
             path.mkdir()
-        spool.make_suspicions(folder / "spool")
+        blames.make_folder(folder / "spool")
         (folder / "node.toml").write_text(f'spool = "{folder}/spool"\n')
         (folder / "sites" / "alpha.toml").write_text(f'{site_text}\n[node]\nconfig = "{folder}/node.toml"\n')
         (folder / "slow").write_text("alpha02")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pitools.core import hostlist, timestamps
-from pitools.node import spool
+from pitools.node import blames, spool
 from pitools.node.types import Finding, NodeReport
 from pitools.place.clusters import pools, snapshot
 from pitools.site import connect, load
@@ -39,7 +39,7 @@ class Site:
         self.runs, self.sites, self.jobs = root / "runs" / f"suspicion-{os.getpid()}", folder / "sites", list[str]()
         for path in (folder / "spool", self.sites):
             path.mkdir()
-        spool.make_suspicions(folder / "spool")
+        blames.make_folder(folder / "spool")
         (folder / "node.toml").write_text(f'spool = "{folder}/spool"\n')
         (self.sites / "alpha.toml").write_text(f'{text}\n[node]\nconfig = "{folder}/node.toml"\n')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -20,11 +21,13 @@ from hypothesis import strategies as st
 
 from pitools.core import trust
 from pitools.core.timestamps import to_rfc3339
-from pitools.node import spool, suspicion
+from pitools.node import blames, site_suspicion, spool
 from pitools.node.bench.compare import BenchResult
+from pitools.node.blames import NodeBlame
 from pitools.node.check.config import NodeConfig
 from pitools.node.control.incidents import Incident
-from pitools.node.suspicion import RunRecord, report_cause, suspicions
+from pitools.node.site_suspicion import report_cause
+from pitools.node.suspicion import suspicions
 from pitools.node.types import Finding, NodeReport
 from pitools.run.attempt_records import Cause, Evidence
 from pitools.site.schema import NodeHealth, Site
@@ -38,9 +41,9 @@ def at(hours: float) -> str:
     return to_rfc3339(NOW + timedelta(hours=hours))
 
 
-def record(node: str = "n1", user: str = "ada", run: str = "r1", hours: float = 0.0, **more: Any) -> RunRecord:
+def record(node: str = "n1", user: str = "ada", run: str = "r1", hours: float = 0.0, **more: Any) -> NodeBlame:
     plain = {"kind": "gpu", "confidence": "certain", "rule": "xid-79"}
-    return RunRecord(node=node, user=user, run=run, **{"at": at(hours), **plain, **more})
+    return NodeBlame(node=node, user=user, run=run, **{"at": at(hours), **plain, **more})
 
 
 def finding(action: Any = "report", **more: Any) -> dict[str, NodeReport]:
@@ -139,13 +142,13 @@ RECORDS = st.builds(
 
 @example([record(f"n{number}", "eve", hours=-number / 10) for number in range(30)], [])
 @given(st.lists(RECORDS, max_size=60), st.lists(RECORDS, max_size=5))
-def test_one_user_poisons_few_nodes(of_eve: list[RunRecord], others: list[RunRecord]) -> None:
+def test_one_user_poisons_few_nodes(of_eve: list[NodeBlame], others: list[NodeBlame]) -> None:
     """Whatever a user writes: few nodes, the newest, and none strongly; and others' records count as without."""
     alone = suspicions(at(0), {}, [], [], of_eve)
     assert len(alone) <= 8
     assert not any(one.is_strong for one in alone.values())
     recent = sorted((one.at, one.node) for one in of_eve if at(-23.9) < one.at <= at(0))
-    assert {node for _, node in recent[-1:]} <= alone.keys() or not recent
+    assert {node for time, node in recent if time == recent[-1][0]} & alone.keys() or not recent
     of_ada = [record(one.node, "ada", one.run, confidence=one.confidence) for one in others]
     ours, both = (suspicions(at(0), {}, [], [], runs) for runs in (of_ada, of_eve + of_ada))
     assert all(both[node].score >= one.score for node, one in ours.items())
@@ -154,7 +157,7 @@ def test_one_user_poisons_few_nodes(of_eve: list[RunRecord], others: list[RunRec
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    spool.make_suspicions(tmp_path)
+    blames.make_folder(tmp_path)
     return tmp_path
 
 
@@ -167,9 +170,9 @@ def test_the_folder_is_made_with_its_mode(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Path, "chmod", be_killed)
         with pytest.raises(KeyboardInterrupt):
-            spool.make_suspicions(tmp_path)
+            blames.make_folder(tmp_path)
     for mode in (0o1777, 0o755):
-        spool.make_suspicions(tmp_path)
+        blames.make_folder(tmp_path)
         assert [(path.name, path.stat().st_mode & 0o7777) for path in tmp_path.iterdir()] == [("suspicions", mode)]
         (tmp_path / "suspicions").chmod(0o755)
 
@@ -189,30 +192,33 @@ def hostile_lines() -> st.SearchStrategy[bytes]:
 def test_hostile_files_are_read_without_harm(lines: list[bytes]) -> None:
     """Only records of known nodes remain, of the file's owner, with printable text; whatever the lines are."""
     with tempfile.TemporaryDirectory() as name:
-        spool.make_suspicions(Path(name))
+        blames.make_folder(Path(name))
         path = Path(name, "suspicions", f"{UID}.jsonl")
         path.write_bytes(b"\n".join(lines))
-        for one in suspicion.read_run_records(Path(name), NODES):
+        for one in blames.read_blames(Path(name), NODES):
             assert one.node in NODES
             assert one.user == trust.user_name(UID)
             assert (one.rule + one.run).isprintable()
             assert len(one.rule) <= 80
             assert one.at[-1] == "Z"
         path.write_bytes(path.read_bytes() + b"\n" + msgspec.json.encode(record()))
-        assert record().run in {one.run for one in suspicion.read_run_records(Path(name), NODES)}
+        assert record().run in {one.run for one in blames.read_blames(Path(name), NODES)}
 
 
-@pytest.mark.parametrize("how", ["link", "fifo", "folder", "others may write", "large", "old"])
+@pytest.mark.parametrize("how", ["link", "hard link", "fifo", "folder", "others may write", "large", "old"])
 def test_a_file_of_another_kind_is_not_believed(folder: Path, how: str) -> None:
-    """A link, a FIFO, a folder, one that others may write, or too large, or old: none suspects a node, nor stays."""
-    suspicion.write_run_records(folder, [record()])
-    assert len(suspicion.read_run_records(folder, NODES)) == 1
+    """A link of either kind, a FIFO, a folder, what others may write, too large or old: suspects nothing, and goes."""
+    blames.write_blames(folder, [record()])
+    assert len(blames.read_blames(folder, NODES)) == 1
     (path,) = (folder / "suspicions").iterdir()
     content = path.read_bytes()
     path.unlink()
     if how == "link":
         (folder / "elsewhere").write_bytes(content)
         path.symlink_to(folder / "elsewhere")
+    elif how == "hard link":
+        (folder / "elsewhere").write_bytes(content)
+        path.hardlink_to(folder / "elsewhere")
     elif how == "fifo":
         os.mkfifo(path)
     elif how == "folder":
@@ -221,8 +227,8 @@ def test_a_file_of_another_kind_is_not_believed(folder: Path, how: str) -> None:
         path.write_bytes(content + b"\n" * (1 << 14 if how == "large" else 0))
         path.chmod(0o666 if how == "others may write" else 0o644)
         os.utime(path, (0, 0) if how == "old" else None)
-    assert suspicion.read_run_records(folder, NODES) == []
-    spool.make_suspicions(folder)
+    assert blames.read_blames(folder, NODES) == []
+    blames.make_folder(folder)
     assert list((folder / "suspicions").iterdir()) == ([path] if how == "others may write" else [])
 
 
@@ -239,13 +245,13 @@ def test_nobody_silences_others(folder: Path) -> None:
     before = os.umask(0o077)
     try:
         for number in range(100):
-            suspicion.write_run_records(folder, [record(f"n{each}", run=f"r{number}") for each in range(300)])
+            blames.write_blames(folder, [record(f"n{each}", run=f"r{number}") for each in range(300)])
     finally:
         os.umask(before)
     for _ in range(2):
-        users = Counter(one.user for one in suspicion.read_run_records(folder, NODES))
+        users = Counter(one.user for one in blames.read_blames(folder, NODES))
         assert users == {"root": len(NODES) * 64, trust.user_name(1005): 64}
-        spool.make_suspicions(folder)
+        blames.make_folder(folder)
     files = list((folder / "suspicions").iterdir())
     assert len(files) == 2 * 64
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in files)
@@ -259,21 +265,35 @@ def test_no_heap_of_files_holds_up_the_controller(folder: Path, monkeypatch: pyt
     clock, tried = [0.0], []
 
     def fail_late(path: Path) -> None:
-        clock[0] += 6.0
+        clock[0] += 12.0
         tried.append(path)
 
-    monkeypatch.setattr(spool, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(blames, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rmdir", fail_late)
-        spool.make_suspicions(folder)
+        blames.make_folder(folder)
     assert [path.is_dir() for path in (folder / "suspicions").iterdir()] == [True] * 4
     assert len(tried) == 1
+    monkeypatch.setattr(blames, "_MAX_ENTRIES", 6)
     for number in range(4):
-        suspicion.write_run_records(folder, [record(run=f"r{number}")])
-    monkeypatch.setattr(spool, "_MAX_ENTRIES", 6)
-    assert 2 <= len(suspicion.read_run_records(folder, NODES)) <= 4
-    monkeypatch.setattr(spool, "_MAX_ENTRIES", 0)
-    assert suspicion.read_run_records(folder, NODES) == []
+        blames.write_blames(folder, [record(run=f"r{number}")])
+    assert 2 <= len(blames.read_blames(folder, NODES)) <= 4
+    monkeypatch.setattr(blames, "_MAX_ENTRIES", 0)
+    assert blames.read_blames(folder, NODES) == []
+
+
+@pytest.mark.usefixtures("as_root")
+def test_no_heap_of_a_user_hides_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither full folders nor files, though there is time for some files alone: which ones is drawn by lot."""
+    blames.write_blames(folder, [record()])
+    for number in range(50):
+        (folder / f"suspicions/{number}/full").mkdir(parents=True)
+        (folder / f"suspicions/1005.{number}.jsonl").write_bytes(line())
+        os.chown(folder / f"suspicions/1005.{number}.jsonl", 1005, 1005)
+    steps = itertools.count()
+    monkeypatch.setattr(blames, "time", SimpleNamespace(monotonic=lambda: next(steps) / 20, time=time.time))
+    users = {one.user for _ in range(100) for one in blames.read_blames(folder, NODES)}
+    assert users == {"root", trust.user_name(1005)}
 
 
 def site_with_spool(folder: Path) -> Site:
@@ -289,25 +309,25 @@ def test_a_cause_reaches_the_site(folder: Path, capsys: pytest.CaptureFixture[st
     site = site_with_spool(folder)
     report_cause(site, ["n1", "n9", "-x"], cause, "run-1")
     spool.write_report(folder, NodeReport(node="n1", boot_id="b", checked_at=at(0)))
-    (one,) = suspicion.suspicions_of_site(site).values()
+    (one,) = site_suspicion.suspicions_of_site(site).values()
     assert (one.node, one.users, one.is_strong) == ("n1", 1, False)
     assert "xid-79" in one.summary
     assert "password" not in next((folder / "suspicions").iterdir()).read_text()
-    assert suspicion.costs_at_site(site, ["n1"]) == {"n1": pytest.approx(5.0, abs=0.01)}
-    assert suspicion.costs_at_site(site, ["n2"]) == {}
+    assert site_suspicion.costs_at_site(site, ["n1"]) == {"n1": pytest.approx(5.0, abs=0.01)}
+    assert site_suspicion.costs_at_site(site, ["n2"]) == {}
     report_cause(Site(name="s", scheduler="slurm"), ["n1"], cause, "run-2")  # a site without a spool
     assert capsys.readouterr().err == ""
 
 
 def test_what_is_strong_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cost is infinite, as of a node whose drain a limit holds back; also without time for what users wrote."""
-    suspicion.write_run_records(folder, [record("n2", at=to_rfc3339(datetime.now(UTC)))])
-    monkeypatch.setattr(suspicion, "_READ_S", -1.0)
+    blames.write_blames(folder, [record("n2", at=to_rfc3339(datetime.now(UTC)))])
+    monkeypatch.setattr(blames, "_READ_S", -1.0)
     (report,) = finding("drain").values()
     spool.write_report(folder, msgspec.structs.replace(report, checked_at=to_rfc3339(datetime.now(UTC))))
-    assert suspicion.costs_at_site(site_with_spool(folder), NODES) == {"n1": math.inf}
+    assert site_suspicion.costs_at_site(site_with_spool(folder), NODES) == {"n1": math.inf}
     spool.write_report(folder, report)  # which is old
-    assert suspicion.costs_at_site(site_with_spool(folder), NODES) == {}
+    assert site_suspicion.costs_at_site(site_with_spool(folder), NODES) == {}
 
 
 @pytest.mark.parametrize("fault", ["no folder", "no spool", "hangs", "not ours", "no file"])
@@ -326,8 +346,10 @@ def test_a_run_never_fails_by_it(
         (folder / "node.toml").unlink()
     else:
         os.mkfifo(folder / "fifo")  # opening it for reading waits for a writer
-        monkeypatch.setattr(suspicion, "_TIMEOUT_S", 0.05)
-        monkeypatch.setattr(suspicion, "_config_of_site", lambda _: NodeConfig(spool=(folder / "fifo").read_text()))
+        monkeypatch.setattr(site_suspicion, "_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(
+            site_suspicion, "_config_of_site", lambda _: NodeConfig(spool=(folder / "fifo").read_text())
+        )
     report_cause(site, ["n1"], Cause(attempt="1", kind="node", confidence="likely", reason=""), "run-1")
-    assert suspicion.suspicions_of_site(site) == {}
+    assert site_suspicion.suspicions_of_site(site) == {}
     assert not capsys.readouterr().err.rstrip().endswith(":")  # a time-out has no text of its own

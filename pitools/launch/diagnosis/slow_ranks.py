@@ -17,7 +17,7 @@ import msgspec
 
 from pitools.core.errors import PitError
 from pitools.core.record import decode_json
-from pitools.node.suspicion import report_cause
+from pitools.node.site_suspicion import report_cause
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, CauseKind, Evidence
 from pitools.site.schema import Site

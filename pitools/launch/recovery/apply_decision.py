@@ -25,7 +25,7 @@ from pitools.launch.diagnosis import diagnose, slow_ranks, unstarted_jobs
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy, slurm_query
 from pitools.launch.submission import exclusions, grant, local_process, next_job, submissions
-from pitools.node.suspicion import report_cause
+from pitools.node.site_suspicion import report_cause
 from pitools.run import cancel_request, run_folder
 from pitools.run.attempt_records import AttemptStart, Cause, Decision, Verdict, VerdictCode, VerdictKind
 from pitools.site.connect import client

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.locks import lock, not_owner_error
 from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan
-from pitools.node.suspicion import suspicions_of_site
+from pitools.node.site_suspicion import suspicions_of_site
 from pitools.run.attempt_records import DOUBT, Cause, CauseKind, Confidence
 from pitools.site.schema import Site
 
@@ -35,6 +35,9 @@ _LOCK_TIMEOUT_S = 10.0
 _KEEP_FOR = timedelta(days=30)  # `pit launch why NODE` also shows expired records
 _APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NODE = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}")
+
+PartitionNodes = Callable[[], Collection[str] | None]
+"""Returns the nodes of the job's partitions; None if they are not known."""
 
 
 class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
@@ -153,23 +156,25 @@ def active_exclusions(runs: Path, site: Site) -> list[Exclusion]:
 
 
 def exclusions_for_next_job(
-    runs: Path, site: Site, plan: Plan, *, existing_nodes: Collection[str] | None = None
+    runs: Path, site: Site, plan: Plan, partition_nodes: PartitionNodes = lambda: None
 ) -> tuple[str, ...]:
     """Return the nodes to exclude from the plan's next job: at most the site's share, leaving enough nodes for the job.
 
     First those that this user excludes, then those that are strongly suspected at the site: see node/suspicion.py. One
     that the controller drained gets no job: it is left out, or, if this user excludes it, comes last.
 
-    existing_nodes: the partition's nodes if known; no other node is returned then, since sbatch rejects unknown names.
+    partition_nodes: called if there is a node to exclude. If they are known, no other takes of the share: a suspected
+    node may be of another partition, an excluded one may be gone, and sbatch rejects its name.
     """
     plan_excludes = _expand_nodes(plan.job.exclude)
     handled = plan_excludes | _expand_nodes(plan.job.nodelist)
-    suspected = sorted(suspicions_of_site(site, existing_nodes).values(), key=lambda one: -one.score)
+    suspected = sorted(suspicions_of_site(site).values(), key=lambda one: -one.score)
     drained = {one.node for one in suspected if one.is_drained}
     nodes = [entry.node for entry in active_exclusions(runs, site)]
     nodes += [one.node for one in suspected if one.is_strong and not one.is_drained]
     nodes = [node for node in sorted(dict.fromkeys(nodes), key=drained.__contains__) if node not in handled]
-    nodes = [node for node in nodes if existing_nodes is None or node in existing_nodes]
+    existing = partition_nodes() if nodes else None
+    nodes = [node for node in nodes if existing is None or node in existing]
     partition = site.partitions.get(plan.job.partition)
     size = partition.nodes if partition else 0
     limit = max(1, int(site.recovery.exclude_share * size)) if size else _MAX_NODES_OF_UNKNOWN_SIZE
@@ -178,13 +183,13 @@ def exclusions_for_next_job(
 
 
 def sbatch_exclude_args(
-    runs: Path, site: Site, plan: Plan, *, existing_nodes: Collection[str] | None = None
+    runs: Path, site: Site, plan: Plan, partition_nodes: PartitionNodes = lambda: None
 ) -> tuple[str, ...]:
     """Return sbatch's `--exclude` argument for `exclusions_for_next_job` and the request's own nodes.
 
     () if the exclusions add none. sbatch's command line takes precedence over the script's directives.
     """
-    nodes = exclusions_for_next_job(runs, site, plan, existing_nodes=existing_nodes)
+    nodes = exclusions_for_next_job(runs, site, plan, partition_nodes)
     return (f"--exclude={hostlist.fold([*nodes, *_expand_nodes(plan.job.exclude)])}",) if nodes else ()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pitools.core.errors import PitError
 from pitools.launch.plan import Plan
 from pitools.launch.submission import exactly_once, exclusions
 from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.errors import SlurmReason, SlurmRefused
 
 RETRY_FOR_S = 60.0
 
@@ -36,20 +36,17 @@ def submit_next_job(
     if wait_s >= 1:
         begin_args = (f"--begin=now+{round(wait_s)}",)
     runs = runs or run_dir.parent
-    exclude_args = exclusions.sbatch_exclude_args(runs, site, plan)
-    try:
-        return exactly_once.submit_once(
-            run_dir, site, args=(*exclude_args, *begin_args, *args), job_number=job_number, retry_for_s=retry_for_s
-        )
-    except SlurmRefused as error:
-        if not exclude_args or error.reason is not SlurmReason.INVALID_NODE_NAME:
-            raise
-    # An excluded node may have left the cluster, or a log may spell it differently: drop the nodes that do not exist.
-    partitions = set(plan.job.partition.split(",")) - {""}
-    existing_nodes = {
-        node.node for node in client(site).nodes() if not (partitions and partitions.isdisjoint(node.partitions))
-    }
-    exclude_args = exclusions.sbatch_exclude_args(runs, site, plan, existing_nodes=existing_nodes)
+    exclude_args = exclusions.sbatch_exclude_args(runs, site, plan, lambda: _partition_nodes(plan, site))
     return exactly_once.submit_once(
         run_dir, site, args=(*exclude_args, *begin_args, *args), job_number=job_number, retry_for_s=retry_for_s
     )
+
+
+def _partition_nodes(plan: Plan, site: Site) -> set[str] | None:
+    """Return the nodes of the job's partitions; None if Slurm does not answer, as the submission will say."""
+    partitions = set(plan.job.partition.split(",")) - {""}
+    try:
+        nodes = client(site).nodes()
+    except PitError:
+        return None
+    return {node.node for node in nodes if not (partitions and partitions.isdisjoint(node.partitions))}

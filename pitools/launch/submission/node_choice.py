@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pitools.launch.plan import Plan
-from pitools.node.suspicion import costs_at_site
+from pitools.node.site_suspicion import costs_at_site
 from pitools.run import run_folder
 from pitools.site.schema import Site
 from pitools.slurm.client import Client

@@ -90,7 +90,7 @@ def decide(
             elif old:
                 limit = f"max_evidence_age = {control.max_evidence_age}: it is of {old.evidence_at}"
                 decisions.append(_drain_or_hold(name, old, held_by=limit))
-    # A node that is returned now counts until it is returned, as Slurm may refuse; one of a lost journal, as it is ours.
+    # A node that is returned now counts until it is returned, as Slurm may refuse; so does one of a lost journal.
     counted = open_by_node.keys() - {one.node for one in decisions if one.act == "release"}
     counted |= {name for name, view in nodes.items() if view.is_drained and incident_of_reason(view.reason)[0]}
     return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, counted, control)]

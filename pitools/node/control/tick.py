@@ -21,7 +21,7 @@ from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock, owner_name
 from pitools.core.record import Record
 from pitools.core.trust import user_name
-from pitools.node import spool
+from pitools.node import blames, spool
 from pitools.node.check.config import CONFIG_PATH, Control, NodeConfig
 from pitools.node.control.incidents import (
     EntryKind,
@@ -208,7 +208,7 @@ class Controller:
         of_now = list((self.incidents() if rows else incidents).values())
         self._keep(spool.HANDLED, handled(timestamps.now_rfc3339(), of_now, control))
         try:
-            spool.make_suspicions(self._spool)
+            blames.make_folder(self._spool)
         except OSError as error:
             problems.append(str(from_os_error(error, self._spool)))
         kept = self._keep("problems.json", problems)

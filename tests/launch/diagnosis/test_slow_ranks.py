@@ -11,7 +11,7 @@ import pytest
 
 from pitools.launch.diagnosis.slow_ranks import describe_slow_ranks, report_stragglers
 from pitools.launch.recovery.apply_decision import apply_decision
-from pitools.node import spool
+from pitools.node import blames
 from pitools.perf.stragglers import Straggler
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Decision
@@ -23,7 +23,7 @@ from tests.performance.test_stragglers import write_run
 def site(tmp_path: Path) -> Site:
     """A site whose spool collects what runs find."""
     (tmp_path / "spool").mkdir()
-    spool.make_suspicions(tmp_path / "spool")
+    blames.make_folder(tmp_path / "spool")
     (tmp_path / "node.toml").write_text(f'spool = "{tmp_path}/spool"\n')
     return Site(name="s", scheduler="slurm", node=NodeHealth(config=str(tmp_path / "node.toml")))
 

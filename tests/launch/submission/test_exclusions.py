@@ -103,6 +103,16 @@ def test_drained_nodes_take_nothing_of_the_share(tmp_path: Path, monkeypatch: py
     assert exclusions.exclusions_for_next_job(tmp_path, site(20), plan()) == ("n5", "n1")
 
 
+def test_nodes_of_other_partitions_take_nothing_of_the_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However suspected, nor do nodes that are gone; the partition is asked for only if there is a node to exclude."""
+    found = {f"n{each}": Suspicion(node=f"n{each}", score=each, users=2, reasons=()) for each in range(1, 6)}
+    monkeypatch.setattr(exclusions, "suspicions_of_site", lambda *_: found)
+    assert exclusions.exclusions_for_next_job(tmp_path, site(10), plan(), lambda: {"n1", "n2"}) == ("n2",)
+    assert exclusions.exclusions_for_next_job(tmp_path, site(10), plan(), lambda: None) == ("n5",)
+    monkeypatch.setattr(exclusions, "suspicions_of_site", lambda *_: {})
+    assert exclusions.sbatch_exclude_args(tmp_path, site(10), plan(), lambda: 1 / 0) == ()  # type: ignore[return-value, arg-type]
+
+
 @given(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1), st.integers(0, 30))
 def test_a_job_always_fits(size: int, nodes: int, share: float, bad: int) -> None:
     """However many nodes are bad, as many stay as the job asks for; a share of 0 leaves none out."""

@@ -11,7 +11,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, ConfigError, TryLater
-from pitools.node import spool
+from pitools.node import blames, spool
 from pitools.node.check.config import NodeConfig, load_config
 from pitools.node.control import tick
 from pitools.node.types import NodeReport
@@ -59,7 +59,7 @@ def test_what_users_wrote_is_removed_after_the_acts(
         seen.append(world.ours())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(spool, "make_suspicions", fail)
+    monkeypatch.setattr(blames, "make_folder", fail)
     controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
     world.faulty["n03"] = "drain"
     world.report()
