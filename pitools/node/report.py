@@ -50,6 +50,7 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
         raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
     problem = _write_own_files(config, checked)
     own = make_report(checked)
+    before = spool.benched_report(Path(config.spool), own.node)
     spool.write_report(Path(config.spool), own)
     handled_until = spool.handled_until(Path(config.spool), checked.facts.node)
     if handled_until is not None and handled_until != checked.handled_until:
@@ -59,7 +60,7 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     if spool.is_bench_requested(Path(config.spool), own.node):
         from pitools.node.bench.before_return import bench  # milliseconds, which most reports need not pay
 
-        bench(config, own, time.monotonic() - checked.began_s)
+        bench(config, own, before, time.monotonic() - checked.began_s)
 
 
 def _write_own_files(config: NodeConfig, checked: NodeCheck) -> PitError | None:

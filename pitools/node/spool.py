@@ -119,6 +119,16 @@ def is_bench_requested(spool: Path, node: str) -> bool:
     return (spool / _REQUESTS / node).exists()
 
 
+def benched_report(spool: Path, node: str) -> NodeReport | None:
+    """Return the node's last report if it was written since a bench was requested; None if not, or if it is damaged."""
+    path = spool / f"{node}{_SUFFIX}"
+    try:
+        is_since = path.stat().st_mtime > (spool / _REQUESTS / node).stat().st_mtime
+        return _read_report(path, node) if is_since else None
+    except (OSError, PitError):
+        return None
+
+
 def handled_until(spool: Path, node: str) -> str | None:
     """Return the time before which a node's evidence was dealt with; "" if the controller says nothing of it.
 

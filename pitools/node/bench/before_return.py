@@ -27,8 +27,26 @@ _END_S = 45.0  # after the start of `pit node check`, which `pit-healthcheck` en
 _GRACE_S = 5.0  # until a process that does not end itself then is killed
 
 
-def bench(config: NodeConfig, report: NodeReport, checked_s: float) -> None:
-    """Replace a node's report by one that also has its bench. checked_s: how long the checks took. Raises PitError."""
+def bench(config: NodeConfig, report: NodeReport, before: NodeReport | None, checked_s: float) -> None:
+    """Replace a node's report by one that also has its bench. checked_s: how long the checks took. Raises PitError.
+
+    before: the last report, if it is of after the request: a result that it has is kept until the controller reads it.
+    """
+    if not (with_bench := before and _keep_result(report, before)):
+        with_bench = _add_result(config, report, checked_s)
+    spool.write_report(Path(config.spool), with_bench)
+
+
+def _keep_result(report: NodeReport, before: NodeReport) -> NodeReport | None:
+    """Return the report with the bench's result of the one before; None if that has none."""
+    if BENCH_CHECK in before.passed:
+        return msgspec.structs.replace(report, passed=(*report.passed, BENCH_CHECK))
+    failed = tuple(one for one in before.findings if one.check == BENCH_CHECK and one.state == "failed")
+    return msgspec.structs.replace(report, findings=(*report.findings, *failed)) if failed else None
+
+
+def _add_result(config: NodeConfig, report: NodeReport, checked_s: float) -> NodeReport:
+    """Bench this node, and return its report with the result."""
     results, problem = _measure(Path(config.state), report.node, min(_TIMEOUT_S, _END_S - checked_s))
     with contextlib.suppress(PitError):  # without its past, what is wrong or failed is still found
         past = history.read_past(Path(config.spool), {report.node})
@@ -37,20 +55,18 @@ def bench(config: NodeConfig, report: NodeReport, checked_s: float) -> None:
     bad = [one for one in results if one.verdict != "ok"]
     state: State = "failed" if bad else "unknown" if problem or not results else "passed"
     if state == "passed":
-        report = msgspec.structs.replace(report, passed=(*report.passed, BENCH_CHECK))
-    else:
-        texts = [f"{one.measure} is {one.verdict}: {one.problem or f'{one.of_past} of its past'}" for one in bad]
-        finding = Finding(
-            node=report.node,
-            check=BENCH_CHECK,
-            state=state,
-            level="warning",
-            action="report",  # of a drained node; the controller leaves it to a person
-            message="; ".join(texts) or problem or "no result",
-            evidence_at=timestamps.now_rfc3339(),
-        )
-        report = msgspec.structs.replace(report, findings=(*report.findings, finding))
-    spool.write_report(Path(config.spool), report)
+        return msgspec.structs.replace(report, passed=(*report.passed, BENCH_CHECK))
+    texts = [f"{one.measure} is {one.verdict}: {one.problem or f'{one.of_past} of its past'}" for one in bad]
+    finding = Finding(
+        node=report.node,
+        check=BENCH_CHECK,
+        state=state,
+        level="warning",
+        action="report",  # of a drained node; the controller leaves it to a person
+        message="; ".join(texts) or problem or "no result",
+        evidence_at=timestamps.now_rfc3339(),
+    )
+    return msgspec.structs.replace(report, findings=(*report.findings, finding))
 
 
 def _measure(folder: Path, node: str, timeout_s: float) -> tuple[list[BenchResult], str]:

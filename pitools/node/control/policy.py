@@ -42,8 +42,8 @@ Act = Literal["drain", "adopt", "relapse", "recover", "bench", "return", "escala
 class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     """One thing to do about a node, and whether it was done: false in a dry run, for a hold, or as why or error says.
 
-    act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for until a report
-    has its result, for an hour). The others are only noted: `recover` (the check of a drained node passes, and none
+    act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for once, and
+    awaited for an hour). The others are only noted: `recover` (the check of a drained node passes, and none
     fails that drains), `relapse` (one fails again), `escalate` (left to a person), `release` (somebody else resumed the
     node, or drained it anew), `adopt` (it is drained with a reason of ours that no open incident has). incident: "" of
     a `hold`, and of a `drain` that is not begun. action, evidence_at: of the finding that drains. held_by: the keys of
@@ -262,10 +262,10 @@ def _follow_incident(
             bench = ", nor its bench" if control.bench_before_return else ""
             yield decision("return", f"{incident.check} passes, and no check fails that drains{bench}")
         elif incident.asked_at and age_s(incident.asked_at, now, of_future=0.0) >= _HOUR_S:
-            yield decision("escalate", f"its bench has had no result for an hour: {to_person}")
+            problem = "".join(f" ({one.message})" for one in report.findings if _is_bench(one))
+            yield decision("escalate", f"its bench has had no result for an hour{problem}: {to_person}")
         else:
-            result = "".join(f", which was {one.state}: {one.message}" for one in report.findings if _is_bench(one))
-            yield decision("bench", f"its next report is to have its bench{result}")
+            yield decision("bench", "its next report is to have its bench")
 
 
 def _why_not_well(incident: Incident, report: NodeReport) -> tuple[str, bool]:

@@ -204,6 +204,8 @@ class Controller:
             spool.request_benches(self._spool, {one.node for one in decisions if one.act == "bench"})
         except PitError as error:  # it holds back no drain
             problems.append(str(error))
+        # A bench that was asked for before is no new act: the request stays until a report has its result.
+        decisions = [one for one in decisions if one.act != "bench" or not incidents[one.incident].asked_at]
         rows = [self._carry_out(one, reports, incidents) for one in decisions]
         of_now = list((self.incidents() if rows else incidents).values())
         self._keep(spool.HANDLED, handled(timestamps.now_rfc3339(), of_now, control))
@@ -242,8 +244,7 @@ class Controller:
             elif decision.act == "return":
                 why_not = self._return(decision)
             elif decision.act == "bench":
-                if not incidents[decision.incident].asked_at:
-                    self._append(decision, EntryKind.BENCHING)
+                self._append(decision, EntryKind.BENCHING)
             elif decision.act in _NOTES:
                 if decision.act == "adopt" and decision.incident not in incidents:
                     self._append(decision, EntryKind.OPENED)

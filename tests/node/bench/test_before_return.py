@@ -28,7 +28,7 @@ def result(value: float | None, **more: str) -> bytes:
 def bench_node(folder: Path) -> tuple[str, str]:
     """Bench, and return the state and message of the finding that the report then has."""
     spool.write_report(folder, REPORT)
-    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT, 1.0)
+    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT, None, 1.0)
     report = spool.read_report(folder, "n1")
     assert report
     if not report.findings:
@@ -85,10 +85,35 @@ def test_a_bench_ends_before_the_script_ends_it(
 
     monkeypatch.setattr(subprocesses, "run", run)
     spool.write_report(tmp_path, REPORT)
-    before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, checked_s)
+    before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, None, checked_s)
     (limit,) = re.findall(r"^limit=(\d+)", (repo / "scripts" / "pit-healthcheck").read_text(), re.MULTILINE)
     assert all(end_s <= int(limit) - 5 for end_s in ends_s)
     assert bool(ends_s) is (checked_s < 45)
     report = spool.read_report(tmp_path, "n1")
     assert report
     assert [one.state for one in report.findings] == ["unknown"]
+
+
+@pytest.mark.parametrize(("state", "is_kept"), [("passed", True), ("failed", True), ("unknown", False)])
+def test_a_result_is_kept_until_the_controller_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_kept: bool
+) -> None:
+    """The next reports of the same request do not measure again; that of a later request does."""
+    program = {"passed": result(1.0), "failed": result(1.0, verdict="wrong"), "unknown": b""}[state]
+    count = tmp_path / "count"
+    code = f"import sys; open({str(count)!r}, 'a').write('.'); sys.stdout.buffer.write({program!r})"
+    monkeypatch.setattr(before_return, "_PROGRAM", (sys.executable, "-c", code))
+    spool.request_benches(tmp_path, {"n1"})
+    benched = []
+    for number in range(4):
+        if number == 3:
+            spool.request_benches(tmp_path, set())
+            spool.request_benches(tmp_path, {"n1"})
+        before = spool.benched_report(tmp_path, "n1")
+        spool.write_report(tmp_path, REPORT)
+        before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, before, 1.0)
+        report = spool.read_report(tmp_path, "n1")
+        assert report
+        benched.append((BENCH_CHECK in report.passed, [one.state for one in report.findings]))
+    assert benched == [(state == "passed", [] if state == "passed" else [state])] * 4
+    assert len(count.read_text()) == (2 if is_kept else 4)
