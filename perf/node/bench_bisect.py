@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from perf.harness.harness import Case, from_ratios, report
 from perf.harness.workspace import arguments
-from pitools.node.bench.bisect import Group, bisect, max_rounds
-from pitools.node.bench.run import find_bad
+from pitools.node.bench.bisect import Group, bisect, find_bad, max_rounds
 
 
 def rounds(nodes: Sequence[str], bad: frozenset[str], *, by_pairs: bool) -> int:

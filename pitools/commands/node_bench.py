@@ -17,7 +17,7 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
 
 
 @click.command()
-@click.option("--alone", "mode", flag_value="alone", default="alone", help="Each node alone: CPU, memory, disk, GPUs.")
+@click.option("--single", "mode", flag_value="single", default="single", help="Each node: CPU, memory, disk, GPUs.")
 @click.option("--pairs", "mode", flag_value="pairs", help="All-reduce in pairs of nodes, and pair the slow ones anew.")
 @click.option("--bisect", "mode", flag_value="bisect", help="As --pairs, then all good nodes together; halve if bad.")
 @click.option(
@@ -28,7 +28,7 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
     help="Of the disk to measure, by a 1 GiB file.",
 )
 @click.option(
-    "--timeout", metavar="TIME", default="2m", show_default=True, help="Time limit of each test: 5s, 2m; 5 is minutes."
+    "--timeout", metavar="TIME", default="2m", show_default=True, help="Time limit of each test: 30s, 2m; 5 is minutes."
 )
 @config_option
 @site_option
@@ -37,7 +37,7 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
 def bench(
     ctx: click.Context, mode: str, folder: Path, timeout: str, config_path: Path | None, site_name: str, form: str
 ) -> None:
-    """Measure the nodes of this job, or with --alone, outside of a job, this node.
+    """Measure the nodes of this job, or with --single, outside of a job, this node.
 
     Prints a line for each node and measure, rates in bytes or operations per second. Results are kept in the spool,
     and compared with the node's own past and with nodes of the same hardware; a node that is slow is measured again.
@@ -51,7 +51,7 @@ def bench(
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
     from pitools.node.bench import history, run
-    from pitools.node.bench.bisect import max_rounds
+    from pitools.node.bench.bisect import find_bad, max_rounds
     from pitools.node.bench.compare import compare, compare_twice
     from pitools.node.check.this_node import node_name
     from pitools.slurm import job_step
@@ -70,7 +70,10 @@ def bench(
         report(f"measures {hostlist.fold(some)}, within {run.limit_s(timeout_s):g} s")
         return run.measure_nodes(some, folder, timeout_s, in_job=bool(nodes))
 
-    if mode == "alone":
+    if mode == "single":
+        if not (nodes or folder.is_dir()):
+            hint = "--folder /var/tmp"
+            raise UsageError(f"{folder}: no such folder on this machine", where="--folder", hint=hint)
         results = compare_twice(measure(nodes or [node_name()]), past, measure)
     else:
         if len(nodes) < 2:
@@ -79,7 +82,7 @@ def bench(
             raise UsageError(f"{problem} (expected 2 nodes or more)", where=f"--{mode}", hint=hint)
         report(f"{len(nodes)} nodes, at most {max_rounds(len(nodes))} rounds")
         tester = run.GroupTester(timeout_s=timeout_s, ranks_per_node=job_step.gpus_per_node() or 1, report=report)
-        found = run.find_bad(nodes, tester.test_round, together=mode == "bisect")
+        found = find_bad(nodes, tester.test_round, together=mode == "bisect")
         results = compare(run.to_results(found, nodes, tester.tests, tester.devices), past, is_judged=True)
     with Output(form, COLUMNS) as out:
         for result in results:

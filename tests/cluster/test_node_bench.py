@@ -17,7 +17,7 @@ import pytest
 from pitools.core.errors import ClusterError
 from pitools.launch.job import preflight
 from pitools.node.bench import run
-from pitools.node.bench.bisect import max_rounds
+from pitools.node.bench.bisect import find_bad, max_rounds
 from pitools.slurm import job_step
 
 pytestmark = pytest.mark.slurm
@@ -91,7 +91,7 @@ def bench(
 ) -> tuple[dict[str, str], int, list[run.GroupTest]]:
     """Return the verdicts that are not ok, by node or group, the number of rounds, and the tests."""
     tester = run.GroupTester(timeout_s=timeout_s, worker=worker(folder, faults, **kind))
-    found = run.find_bad(job_step.nodes_of_job(), tester.test_round, together=True)
+    found = find_bad(job_step.nodes_of_job(), tester.test_round, together=True)
     results = run.to_results(found, NODES, tester.tests, tester.devices)
     return {row.node: row.verdict for row in results if row.verdict != "ok"}, found.rounds, tester.tests
 
@@ -142,11 +142,11 @@ def test_a_program_that_runs_nowhere_is_no_fault_of_nodes(job: None) -> None:
     """As without pitools on the nodes: the error has the program's last words, after one round."""
     tester = run.GroupTester(timeout_s=60, worker=[sys.executable, "-c", "import nosuch"])
     with pytest.raises(ClusterError) as raised:
-        run.find_bad(NODES[:4], tester.test_round, together=True)
+        find_bad(NODES[:4], tester.test_round, together=True)
     assert "nosuch" in raised.value.message
 
 
-@pytest.mark.parametrize("mode", ["--alone", "--bisect"])
+@pytest.mark.parametrize("mode", ["--single", "--bisect"])
 def test_a_kill_leaves_no_step(job: None, mode: str, tmp_path: Path) -> None:
     """Nor does an interrupt, then: the ranks' stdin ends with the command."""
     argv = [sys.executable, "-m", "pitools", "node", "bench", mode]
@@ -217,8 +217,9 @@ def test_nodes_alone_by_the_command(
         assert verdicts[node, "disk_write_bytes_per_s"] == "failed"
 
 
-def test_groups_need_a_job(pit: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """Without one, the error has a command that makes one."""
-    done = pit("node", "bench", "--pairs")
-    assert done.returncode == 2
-    assert "salloc" in done.stderr
+def test_what_cannot_be_measured_is_refused_at_once(pit: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Groups without a job, with a command that makes one; and a folder that is not there."""
+    for words, hint in ((["--pairs"], "salloc"), (["--folder", "/nope"], "/var/tmp")):
+        done = pit("node", "bench", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert hint in done.stderr

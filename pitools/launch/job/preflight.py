@@ -26,7 +26,7 @@ from pitools.launch.diagnosis import evidence
 from pitools.launch.job import job_context
 from pitools.launch.plan import Plan, load_plan
 from pitools.node.bench import run as bench
-from pitools.node.bench.bisect import Group
+from pitools.node.bench.bisect import Group, find_bad
 from pitools.run import run_folder
 from pitools.run.attempt_records import NodePreflight, Preflight, PreflightFailure
 from pitools.slurm import job_step
@@ -35,7 +35,7 @@ ALL_REDUCE, WRONG_PAIR = "all-reduce", "all-reduce-pair"
 _CHECKS_TIMEOUT_S = 30.0
 _TEST_TIMEOUT_S = 10.0  # of an all-reduce; with GPUs, importing torch or jax comes on top
 _GROUPS_TIMEOUT_S = 90.0  # no round begins later; without a bad node there are one or two
-_SLOW_SHARE = 0.5  # of the other groups' bandwidth: less is a fault, more may be the network's load
+_SLOW_FLOOR = 0.5  # below the other groups' bandwidth: more is a fault, less may be the network's load
 
 
 class Tested(NamedTuple):
@@ -126,19 +126,19 @@ def find_bad_nodes(
 
     worker: the program of a rank. timeout_s: of a test. is_stopped: whether no further round may begin.
     """
-    tester = bench.GroupTester(timeout_s=timeout_s, worker=worker, ranks_per_node=job_step.gpus_per_node() or 1)
+    ranks = job_step.gpus_per_node() or 1
+    tester = bench.GroupTester(timeout_s=timeout_s, worker=worker, ranks_per_node=ranks, floor=_SLOW_FLOOR)
     deadline = time.monotonic() + _GROUPS_TIMEOUT_S
 
     def test_round(groups: Sequence[Group]) -> list[bool]:
         if is_stopped() or time.monotonic() > deadline:
             raise _Stopped
-        tester.test_round(groups)
-        return [not _is_bad(test) for test in tester.tests[-len(groups) :]]
+        return tester.test_round(groups)
 
     try:
-        found = bench.find_bad(nodes, test_round, together=False)
+        found = find_bad(nodes, test_round, together=False)
     except (_Stopped, PitError) as error:
-        failed = [f"{test.nodes}: {test.problem}" for test in tester.tests if _is_bad(test)]
+        failed = [f"{test.nodes}: {test.problem}" for test in tester.tests if test.verdict != "ok"]
         reason = error.message if isinstance(error, PitError) else "stopped early"
         return Tested(problem=_without_srun("; ".join([f"no all-reduce: {reason}", *failed[:1]])))
     rows = bench.to_results(found, nodes, tester.tests, tester.devices)
@@ -151,10 +151,6 @@ def find_bad_nodes(
     ]
     unclear = [f"{row.node}: {row.problem}" for row in rows if row.verdict != "ok" and row.node not in checks]
     return Tested(tuple(failures), _without_srun("; ".join(f"{ALL_REDUCE}: {text}" for text in unclear)))
-
-
-def _is_bad(test: bench.GroupTest) -> bool:
-    return test.verdict in ("wrong", "failed") or (test.verdict == "slow" and (test.of_others or 1.0) < _SLOW_SHARE)
 
 
 def conclude(attempt: Path, nodes: Sequence[str], began: float, gate: Tested | None = None) -> int:

@@ -38,6 +38,27 @@ def pairs(nodes: Sequence[str]) -> list[Group]:
     return list(zip(nodes[::2], nodes[1::2], strict=False))
 
 
+def find_bad(nodes: Sequence[str], test_round: TestRound, *, together: bool) -> Bisection:
+    """Test nodes by pairs, and then all good ones together, in at most max_rounds(len(nodes)) rounds.
+
+    Of pairs there are many at once, so that those with a slow node show. together: with that last test; where it fails,
+    the group is halved, down to the smallest that fails.
+    """
+    paired = bisect(nodes, test_round, first=pairs(nodes))
+    good = [node for node in nodes if node not in paired.bad and node not in paired.undecided]
+    rounds_left = max_rounds(len(nodes)) - paired.rounds
+    if not together or len(good) < 3 or rounds_left < 1:
+        return paired
+    joint = bisect(good, test_round, limit=rounds_left)
+    bad, undecided = {*paired.bad, *joint.bad}, {*paired.undecided, *joint.undecided}
+    return Bisection(
+        bad=tuple(node for node in nodes if node in bad),
+        undecided=tuple(node for node in nodes if node in undecided),
+        only_together=paired.only_together + joint.only_together,
+        rounds=paired.rounds + joint.rounds,
+    )
+
+
 def bisect(
     nodes: Sequence[str], test_round: TestRound, *, first: Sequence[Group] = (), limit: int | None = None
 ) -> Bisection:
@@ -45,34 +66,30 @@ def bisect(
 
     first: the disjoint groups of the first round; by default one of all nodes. limit: of rounds, at least 1.
     """
-    first = first or [tuple(nodes)]
-    failed = [group for group, passed in zip(first, test_round(first), strict=True) if not passed]
-    grouped = {node for group in first for node in group}
-    good = grouped.difference(*failed)
-    bad, ever_failed = set[str](), list(failed)
+    tested = list(first) or [tuple(nodes)]
+    grouped = {node for group in tested for node in group}
     singles = [node for node in nodes if node not in grouped]
-    rounds = 1
-    while (failed or singles) and rounds < (limit or max_rounds(len(nodes))):
-        parts = [half for group in failed for half in _halves(group)]
-        singles += [half[0] for half in parts if len(half) == 1]
-        partner_of = _choose_partners(singles, [node for node in nodes if node in good], _failed_with(ever_failed))
-        tested = [half for half in parts if len(half) > 1]
-        tested += list(partner_of.items())
-        tested += _pair_anew([node for node in singles if node not in partner_of], _failed_with(ever_failed))
-        if not tested:
-            break
+    parts = tested
+    good, bad, ever_failed, rounds = set[str](), set[str](), list[Group](), 0
+    while tested and rounds < (limit or max_rounds(len(nodes))):
         passed = dict(zip(tested, test_round(tested), strict=True))
         rounds += 1
         good.update(node for group, is_good in passed.items() if is_good for node in group)
         ever_failed += [group for group, is_good in passed.items() if not is_good]
         failed_with = _failed_with(ever_failed)
         bad.update(node for node in singles if node not in good and len(failed_with.get(node, set()) & good) > 1)
-        singles = [node for node in singles if node not in good and node not in bad]
         failed = [half for half in parts if passed.get(half) is False]
+        parts = [half for group in failed for half in _halves(group)]
+        singles = [node for node in singles if node not in good and node not in bad]
+        suspects = singles + [half[0] for half in parts if len(half) == 1]
+        tested = [half for half in parts if len(half) > 1]
+        tested += _pair(suspects, [node for node in nodes if node in good], failed_with)
+        singles = suspects
     apart = {frozenset(group): group for group in ever_failed if good.issuperset(group)}
+    undecided = {*singles, *(node for half in parts for node in half)}
     return Bisection(
         bad=tuple(node for node in nodes if node in bad),
-        undecided=tuple(node for node in nodes if node in singles or any(node in group for group in failed)),
+        undecided=tuple(node for node in nodes if node in undecided),
         only_together=tuple(group for members, group in apart.items() if not any(members > other for other in apart)),
         rounds=rounds,
     )
@@ -92,26 +109,15 @@ def _failed_with(failed: Sequence[Group]) -> dict[str, set[str]]:
     return others
 
 
-def _choose_partners(
-    suspects: Sequence[str], good: Sequence[str], failed_with: Mapping[str, set[str]]
-) -> dict[str, str]:
-    """Return a partner of its own for each suspect that can have one, and none that it failed with."""
-    free, chosen = list(good), dict[str, str]()
-    for node in suspects:
-        if partner := next((one for one in free if one not in failed_with.get(node, ())), ""):
-            free.remove(partner)
-            chosen[node] = partner
+def _pair(suspects: Sequence[str], good: Sequence[str], failed_with: Mapping[str, set[str]]) -> list[Group]:
+    """Pair each suspect with a good node, or else with another suspect, and with none that it failed with."""
+    chosen: list[Group] = []
+    left, free = list(suspects), list(good)
+    for partners in (free, left):
+        for node in suspects:
+            partner = next((one for one in partners if one != node and one not in failed_with.get(node, ())), "")
+            if node in left and partner:
+                left.remove(node)
+                partners.remove(partner)
+                chosen.append((node, partner))
     return chosen
-
-
-def _pair_anew(suspects: Sequence[str], failed_with: Mapping[str, set[str]]) -> list[Group]:
-    """Pair suspects with each other as in a round of a tournament, the one with most pairs that have not failed yet."""
-    circle = [*suspects, *[""] * (len(suspects) % 2)]
-    half = len(circle) // 2
-    best: list[Group] = []
-    for _ in circle[1:]:
-        met = zip(circle[:half], reversed(circle[half:]), strict=True)
-        new: list[Group] = [pair for pair in met if all(pair) and pair[1] not in failed_with.get(pair[0], ())]
-        best = max(best, new, key=len)
-        circle.insert(1, circle.pop())
-    return best

@@ -1,15 +1,13 @@
 """Test the nodes of this job in groups, by a step of Slurm for each group, and judge the groups.
 
 A group fails by the correctness gate (wrong elements, a rank that died or hung), or if its bandwidth is far below that
-of the other groups of as many nodes in this run. Pairs come first: of them there are many at once, so that those with a
-slow node show; and two tests with different good partners make a node bad. Then all good nodes are tested together.
+of the other groups of as many nodes in this run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import sys
 import threading
 from collections import Counter
@@ -22,9 +20,9 @@ import msgspec
 from pitools.core import hostlist, subprocesses, timestamps
 from pitools.core.daemon_pool import DaemonPool
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.core.record import Record, decode_json
+from pitools.core.record import decode_json
 from pitools.node.bench import single
-from pitools.node.bench.bisect import Bisection, Group, TestRound, bisect, max_rounds, pairs
+from pitools.node.bench.bisect import Bisection, Group
 from pitools.node.bench.compare import BenchResult, Verdict, is_low
 from pitools.node.bench.worker import RankResult, bus_bandwidth
 from pitools.slurm import job_step
@@ -34,23 +32,20 @@ WORKER = (sys.executable, "-m", "pitools.node.bench.worker")
 SINGLE = (sys.executable, "-m", "pitools.node.bench.single")
 ALL_REDUCE = "all_reduce_bytes_per_s"
 _MAX_STEPS = 64  # at a time: each has an srun and a connection to slurmctld
-_GROUP_FLOOR = 0.3  # below the median: pairs of one leaf switch and of two differ by less
+GROUP_FLOOR = 0.3
+"""Share below the median: pairs of one leaf switch and of two differ by less."""
+
 _MIN_GROUPS = 2
 _SEVERITY: tuple[Verdict, ...] = ("ok", "undecided", "slow", "failed", "wrong")
 
 
-class GroupTest(Record, frozen=True, kw_only=True, tag="pit.node-bench-group/1"):
-    """A test of a group. nodes: a host list. bytes_per_s: bus bandwidth of the largest size; None without a result.
-    of_others: its share of the median of all groups of as many nodes so far. wrong: elements that were.
-    """
+class GroupTest(NamedTuple):
+    """A test of a group. nodes: a host list. bytes_per_s: bus bandwidth of the largest size; None without a result."""
 
-    round: int
     nodes: str
     n_nodes: int
     verdict: Verdict
     bytes_per_s: float | None = None
-    of_others: float | None = None
-    wrong: int = 0
     problem: str = ""
 
 
@@ -63,30 +58,11 @@ class GroupRun(NamedTuple):
     is_started: bool = True
 
 
-def find_bad(nodes: Sequence[str], test_round: TestRound, *, together: bool) -> Bisection:
-    """Test nodes by pairs, and then all good ones together, in at most max_rounds(len(nodes)) rounds.
-
-    together: with that last test; where it fails, the group is halved, down to the smallest that fails.
-    """
-    alone = bisect(nodes, test_round, first=pairs(nodes))
-    good = [node for node in nodes if node not in alone.bad and node not in alone.undecided]
-    rounds_left = max_rounds(len(nodes)) - alone.rounds
-    if not together or len(good) < 3 or rounds_left < 1:
-        return alone
-    joint = bisect(good, test_round, limit=rounds_left)
-    return Bisection(
-        bad=tuple(node for node in nodes if node in alone.bad or node in joint.bad),
-        undecided=tuple(node for node in nodes if node in alone.undecided or node in joint.undecided),
-        only_together=alone.only_together + joint.only_together,
-        rounds=alone.rounds + joint.rounds,
-    )
-
-
 class GroupTester:
-    """Tests rounds of groups of this job's nodes; its `test_round` is what `find_bad` wants.
+    """Tests rounds of groups of this job's nodes; its `test_round` is what `find_bad` of bisect.py wants.
 
-    worker: the program of a rank. report: gets a text before each round, and one for each of its tests. tests: all of
-    them. devices: by node.
+    worker: the program of a rank. floor: the share of the median by which a slow group is below it, at least. report:
+    gets a text before each round, and one for each of its tests. tests: all of them. devices: by node.
     """
 
     def __init__(
@@ -95,11 +71,12 @@ class GroupTester:
         timeout_s: float,
         worker: Sequence[str] = WORKER,
         ranks_per_node: int = 1,
+        floor: float = GROUP_FLOOR,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._timeout_s, self._ranks_per_node = timeout_s, ranks_per_node
         self._worker = [*worker, f"--timeout={timeout_s:g}"]
-        self._report = report
+        self._floor, self._report = floor, report
         self.tests: list[GroupTest] = []
         self.devices: dict[str, str] = {}
         self._rounds = 0
@@ -117,13 +94,13 @@ class GroupTester:
         if not self.tests and not is_one and not any(run.ranks for run in runs):
             hint = "check on a node that this Python has pitools and numpy there"
             raise ClusterError(f"no rank has a result: {runs[0].problem}", where=" ".join(self._worker[:3]), hint=hint)
-        judged = judge(runs, self.tests, self._rounds, self._ranks_per_node)
+        judged = judge(runs, self.tests, self._ranks_per_node, self._floor)
         self.devices |= {rank.node: rank.device for run in runs for rank in run.ranks}
         self.tests += judged
         for test in judged:
             speed = "-" if test.bytes_per_s is None else f"{test.bytes_per_s / 1e9:.3g} GB/s"
             verdict = f"{test.verdict}: {test.problem}" if test.problem else test.verdict
-            self._report(f"round {test.round}: {test.nodes}: {speed}: {verdict}")
+            self._report(f"round {self._rounds}: {test.nodes}: {speed}: {verdict}")
         return [test.verdict == "ok" for test in judged]
 
     def _run_group(self, group: Group) -> GroupRun:
@@ -192,7 +169,7 @@ def _run_step(argv: Sequence[str], timeout_s: float, on_line: Callable[[bytes, B
 
 
 def judge(
-    runs: Sequence[GroupRun], earlier: Sequence[GroupTest], round_number: int, ranks_per_node: int = 1
+    runs: Sequence[GroupRun], earlier: Sequence[GroupTest], ranks_per_node: int = 1, floor: float = GROUP_FLOOR
 ) -> list[GroupTest]:
     """Return the tests of a round. earlier: those of the rounds before, whose bandwidths count, too."""
     by_size: dict[int, list[float]] = {}
@@ -202,35 +179,23 @@ def judge(
     ]:
         if speed is not None:
             by_size.setdefault(n_nodes, []).append(speed)
-    return [_judge_one(run, by_size.get(len(run.group), []), round_number, ranks_per_node) for run in runs]
+    tests = []
+    for run in runs:
+        speed = _bandwidth(run)
+        verdict: Verdict = "ok"
+        problem = ""
+        if wrong := sum(size.wrong for rank in run.ranks for size in rank.sizes):
+            verdict, problem = "wrong", f"{wrong} wrong elements"
+        elif missing := without_result(run, ranks_per_node):
+            verdict, problem = "failed", missing
+        elif speed is not None and _is_slow(speed, by_size[len(run.group)], floor):
+            verdict, problem = "slow", f"{speed / 1e9:.3g} GB/s"
+        tests.append(GroupTest(hostlist.fold(run.group), len(run.group), verdict, speed, problem))
+    return tests
 
 
-def _judge_one(run: GroupRun, speeds: Sequence[float], round_number: int, ranks_per_node: int) -> GroupTest:
-    speed = _bandwidth(run)
-    wrong = sum(size.wrong for rank in run.ranks for size in rank.sizes)
-    verdict: Verdict = "ok"
-    problem = ""
-    if wrong:
-        verdict, problem = "wrong", f"{wrong} wrong elements"
-    elif missing := without_result(run, ranks_per_node):
-        verdict, problem = "failed", missing
-    elif speed is not None and _is_slow(speed, speeds):
-        verdict, problem = "slow", f"{speed / 1e9:.3g} GB/s"
-    middle = statistics.median_high(speeds) if len(speeds) >= _MIN_GROUPS else 0.0
-    return GroupTest(
-        round=round_number,
-        nodes=hostlist.fold(run.group),
-        n_nodes=len(run.group),
-        verdict=verdict,
-        bytes_per_s=speed,
-        of_others=round(speed / middle, 3) if speed is not None and middle else None,
-        wrong=wrong,
-        problem=problem,
-    )
-
-
-def _is_slow(speed: float, speeds: Sequence[float]) -> bool:
-    return is_low(speed, speeds, min_values=_MIN_GROUPS, floor=_GROUP_FLOOR)
+def _is_slow(speed: float, speeds: Sequence[float], floor: float = GROUP_FLOOR) -> bool:
+    return is_low(speed, speeds, min_values=_MIN_GROUPS, floor=floor)
 
 
 def _bandwidth(run: GroupRun) -> float | None:

@@ -15,9 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -26,8 +26,6 @@ from pitools.node.bench import gpu
 from pitools.node.bench.compare import BenchResult, Verdict
 from pitools.node.bench.worker import end_with_stdin, start_rank
 from pitools.node.check import this_node
-
-Value = TypeVar("Value")
 
 END = "all"
 """The measure of a node's last result, of all that it measured."""
@@ -39,17 +37,6 @@ _MEMORY_BYTES = 128 << 20  # of a thread's source and target: more than caches h
 _MEMORY_SHARE = 0.25  # of what is free, at most
 _REPEATS = 9
 _CPU_S = 0.5
-
-
-class Disk:
-    """A file without a name in a folder, which goes with this process. is_direct: past the page cache."""
-
-    def __init__(self, folder: Path) -> None:
-        self.descriptor, self.is_direct = _open_unnamed(folder)
-
-    def close(self) -> None:
-        """Remove the file."""
-        os.close(self.descriptor)
 
 
 def _open_unnamed(folder: Path) -> tuple[int, bool]:
@@ -137,14 +124,17 @@ def measure_memory() -> float:
 
 
 def measure_disk(folder: Path, n_bytes: int = DISK_BYTES) -> Iterator[tuple[str, float, int]]:
-    """Yield measure, bytes per second and wrong blocks of a write, synced, and of reading it back. Raises OSError."""
-    disk = Disk(folder)
+    """Yield measure, bytes per second and wrong blocks of a write, synced, and of reading it back. Raises OSError.
+
+    By a file without a name, which goes with this process.
+    """
+    descriptor, is_direct = _open_unnamed(folder)
     try:
-        room = os.fstatvfs(disk.descriptor)
+        room = os.fstatvfs(descriptor)
         n_blocks = min(n_bytes, room.f_bavail * room.f_frsize // 2) // _BLOCK
         if not n_blocks:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        cached = "" if disk.is_direct else "cached_"
+        cached = "" if is_direct else "cached_"
         content = os.urandom(_BLOCK - _NUMBER_BYTES)
         buffers = threading.local()
 
@@ -153,68 +143,42 @@ def measure_disk(folder: Path, n_bytes: int = DISK_BYTES) -> Iterator[tuple[str,
                 buffers.block = mmap.mmap(-1, _BLOCK)  # whole pages, as O_DIRECT wants
             return buffers.block  # type: ignore[no-any-return]
 
-        def write(number: int) -> int:
+        def write(number: int) -> None:
             block = own_block()
             block[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES)
             block[_NUMBER_BYTES:] = content
-            if os.pwrite(disk.descriptor, block, number * _BLOCK) != _BLOCK:
+            if os.pwrite(descriptor, block, number * _BLOCK) != _BLOCK:
                 raise OSError(errno.EIO, "short write", str(folder))
-            return 0
 
-        def read(number: int) -> int:
+        def is_wrong(number: int) -> bool:
             block = own_block()
-            length = os.preadv(disk.descriptor, [block], number * _BLOCK)
+            length = os.preadv(descriptor, [block], number * _BLOCK)
             is_right = int.from_bytes(block[:_NUMBER_BYTES]) == number and block[_NUMBER_BYTES:] == content
-            return int(length != _BLOCK or not is_right)
+            return length != _BLOCK or not is_right
 
-        begin = time.perf_counter()
-        _over_blocks(write, n_blocks)
-        os.fsync(disk.descriptor)
-        yield f"disk_{cached}write_bytes_per_s", n_blocks * _BLOCK / (time.perf_counter() - begin), 0
-        os.posix_fadvise(disk.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        begin = time.perf_counter()
-        wrong = _over_blocks(read, n_blocks)
-        yield f"disk_{cached}read_bytes_per_s", n_blocks * _BLOCK / (time.perf_counter() - begin), wrong
+        with ThreadPoolExecutor(_DISK_THREADS) as pool:
+            begin = time.perf_counter()
+            list(pool.map(write, range(n_blocks)))  # raises what one of them raised
+            os.fsync(descriptor)
+            yield f"disk_{cached}write_bytes_per_s", n_blocks * _BLOCK / (time.perf_counter() - begin), 0
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            begin = time.perf_counter()
+            wrong = sum(pool.map(is_wrong, range(n_blocks)))
+            yield f"disk_{cached}read_bytes_per_s", n_blocks * _BLOCK / (time.perf_counter() - begin), wrong
     finally:
-        disk.close()
-
-
-def _over_blocks(call: Callable[[int], int], n_blocks: int) -> int:
-    """Call a function for each number of a block from several threads, and return the sum. Raises what it raised."""
-    numbers = iter(range(n_blocks))
-    lock = threading.Lock()
-
-    def work() -> int:
-        total = 0
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                return total
-            total += call(number)
-
-    return sum(_in_threads([work] * _DISK_THREADS))
-
-
-def _in_threads(works: Sequence[Callable[[], Value]]) -> list[Value]:
-    """Call functions at the same time, each in a thread, and return the results. Raises what one of them raised."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(len(works)) as pool:
-        return [future.result() for future in [pool.submit(work) for work in works]]
+        os.close(descriptor)
 
 
 def _on_each_cpu(work: Callable[[], float]) -> list[float]:
-    """Call a function on each CPU of this process at the same time, and return the results."""
+    """Call a function on each CPU of this process at the same time, and return the results. Raises what it raised."""
 
-    def bind(cpu: int) -> Callable[[], float]:
-        def work_there() -> float:
-            os.sched_setaffinity(0, {cpu})  # of this thread alone
-            return work()
+    def work_there(cpu: int) -> float:
+        os.sched_setaffinity(0, {cpu})  # of this thread alone
+        return work()
 
-        return work_there
-
-    return _in_threads([bind(cpu) for cpu in os.sched_getaffinity(0)])
+    cpus = os.sched_getaffinity(0)
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        return [future.result() for future in [pool.submit(work_there, cpu) for cpu in cpus]]
 
 
 def _cpu_name() -> str:

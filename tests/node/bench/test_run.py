@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.node.bench import run
-from pitools.node.bench.bisect import Bisection, Group, max_rounds
+from pitools.node.bench.bisect import Bisection, Group, find_bad, max_rounds
 from pitools.node.bench.compare import BenchResult
 from pitools.node.bench.run import (
     GroupRun,
     GroupTest,
-    find_bad,
     judge,
     to_results,
 )
@@ -38,17 +37,17 @@ def ran(*group: str, wall_s: float = 0.01, wrong: int = 0, problem: str = "") ->
 
 
 def verdicts(runs: Sequence[GroupRun], **more: object) -> list[str]:
-    return [test.verdict for test in judge(runs, [], 1, **more)]  # type: ignore[arg-type]
+    return [test.verdict for test in judge(runs, [], **more)]  # type: ignore[arg-type]
 
 
 def test_a_group_is_judged_by_the_gate_before_its_bandwidth() -> None:
     """One wrong element, a step that failed, or a rank without a result; each named."""
-    tests = judge([ran("a", "b", wrong=1), ran("c", "d", problem="exit code 9"), ran("e", "f")], [], 1)
+    tests = judge([ran("a", "b", wrong=1), ran("c", "d", problem="exit code 9"), ran("e", "f")], [])
     assert [test.verdict for test in tests] == ["wrong", "failed", "ok"]
-    assert tests[0].wrong == 2  # of two ranks
+    assert tests[0].problem == "2 wrong elements"  # of two ranks
     assert "[c-d]" in tests[1].problem or "c,d" in tests[1].problem
     half = ran("a", "b")
-    (test,) = judge([GroupRun(half.group, half.ranks[:1], "")], [], 1)
+    (test,) = judge([GroupRun(half.group, half.ranks[:1], "")], [])
     assert (test.verdict, "b" in test.problem) == ("failed", True)
     assert verdicts([half], ranks_per_node=2) == ["failed"]
 
@@ -57,9 +56,11 @@ def test_a_slow_group_shows_only_among_others_of_its_size() -> None:
     """In the same round or an earlier one; a few percent, and a larger group, are no reason."""
     assert verdicts([ran("a", "b", wall_s=0.05), ran("c", "d"), ran("e", "f", wall_s=0.011)]) == ["slow", "ok", "ok"]
     assert verdicts([ran("a", "b", "c", wall_s=0.05), ran("d", "e"), ran("f", "g")]) == ["ok", "ok", "ok"]
-    earlier = judge([ran("c", "d"), ran("e", "f")], [], 1)
-    (test,) = judge([ran("a", "b", wall_s=0.05)], earlier, 2)
-    assert (test.verdict, test.of_others) == ("slow", 0.2)
+    earlier = judge([ran("c", "d"), ran("e", "f")], [])
+    (test,) = judge([ran("a", "b", wall_s=0.05)], earlier)
+    assert (test.verdict, test.problem) == ("slow", "0.336 GB/s")
+    half = ran("a", "b", wall_s=0.016)  # more than a half of the others': too slow for a bench, and not for a preflight
+    assert [judge([half], earlier, 1, floor)[0].verdict for floor in (run.GROUP_FLOOR, 0.5)] == ["slow", "ok"]
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
@@ -95,9 +96,9 @@ def test_a_fault_at_scale_is_found_after_the_pairs() -> None:
 
 def test_a_bad_node_has_the_cause_of_its_own_tests() -> None:
     """Not what it failed by with another bad node."""
-    tests = judge([ran("a", "b", wrong=3, wall_s=0.5), ran("c", "d"), ran("e", "f")], [], 1)
-    tests += judge([ran("a", "c", wall_s=0.5), ran("b", "d", wrong=3)], tests, 2)
-    tests += judge([ran("a", "d", wall_s=0.5), ran("b", "c", wrong=3)], tests, 3)
+    tests = judge([ran("a", "b", wrong=3, wall_s=0.5), ran("c", "d"), ran("e", "f")], [])
+    tests += judge([ran("a", "c", wall_s=0.5), ran("b", "d", wrong=3)], tests)
+    tests += judge([ran("a", "d", wall_s=0.5), ran("b", "c", wrong=3)], tests)
     rows = to_results(Bisection(bad=("a", "b"), rounds=3), list("abcdef"), tests, {"a": "cpu"})
     assert [row.verdict for row in rows] == ["slow", "wrong", "ok", "ok", "ok", "ok"]
     assert rows[0].hardware == "cpu"
@@ -111,7 +112,7 @@ def test_partners_that_turn_bad_lose_no_results() -> None:
     def run_round(groups: Sequence[Group]) -> list[bool]:
         is_joint = any(test.n_nodes > 2 for test in tests) or any(len(group) > 2 for group in groups)
         bad = {"n0", "n1", "n2"} if is_joint else {"n0"}
-        tests.extend(judge([ran(*group, wrong=bool(bad & set(group))) for group in groups], tests, 1))
+        tests.extend(judge([ran(*group, wrong=bool(bad & set(group))) for group in groups], tests))
         return [not bad.intersection(group) for group in groups]
 
     nodes = [f"n{number}" for number in range(8)]
@@ -122,12 +123,12 @@ def test_partners_that_turn_bad_lose_no_results() -> None:
 
 def test_a_slow_pair_by_chance_is_no_fault_between_its_nodes() -> None:
     """If later pairs, of good nodes, are as slow; one that stays far below all is."""
-    chance = judge([ran("a", "b", wall_s=0.02), ran("c", "d")], [], 1)
+    chance = judge([ran("a", "b", wall_s=0.02), ran("c", "d")], [])
     assert [test.verdict for test in chance] == ["slow", "ok"]
     found = Bisection(bad=(), only_together=(("a", "b"),), rounds=2)
-    tests = chance + judge([ran("a", "c", wall_s=0.02), ran("b", "d", wall_s=0.02)], chance, 2)
+    tests = chance + judge([ran("a", "c", wall_s=0.02), ran("b", "d", wall_s=0.02)], chance)
     assert [row.node for row in to_results(found, list("abcd"), tests, {})] == list("abcd")
-    tests = chance + judge([ran("a", "c"), ran("b", "d")], chance, 2)
+    tests = chance + judge([ran("a", "c"), ran("b", "d")], chance)
     assert to_results(found, list("abcd"), tests, {})[-1].verdict == "slow"
 
 
@@ -146,6 +147,6 @@ def test_a_node_that_stops_in_the_middle_fails(tmp_path: Path, monkeypatch: pyte
 
 def test_undecided_nodes_say_by_what() -> None:
     """Two nodes that fail together, and no third."""
-    tests = judge([ran("a", "b", wrong=1)], [], 1)
+    tests = judge([ran("a", "b", wrong=1)], [])
     rows = to_results(Bisection(bad=(), undecided=("a", "b"), rounds=1), ["a", "b"], tests, {})
     assert [(row.verdict, bool(row.problem)) for row in rows] == [("undecided", True)] * 2
