@@ -1,6 +1,6 @@
 """Blames: what users' runs found of nodes, in a folder of the spool into which the runs of all users write.
 
-SPOOL/suspicions/UID.*.jsonl    pit.node-run-record/1, written by the user's own processes
+SPOOL/suspicions/UID.*.jsonl    pit.node-blame/1, written by the user's own processes
 
 The controller makes the folder, with mode 1777: `chmod 0755` on it ends what users report. Who owns a file is its user,
 whatever its name; nobody can take a name before, as a part of it is random. Files are looked at in random order, each
@@ -40,7 +40,7 @@ _READ_S, _CLEAN_S = 2.0, 10.0
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 
 
-class NodeBlame(Record, frozen=True, kw_only=True, tag="pit.node-run-record/1"):
+class NodeBlame(Record, frozen=True, kw_only=True, tag="pit.node-blame/1"):
     """What the recovery of a run found: a cause that blames this node.
 
     rule: the name of the pattern that matched, or Slurm's state; never a line of a log, as every user can read it.

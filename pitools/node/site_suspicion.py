@@ -6,14 +6,13 @@ import contextlib
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
 from pitools.core import timestamps, units
+from pitools.core.daemon_pool import DaemonPool
 from pitools.node import spool as spool_folder
 from pitools.node.bench.history import read_past
 from pitools.node.blames import NodeBlame, read_blames, write_blames
@@ -95,18 +94,13 @@ def _with_config(site: Site, function: Callable[[NodeConfig], T], problem: str) 
 
     The file system may hang, and a run must not.
     """
-    result: Future[T | None] = Future()
 
-    def call() -> None:
-        try:
-            config = _config_of_site(site)
-            result.set_result(function(config) if config else None)
-        except Exception as error:  # noqa: BLE001  # raised by Future.result
-            result.set_exception(error)
+    def call() -> T | None:
+        config = _config_of_site(site)
+        return function(config) if config else None
 
-    threading.Thread(target=call, name="suspicion", daemon=True).start()
     try:
-        return result.result(timeout=_TIMEOUT_S)
+        return DaemonPool(1, "suspicion").submit(call).result(timeout=_TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # a run does without
         print(f"pit: {problem}: {str(error) or f'no answer within {_TIMEOUT_S:g} s'}", file=sys.stderr)
         return None

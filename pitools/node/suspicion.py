@@ -75,16 +75,16 @@ def suspicions(
     reports: Mapping[str, NodeReport],
     incidents: Iterable[Incident],
     bench: Iterable[BenchResult],
-    runs: Iterable[NodeBlame],
+    blames: Iterable[NodeBlame],
 ) -> dict[str, Suspicion]:
-    """Return the suspected nodes. Pure. reports: fresh ones. bench, runs: oldest first, of any age.
+    """Return the suspected nodes. Pure. reports: fresh ones. bench, blames: oldest first, of any age.
 
     What was found before a node returned from its last incident, with its checks passed, counts no more.
     """
     incidents = list(incidents)
     returned = {one.node: one.over_at for one in incidents if one.outcome == EntryKind.RETURNED}
     drained = {one.node for one in incidents if one.phase not in ("opening", "over")}
-    reasons = [*_of_site(now, reports, incidents, bench), *_of_runs(now, runs)]
+    reasons = [*_of_site(now, reports, incidents, bench), *_of_runs(now, blames)]
     by_node: dict[str, list[SuspicionReason]] = {}
     for one in sorted(reasons, key=lambda one: one.at, reverse=True):
         if one.weight and one.at > returned.get(one.node, ""):
@@ -134,9 +134,9 @@ def _of_site(
             yield reason(result.node, "bench", weight, result.measured_at, f"{result.measure} is {result.verdict}")
 
 
-def _of_runs(now: str, records: Iterable[NodeBlame]) -> Iterator[SuspicionReason]:
-    """Yield the newest record of each run and node, of at most MAX_NODES_OF_USER nodes of a user, the newest first."""
-    recent = sorted((one for one in records if age_s(one.at, now) < DAY_S), key=lambda one: one.at)
+def _of_runs(now: str, blames: Iterable[NodeBlame]) -> Iterator[SuspicionReason]:
+    """Yield the newest blame of each run and node, of at most MAX_NODES_OF_USER nodes of a user, the newest first."""
+    recent = sorted((one for one in blames if age_s(one.at, now) < DAY_S), key=lambda one: one.at)
     newest = {(one.user, one.run, one.node): one for one in recent}
     nodes_of: dict[str, set[str]] = {}
     for one in sorted(newest.values(), key=lambda one: one.at, reverse=True):

@@ -32,7 +32,7 @@ FAULT = {faults}.get(os.environ["SLURMD_NODENAME"], "")
 
 class Faulty(collectives.{kind}):
     def {timed}(self, *buffers):
-        if FAULT == "slow":
+        if FAULT == "slow" and not (buffers and buffers[0].nbytes <= 4096):
             time.sleep({slow_s})
         return super().{timed}(*buffers)
 
@@ -47,7 +47,7 @@ class Faulty(collectives.{kind}):
 
 worker.main(Faulty)
 """
-SOCKETS = {"kind": "SocketCollective", "timed": "_sum", "slow_s": 0.25}
+SOCKETS = {"kind": "SocketCollective", "timed": "_sum", "slow_s": 0.5}
 TORCH = {"kind": "TorchCollective", "timed": "_synchronize", "slow_s": 3}
 
 
@@ -83,7 +83,7 @@ def worker(folder: Path, faults: dict[str, str], **kind: object) -> list[str]:
     """Return the command of a rank, with a fault on some nodes. kind: of the collective, by sockets if not given."""
     path = folder / "rank.py"
     path.write_text(PROGRAM.format(**{**SOCKETS, **kind, "faults": faults}))
-    return [sys.executable, str(path), "--sizes=4096,262144"]
+    return [sys.executable, str(path), "--sizes=4096,4194304"]  # the latter longer than a wait for a CPU
 
 
 def bench(

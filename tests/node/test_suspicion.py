@@ -71,18 +71,18 @@ def bench(verdict: Any, hours: float) -> BenchResult:
 @pytest.mark.parametrize(
     ("given_", "is_strong"),
     [
-        ({"runs": [record(), record(run="r2"), record(run="r3")]}, False),
-        ({"runs": [record(), record(user="bob")]}, True),
-        ({"runs": [record(confidence="guess"), record(user="bob", confidence="guess")]}, False),
-        ({"runs": [record(hours=-23), record(user="bob", hours=-23)]}, False),
-        ({"runs": [record(hours=-24)]}, None),
-        ({"runs": [record(hours=2)]}, None),
+        ({"blames": [record(), record(run="r2"), record(run="r3")]}, False),
+        ({"blames": [record(), record(user="bob")]}, True),
+        ({"blames": [record(confidence="guess"), record(user="bob", confidence="guess")]}, False),
+        ({"blames": [record(hours=-23), record(user="bob", hours=-23)]}, False),
+        ({"blames": [record(hours=-24)]}, None),
+        ({"blames": [record(hours=2)]}, None),
         ({"reports": finding("drain")}, True),
         ({"reports": finding("report")}, False),
-        ({"reports": finding("report"), "runs": [record()]}, False),
-        ({"reports": finding("report"), "runs": [record()], "bench": [bench("slow", -2)]}, False),
-        ({"reports": finding("report"), "runs": [record(confidence="likely"), record(user="bob")]}, True),
-        ({"reports": finding("report", level="warning"), "runs": [record()]}, False),
+        ({"reports": finding("report"), "blames": [record()]}, False),
+        ({"reports": finding("report"), "blames": [record()], "bench": [bench("slow", -2)]}, False),
+        ({"reports": finding("report"), "blames": [record(confidence="likely"), record(user="bob")]}, True),
+        ({"reports": finding("report", level="warning"), "blames": [record()]}, False),
         ({"reports": finding("none")}, None),
         ({"reports": finding("drain", is_shadow=True)}, None),
         ({"reports": finding("drain", state="unknown")}, None),
@@ -95,7 +95,7 @@ def bench(verdict: Any, hours: float) -> BenchResult:
         (
             {
                 "incidents": [incident(phase="over", outcome="returned", over_at=at(-1))],
-                "runs": [record(hours=-1.5), record(user="bob", hours=-2)],
+                "blames": [record(hours=-1.5), record(user="bob", hours=-2)],
                 "bench": [bench("wrong", -2)],
             },
             None,
@@ -104,7 +104,7 @@ def bench(verdict: Any, hours: float) -> BenchResult:
 )
 def test_what_makes_a_node_suspected(given_: dict[str, Any], is_strong: bool | None) -> None:
     """What drains, or two users, suspect it strongly; one user never; None: what is old or re-tested."""
-    plain: dict[str, Any] = {"reports": {}, "incidents": [], "bench": [], "runs": []}
+    plain: dict[str, Any] = {"reports": {}, "incidents": [], "bench": [], "blames": []}
     found = suspicions(at(0), **{**plain, **given_}).get("n1")
     assert (found and found.is_strong) is is_strong
     assert found is None or (found.score > 0 and found.reasons)
