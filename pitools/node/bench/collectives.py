@@ -65,6 +65,11 @@ class SocketCollective:
 
     name, device, software = "sockets", "cpu", ""
 
+    def __init__(self) -> None:
+        import numpy
+
+        self._numpy: Any = numpy
+
     def connect(self, position: RankPosition, exchange_address: ExchangeAddress) -> None:
         """Listen on a port that the kernel chooses, and connect to the next rank."""
         self._rank, self._count = position.rank, position.world_size
@@ -94,9 +99,7 @@ class SocketCollective:
 
     def _sum(self, buffer: Any) -> None:
         """Sum in place: each part goes round the ring to be added up, and once more as a sum."""
-        import numpy
-
-        parts = numpy.array_split(buffer, self._count)
+        parts = self._numpy.array_split(buffer, self._count)
         for step in range(2 * self._count - 2):
             target = parts[(self._rank - step - 1) % self._count]
             received = self._exchange(parts[(self._rank - step) % self._count], target)
@@ -104,10 +107,8 @@ class SocketCollective:
 
     def _exchange(self, part: Any, like: Any) -> Any:
         """Send a part to the next rank while one is received from the previous; return that."""
-        import numpy
-
         sent = self._sender.submit(self._next.sendall, part.view("uint8"))
-        received = numpy.empty_like(like)
+        received = self._numpy.empty_like(like)
         room = memoryview(received.view("uint8"))
         while room and (count := self._previous.recv_into(room)):
             room = room[count:]
