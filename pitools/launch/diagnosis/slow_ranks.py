@@ -19,7 +19,7 @@ from pitools.core.errors import PitError
 from pitools.core.record import decode_json
 from pitools.node.site_suspicion import report_cause
 from pitools.run import run_folder
-from pitools.run.attempt_records import Cause, CauseKind, Evidence
+from pitools.run.attempt_records import Cause, CauseKind, Decision, Evidence
 from pitools.site.schema import Site
 
 if TYPE_CHECKING:
@@ -118,15 +118,29 @@ def report_stragglers(site: Site, run_dir: Path, stragglers: Iterable[Straggler]
 
 
 def _report(site: Site, run_dir: Path, attempt: Path, nodes: set[str], kind: CauseKind, rule: str) -> set[str]:
-    """Report nodes as a guess: the program may give them more work. All nodes of a run are none; return them."""
+    """Report nodes as a guess: the program may give them more work; return them.
+
+    All nodes of a run are none, and a node that the run blames for a failure has a record that weighs more, which this
+    one would replace.
+    """
     nodes = nodes - {""}
     with contextlib.suppress(OSError):
-        if nodes and nodes < set((attempt / "hostfile").read_text().split()):
+        if nodes < set((attempt / "hostfile").read_text().split()) and (nodes := nodes - _blamed_nodes(run_dir)):
             evidence = Evidence(t="", source="steps", text="", kind=kind, rule=rule)
             cause = Cause(attempt=attempt.name, kind=kind, confidence="guess", reason="slow", evidence=(evidence,))
             report_cause(site, nodes, cause, run_dir.name)
             return nodes
     return set()
+
+
+def _blamed_nodes(run_dir: Path) -> set[str]:
+    blamed: set[str] = set()
+    for attempt in run_folder.attempt_dirs(run_dir):
+        if cause := run_folder.read_or_none(attempt / "cause.json", Cause):
+            blamed.update(cause.nodes)
+        if decision := run_folder.read_or_none(attempt / "decision.json", Decision):
+            blamed.update(decision.exclude)
+    return blamed
 
 
 def _on(node: str) -> str:

@@ -82,6 +82,9 @@ def test_nodes_are_reported_as_a_guess(site: Site, tmp_path: Path) -> None:
     assert reported(tmp_path) == [
         ("n1", "node", "guess", "slow-compute"), ("n2", "network", "guess", "slow-network")
     ]  # fmt: skip
+    failed = Cause(attempt="0", kind="node", confidence="certain", reason="", nodes=("n1",))
+    run_folder.write_record(run / "attempts" / "0" / "cause.json", failed)
+    assert report_stragglers(site, run, found) == {"n2"}  # n1's record weighs more, and stays the newest of this run
     for path in run.glob("attempts/0/steps/*"):
         os.utime(path, (1, 1))
     assert report_stragglers(site, run, found) == set()
