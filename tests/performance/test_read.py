@@ -264,6 +264,19 @@ def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
     assert (waits[0], waits[1]) == pytest.approx((20e6, 0), abs=2e6)  # the log's times are whole milliseconds
 
 
+@pytest.mark.parametrize("ending", [b"", b"x" * (3 << 20)])
+def test_a_compressed_log_is_read_without_its_first_step(tmp_path: Path, read: Read, ending: bytes) -> None:
+    """A first step of a minute does not count, which is said once for all ranks; nor does what is no line."""
+    for rank in (0, 1):
+        path = step_log(tmp_path / "log", rank)
+        content = path.read_bytes().replace(b'"wall_s":0.1', b'"wall_s":60.0', 1) + ending
+        (tmp_path / f"{rank}.jsonl.gz").write_bytes(gzip.compress(content))
+    got = read(tmp_path / "0.jsonl.gz", tmp_path / "1.jsonl.gz")
+    assert got.windows.step.tolist() == [1, 2, 3] * 2
+    assert (got.windows.end_ns - got.windows.start_ns).max() == 100_000_000
+    assert got.notes == ("step 0 is left out: a run's first step compiles and warms up",)
+
+
 @pytest.mark.parametrize(("old", "new"), [('"step":2', f'"step":{1 << 70}'), ('"t":"2', '"t":"9')])
 def test_a_log_beyond_64_bits_is_refused(tmp_path: Path, read: Read, old: str, new: str) -> None:
     """Numbers of steps, and times after the year 2262."""

@@ -72,7 +72,7 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         Windows.join([read.windows for read in ordered]),
         names.texts(),
         {read.rank or 0: read for read in ordered},
-        tuple(notes),
+        tuple(dict.fromkeys(notes)),
     )
 
 

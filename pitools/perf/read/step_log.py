@@ -6,21 +6,28 @@ from datetime import datetime
 from pathlib import Path
 
 from pitools.core.errors import DataError
+from pitools.perf.read.files import read_chunks
 from pitools.perf.spans import Kind, Names, RankSpans, make_spans, make_windows
-from pitools.run.steps import read_steps_after
+from pitools.run.steps import Step, parse_steps
+
+_MAX_LINE = 1 << 20
 
 
 def read_step_log(path: Path, names: Names) -> RankSpans:
     """Return the spans of a step log: in each step, what is not logged, then input, compute, communication.
 
     That order is a convention; so is that communication ends when the step does, on all ranks at once: by it, ranks
-    that wait for another are told from slow transfers. Of a step logged twice, the last counts. Raises DataError.
+    that wait for another are told from slow transfers. The first step, which compiles, is left out, unless it is the
+    only one. Of a step logged twice, the last counts. Raises DataError.
     """
-    logged, _ = read_steps_after(path, 0)
+    notes: list[str] = []
+    logged = _read_steps(path, notes)
     steps = {step.step: step for step in logged}
     if not steps:
-        hint = f"if it is compressed: gunzip {path}"
-        raise DataError("no step (expected lines of pit.step/1)", where=str(path), hint=hint)
+        raise DataError("no step (expected lines of pit.step/1)", where=str(path))
+    if len(steps) > 1:
+        first = steps.pop(logged[0].step)
+        notes.append(f"step {first.step} is left out: a run's first step compiles and warms up")
     kinds, starts, ends, sequences, windows, before = [], [], [], [], [], 0
     for step in sorted(steps.values(), key=lambda step: step.t):
         try:
@@ -51,4 +58,15 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
     spans = make_spans(
         kind=kinds, stream=stream, name=stream, start_ns=starts, end_ns=ends, group=stream, sequence=sequences
     )
-    return RankSpans(path, logged[0].rank, spans, make_windows(windows))
+    return RankSpans(path, logged[0].rank, spans, make_windows(windows), notes=tuple(notes))
+
+
+def _read_steps(path: Path, notes: list[str]) -> list[Step]:
+    """Return the steps of complete lines of a log, also of a compressed one."""
+    steps: list[Step] = []
+    rest = b""
+    for chunk in read_chunks(path, notes):
+        lines, newline, rest = (rest + chunk).rpartition(b"\n")
+        steps += parse_steps(lines + newline)
+        rest = rest[:_MAX_LINE]  # no step's line is so long
+    return steps
