@@ -88,12 +88,16 @@ class Spans(_Columns):
 
 @dataclass(frozen=True)
 class Windows(_Columns):
-    """The steps of ranks, in columns, by rank and start. step: its number, -1 for a whole trace without steps."""
+    """The steps of ranks, in columns, by rank and start. step: its number, -1 for a whole trace without steps.
+
+    cpu_wait_ns: for how long the rank was ready to run and had no CPU; 0 if unknown.
+    """
 
     rank: NDArray[np.int32]
     step: Ints
     start_ns: Ints
     end_ns: Ints
+    cpu_wait_ns: Ints
 
     def __len__(self) -> int:
         return len(self.step)
@@ -191,7 +195,7 @@ class SpanTable:
 def make_windows(steps: Sequence[tuple[int, int, int]]) -> Windows:
     """Return the windows of steps (number, start, end in ns), sorted by start."""
     number, start, end = np.array(sorted(steps, key=lambda step: step[1]), np.int64).reshape(-1, 3).T
-    return Windows(np.zeros(len(number), np.int32), number, start, end)
+    return Windows(np.zeros(len(number), np.int32), number, start, end, np.zeros(len(number), np.int64))
 
 
 def finish_rank(read: RankSpans) -> RankSpans:

@@ -141,6 +141,7 @@ class TraceCapture:
         self._profiler: _Profiler | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._mark: AbstractContextManager[Any] | None = None
+        self._cpu_waits: dict[str, int] = {}
         self._status = RankTrace(rank=rank, state="")
         self._started = 0.0
         with self._guard():
@@ -175,10 +176,13 @@ class TraceCapture:
             if self._wanted is not None and step + 2 >= self._wanted.first_step:
                 self._start(step + 2)
             return
+        before, self._cpu_waits = self._cpu_waits, _read_cpu_waits()
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
-            self._status = msgspec.structs.replace(self._status, last_step=step)
+            longest = max((wait - before.get(thread, 0) for thread, wait in self._cpu_waits.items()), default=0)
+            waits = [*self._status.cpu_wait_s, longest / 1e9]
+            self._status = msgspec.structs.replace(self._status, last_step=step, cpu_wait_s=waits)
         elapsed = time.monotonic() - self._started
         if self._status.last_step is not None and (step >= self._last_step or elapsed > _MAX_S):
             self._stop()
@@ -290,6 +294,15 @@ def _failed(status: RankTrace, error: Exception) -> RankTrace:
     problem = str(error) or type(error).__name__
     print(f"pit: trace: rank {status.rank}: {problem}; the run goes on without", file=sys.stderr, flush=True)
     return msgspec.structs.replace(status, state="failed", error=problem[:1000])
+
+
+def _read_cpu_waits() -> dict[str, int]:
+    """Return thread → ns for which it has been ready to run and had no CPU. Takes about 10 us a thread."""
+    waits = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
+            waits[path.parent.name] = int(path.read_text().split()[1])
+    return waits
 
 
 def _status_path(folder: Path, rank: int) -> Path:

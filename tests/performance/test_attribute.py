@@ -206,6 +206,50 @@ def test_a_healthy_run_has_no_straggler() -> None:
     assert found <= 2
 
 
+def ranks_that_wait_for_cpus(work_ms: tuple[int, int], waits_ms: np.ndarray) -> SpanTable:
+    """Two ranks that work for a time, longer by their waits (steps, 2) for a CPU, before an all-reduce of 5 ms."""
+    ms, begin, spans, steps = 1_000_000, 10**12, ([], []), []
+    for step, waits in enumerate(waits_ms):
+        arrivals = [begin + int(work + wait) * ms for work, wait in zip(work_ms, waits, strict=True)]
+        end = max(arrivals) + 5 * ms
+        for rank, arrival in enumerate(arrivals):
+            spans[rank].extend([(Kind.COMPUTE, begin, arrival), (Kind.COMMUNICATION, arrival, end)])
+        steps.append((step, begin, end))
+        begin = end
+    got = table(*(one_rank(each, steps) for each in spans))
+    return replace(got, windows=replace(got.windows, cpu_wait_ns=(waits_ms.T.reshape(-1) * ms).astype(np.int64)))
+
+
+def test_a_rank_that_waits_for_a_cpu_is_no_straggler() -> None:
+    """Another program takes rank 1's CPU for 50 ms in each step: its own work is as long as the other's."""
+    random = np.random.default_rng(0)
+    busy = ranks_that_wait_for_cpus((20, 20), random.integers(0, 10, (20, 2)) + np.array([0, 50]))
+    verdict = judge(split_steps(busy))
+    assert (verdict.verdict, verdict.rank) == ("inconclusive", None)
+    assert "waited for a CPU" in verdict.notes[0]
+    unknown = replace(busy, windows=replace(busy.windows, cpu_wait_ns=np.zeros(40, np.int64)))
+    assert judge(split_steps(unknown)).rank == 1
+
+
+def test_a_straggler_is_found_among_ranks_that_wait_for_cpus() -> None:
+    """Work of 40 ms instead of 20 ms, in steps in which either rank waits 0 to 100 ms for a CPU."""
+    waits = np.random.default_rng(0).integers(0, 100, (20, 2))
+    judged = judge(split_steps(ranks_that_wait_for_cpus((20, 40), waits)))
+    assert (judged.verdict, judged.rank) == ("straggler", 1)
+    a_little = judge(split_steps(ranks_that_wait_for_cpus((40, 44), waits)))
+    assert a_little.verdict != "straggler"  # of what the ranks wait for each other, it is a tenth
+
+
+def test_a_wait_for_a_cpu_is_not_the_programs_host_time() -> None:
+    """Of 40 ms without work, 35 were spent ready to run: what remains limits nothing."""
+    ms = 1_000_000
+    steps = [(step, step * 100 * ms, (step + 1) * 100 * ms) for step in range(4)]
+    got = table(one_rank([(Kind.COMPUTE, start, start + 60 * ms) for _, start, _ in steps], steps))
+    assert judge(split_steps(got)).verdict == "host"
+    waited = replace(got, windows=replace(got.windows, cpu_wait_ns=np.full(4, 35 * ms)))
+    assert judge(split_steps(waited)).verdict == "compute"
+
+
 def test_advice_has_a_ceiling() -> None:
     """Input of 60 of 100 ms can be hidden behind the other 40 ms; gone altogether, it gains 60 ms."""
     ms = 1_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -179,6 +180,19 @@ def test_a_trace_is_written_in_the_runs_folder(attempt: Path, recorder: type[Rec
     loop(attempt)
     assert (recorder.folder.parent, recorder.folder.name[0]) == (attempt / "traces" / "3-5", ".")
     assert not recorder.folder.exists()
+
+
+def test_the_longest_wait_for_a_cpu_of_each_step_is_recorded(
+    attempt: Path, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the thread that waited longest, also of one that began during the step; the kernel says it of each thread."""
+    assert all(wait >= 0 for wait in trace_capture._read_cpu_waits().values())
+    assert str(os.getpid()) in trace_capture._read_cpu_waits()
+    waits = iter([{"1": 5 * 10**9}, {"1": 6 * 10**9}, {"1": 6 * 10**9, "2": 2 * 10**9}, {}])
+    monkeypatch.setattr(trace_capture, "_read_cpu_waits", lambda: next(waits))
+    ask(attempt, 5, 7)
+    loop(attempt, range(10))
+    assert status(attempt, "5-7").cpu_wait_s == [1.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize("call", ["start", "step", "stop", "write"])

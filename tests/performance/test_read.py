@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +27,9 @@ from pitools.perf.read.kineto import read_kineto
 from pitools.perf.read.read import READERS
 from pitools.perf.read.xplane import read_xplane
 from pitools.perf.spans import Kind, Names, SpanTable
+from pitools.run.run_folder import write_record
 from pitools.run.steps import StepLog
+from pitools.run.traces import RankTrace
 
 Read = Callable[..., SpanTable]
 SAMPLE = "xplane/test_data_jax_te_fused_attn_categorization/934987a2fc2f.xplane.pb"
@@ -245,6 +248,22 @@ def step_log(folder: Path, rank: int, extra_s: float = 0.0) -> Path:
         )
     log.close()
     return folder / f"{rank}.jsonl"
+
+
+def test_waits_for_a_cpu_are_read_beside_a_trace(profiles: Path, tmp_path: Path, read: Read) -> None:
+    """Each step has its wait, at most its length, whatever the status says; without a status of this trace, none."""
+    path = tmp_path / "0.json.gz"
+    path.write_bytes((profiles / "torch-healthy" / path.name).read_bytes())
+    assert not read(tmp_path).windows.cpu_wait_ns.any()
+    first = int(read(tmp_path).windows.step[0])
+    status = RankTrace(
+        rank=0, state="done", first_step=first, file=path.name, cpu_wait_s=[0.001, -1.0, 1e300]
+    )  # fmt: skip
+    for name, waits_ns in (("1.json.gz", [0, 0, 0]), (path.name, [1_000_000, 0, None])):
+        write_record(tmp_path / "0.status.json", msgspec.structs.replace(status, file=name))
+        windows = read(tmp_path).windows
+        whole = int(windows.end_ns[2] - windows.start_ns[2])
+        assert windows.cpu_wait_ns.tolist() == [*(whole if each is None else each for each in waits_ns), *[0] * 7]
 
 
 def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:

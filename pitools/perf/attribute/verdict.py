@@ -63,25 +63,26 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.perf-verdict/1"):
 def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %.
 
+    Where ranks wait for a CPU, parts are longer than the program makes them: host and communication count without it.
     Raises DataError for steps that take no time.
     """
     wall = float(buckets.wall_ns.mean())
     if not wall:
         raise DataError("no step takes any time (expected steps of 1 ns or more)", hint="log wall_s, in seconds")
     mean = {name: float(part) for name, part in zip(BUCKETS, buckets.parts_ns.mean(axis=0), strict=True)}
-    skew = float(buckets.skew_ns.mean())
+    skew, cpu_wait = float(buckets.skew_ns.mean()), float(buckets.windows.cpu_wait_ns.mean())
     rank, excess, lost = _straggler(buckets)
     losses = {
         "input": mean["input"],
-        "communication": mean["communication"] - skew,
+        "communication": max(mean["communication"] - skew - cpu_wait, 0.0),
         "straggler": lost,
-        "host": mean["host"] + mean["idle"],
+        "host": max(mean["host"] + mean["idle"] - cpu_wait, 0.0),
         "memory": mean["copy"],
         "compile": mean["compile"],
         "checkpoint": mean["checkpoint"],
     }
     cause = max(losses, key=lambda name: losses[name])
-    shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew))}
+    shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew), ("cpu_wait", cpu_wait))}
     evidence = [
         f"{_LABEL.get(name, name)} {value / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
         for name, value in sorted(losses.items(), key=lambda item: -item[1])
@@ -98,6 +99,9 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         )
     elif cause == "straggler":
         first = f"the others wait for rank {rank}: {excess}"
+    if cpu_wait >= _MIN_SHARE * wall:
+        about = f"ranks waited for a CPU for {cpu_wait / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
+        notes = [*notes, f"{about}: other programs run on their nodes, or they have more threads than CPUs"]
     ranks = len(set(buckets.windows.rank.tolist()))
     if ranks == 1 and mean["communication"]:
         notes = [*notes, "transfer includes waiting for other ranks, of which no profile is here"]
@@ -115,9 +119,10 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
 
 
 def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
-    """Return the rank that the others wait for, how it differs, and their mean wait, ns; None if none is surely slow.
+    """Return the rank that the others wait for, how it differs, and what that costs, ns; None if none is surely slow.
 
-    What is compared is each rank's steps without communication.
+    What is compared is each rank's steps without communication, and without waiting for a CPU. The cost is the others'
+    wait, but at most the rank's excess: ranks that are late at random wait for each other too.
     """
     ranks, steps = np.unique(buckets.windows.rank), np.unique(buckets.windows.step)
     if not len(buckets.matched.rank):
@@ -126,7 +131,8 @@ def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
     lost = float(np.sort(waited)[1:].mean()) if len(waited) > 1 else 0.0
     own = np.full((len(steps), len(ranks)), np.nan)
     row, column = np.searchsorted(steps, buckets.windows.step), np.searchsorted(ranks, buckets.windows.rank)
-    own[row, column] = buckets.wall_ns - buckets.parts_ns[:, BUCKETS.index("communication")]
+    waits_ns = buckets.parts_ns[:, BUCKETS.index("communication")] + buckets.windows.cpu_wait_ns
+    own[row, column] = np.maximum(buckets.wall_ns - waits_ns, 0)
     own = own[~np.isnan(own).any(axis=1)]
     if len(own) < _MIN_STEPS:
         return None, "", lost
@@ -134,6 +140,8 @@ def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
     if not found:
         return None, "", lost
     slow = int(ranks[found[0].column])
+    has_cpu = 1 - buckets.windows.cpu_wait_ns.sum() / buckets.wall_ns.sum()
+    lost = min(lost, found[0].excess / max(float(has_cpu), 1e-9))
     others = buckets.windows.rank != slow
     parts = buckets.parts_ns[~others].mean(axis=0) - buckets.parts_ns[others].mean(axis=0)
     parts[BUCKETS.index("communication")] = 0

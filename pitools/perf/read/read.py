@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from pitools.core.errors import DataError, UsageError
 from pitools.perf.read.files import UNREADABLE, Found
@@ -12,6 +15,8 @@ from pitools.perf.read.kineto import read_kineto
 from pitools.perf.read.step_log import read_step_log
 from pitools.perf.read.xplane import read_xplane
 from pitools.perf.spans import Names, RankSpans, Spans, SpanTable, Windows
+from pitools.run.run_folder import read_or_none
+from pitools.run.traces import RankTrace
 
 READERS: dict[str, Callable[[Path, Names], RankSpans]] = {
     "kineto": read_kineto,
@@ -38,7 +43,7 @@ def read_table(found: Sequence[Found]) -> SpanTable:
     for item in found:
         try:
             if item.form == form:
-                reads.append(READERS[form](item.path, names))
+                reads.append(_with_cpu_waits(READERS[form](item.path, names)))
         except (DataError, FileNotFoundError) as error:
             errors.append(error)
     if not reads:
@@ -74,6 +79,19 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         {read.rank or 0: read for read in ordered},
         tuple(dict.fromkeys(notes)),
     )
+
+
+def _with_cpu_waits(read: RankSpans) -> RankSpans:
+    """Return a rank's trace with its steps' waits for a CPU, which `pit perf trace` has written beside the trace."""
+    status = read_or_none(read.path.with_name(read.path.name.partition(".")[0] + ".status.json"), RankTrace)
+    if status is None or status.file != read.path.name or status.first_step is None:
+        return read
+    waits_s = dict(enumerate(status.cpu_wait_s, status.first_step))
+    windows = read.windows
+    length_ns = windows.end_ns - windows.start_ns
+    waits_ns = [min(max(waits_s.get(step, 0.0), 0.0), 1e8) * 1e9 for step in windows.step.tolist()]
+    waits = np.minimum(np.array(waits_ns, np.int64), length_ns)
+    return replace(read, windows=replace(windows, cpu_wait_ns=waits))
 
 
 def _require_one_capture(reads: Sequence[RankSpans]) -> None:
