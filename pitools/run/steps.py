@@ -187,16 +187,11 @@ def read_steps_after(path: Path, offset: int, *, at_line_start: bool = True) -> 
         offset += data.find(b"\n") + 1
         data = data[data.find(b"\n") + 1 :]
     data = data[: data.rfind(b"\n") + 1]
-    return parse_steps(data), offset + len(data)
-
-
-def parse_steps(lines: bytes) -> list[Step]:
-    """Return the steps among complete lines; other lines are left out."""
     steps = []
-    for line in lines.splitlines():
+    for line in data.splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             steps.append(decode_json(line, Step))
-    return steps
+    return steps, offset + len(data)
 
 
 def summarize_steps(logs: Iterable[list[Step]]) -> StepSummary | None:

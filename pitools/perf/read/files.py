@@ -13,6 +13,7 @@ from pitools.core.fs import open_regular
 
 _CHUNK = 8 << 20
 _HEAD = 64 << 10
+_MAX_LINE = 16 << 20
 _MAX_FILES = 100_000
 _SKIPPED_FOLDERS = ("checkpoints", "code", "submitit")
 UNREADABLE = "unreadable"
@@ -50,6 +51,18 @@ def read_chunks(path: Path, notes: list[str], size: int = _CHUNK) -> Iterator[by
                 notes.append(f"{path.name}: gzip: the file is cut")
         except zlib.error as error:
             notes.append(f"{path.name}: gzip: {error}")
+
+
+def read_lines(path: Path, notes: list[str]) -> Iterator[bytes]:
+    """Yield the complete lines of a file; a last line without an end is one, too. Raises DataError for a huge one."""
+    rest = b""
+    for chunk in read_chunks(path, notes):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in lines if line.strip())
+        if len(rest) > _MAX_LINE:
+            raise DataError(f"a line of more than {_MAX_LINE} bytes (expected JSON Lines)", where=str(path))
+    if rest.strip():
+        yield rest
 
 
 def find_files(paths: Sequence[Path]) -> list[Found]:

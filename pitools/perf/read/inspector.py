@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.core.record import decode_json
-from pitools.perf.read.files import read_chunks
+from pitools.perf.read.files import read_lines
 from pitools.perf.spans import Kind, Names, RankSpans, make_spans, make_windows
 
-_MAX_LINE = 16 << 20
 _LIMIT = 1 << 62
 
 
@@ -45,7 +43,7 @@ def read_inspector(path: Path, names: Names) -> RankSpans:
     ranks: dict[int, int] = {}
     unreadable = dropped = missing = dump_us = 0
     is_timed = True
-    for data in _lines(path, notes):
+    for data in read_lines(path, notes):
         try:
             line = decode_json(data, _Line)
         except msgspec.DecodeError:
@@ -110,15 +108,3 @@ def _count(values: dict[str, Any], key: str) -> int:
     """Return a number of 0 or more; 0 for anything else."""
     value = values.get(key)
     return value if isinstance(value, int) and 0 <= value < 1 << 52 else 0
-
-
-def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
-    """Yield the complete lines of a file; a last line without an end is one, too. Raises DataError for a huge one."""
-    rest = b""
-    for chunk in read_chunks(path, notes):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line for line in lines if line.strip())
-        if len(rest) > _MAX_LINE:
-            raise DataError(f"a line of more than {_MAX_LINE} bytes (expected JSON Lines)", where=str(path))
-    if rest.strip():
-        yield rest

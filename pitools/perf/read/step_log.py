@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from pathlib import Path
 
-from pitools.core.errors import DataError
-from pitools.perf.read.files import read_chunks
-from pitools.perf.spans import Kind, Names, RankSpans, make_spans, make_windows
-from pitools.run.steps import Step, parse_steps
+import msgspec
 
-_MAX_LINE = 1 << 20
+from pitools.core.errors import DataError
+from pitools.core.record import decode_json
+from pitools.perf.read.files import read_lines
+from pitools.perf.spans import Kind, Names, RankSpans, make_spans, make_windows
+from pitools.run.steps import Step
 
 
 def read_step_log(path: Path, names: Names) -> RankSpans:
@@ -21,7 +23,10 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
     only one. Of a step logged twice, the last counts. Raises DataError.
     """
     notes: list[str] = []
-    logged = _read_steps(path, notes)
+    logged = []
+    for line in read_lines(path, notes):
+        with contextlib.suppress(msgspec.DecodeError):  # another line, or one that a kill has cut
+            logged.append(decode_json(line, Step))
     steps = {step.step: step for step in logged}
     if not steps:
         raise DataError("no step (expected lines of pit.step/1)", where=str(path))
@@ -59,14 +64,3 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
         kind=kinds, stream=stream, name=stream, start_ns=starts, end_ns=ends, group=stream, sequence=sequences
     )
     return RankSpans(path, logged[0].rank, spans, make_windows(windows), notes=tuple(notes))
-
-
-def _read_steps(path: Path, notes: list[str]) -> list[Step]:
-    """Return the steps of complete lines of a log, also of a compressed one."""
-    steps: list[Step] = []
-    rest = b""
-    for chunk in read_chunks(path, notes):
-        lines, newline, rest = (rest + chunk).rpartition(b"\n")
-        steps += parse_steps(lines + newline)
-        rest = rest[:_MAX_LINE]  # no step's line is so long
-    return steps
