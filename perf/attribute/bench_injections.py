@@ -1,120 +1,152 @@
-"""Faults put into the training loops, traced on the development cluster and judged: how many verdicts are right.
+"""Faults put into the training loops, traced on a development cluster and judged: how many verdicts are right.
 
-perf/run attribute_injections [--quick]     needs the cluster: eval "$(scripts/devcluster up)"
+perf/run attribute_injections [--rounds N] [--quick]     needs root, Debian's Slurm packages, and iproute2
 
-Two ranks on two nodes; 20 steps of each run are traced by `pit perf trace` and judged by `pit perf attribute`.
+A round is a run of each fault in each framework: two ranks on two nodes, with some traced steps. Traces are kept
+in DISK/pit-injections, and what is there is not run again: after an interruption, or with more rounds, the same command
+goes on. The cluster has a network of its own, where the traffic of one address is throttled. To begin anew, remove that
+folder.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 
-from perf.attribute.faulty_loop import FAULTS
-from perf.harness.dev_cluster import alpha
+from perf.attribute.faulty_loop import FAULTS, THROTTLED
 from perf.harness.harness import Case, from_ratios, report
-from perf.harness.workspace import ENV, REPO, arguments, print_progress
+from perf.harness.workspace import ENV, REPO, arguments, execute, print_progress
+from pitools.perf.attribute.buckets import split_steps
+from pitools.perf.attribute.verdict import judge
+from pitools.perf.read.files import find_files
+from pitools.perf.read.read import read_table
+from pitools.run.traces import read_traces
 
-STEPS = 20
+FRAMEWORKS = ("torch", "jax")
 EXPECTED = {
     "healthy": ("compute", "inconclusive"),
     "slow-input": ("input",),
-    "slow-rank": ("straggler",),
+    "slow-rank": ("straggler 1",),
+    "slow-link": ("communication",),
     "host-stall": ("host",),
     "recompiles": ("compile",),
     "big-checkpoint": ("checkpoint",),
 }
 PIT = Path(sys.executable).parent / "pit"
+# Names of hosts are resolved only where an address beside the loopback's is up.
+NETWORK = f"""
+ip link set lo up
+ip link add pit type bridge
+ip addr add 198.51.100.1/30 dev pit
+ip link set pit up
+tc qdisc add dev lo root handle 1: htb
+tc class add dev lo parent 1: classid 1:1 htb rate 40mbit burst 64k
+tc class add dev lo parent 1: classid 1:2 htb rate 40mbit burst 64k
+tc filter add dev lo parent 1: protocol ip u32 match ip src {THROTTLED}/32 flowid 1:1
+tc filter add dev lo parent 1: protocol ip u32 match ip dst {THROTTLED}/32 flowid 1:2
+"""
+CLONE_NEWNET = 0x40000000
 REQUEST = """
-name = "{framework}-{fault}"
+name = "{framework}"
 entry = "perf.attribute.faulty_loop:main"
 framework = "{framework}"
 nodes = 2
-time = "5m"
+time = "2h"
 workdir = "{repo}"
 snapshot = false
-data = {{ demo = "{data}" }}
-args = {{ framework = "{framework}", fault = "{fault}", steps = 34, global_batch_size = 128 }}
+data = {{ demo = "{folder}/data/reach" }}
+args = {{ framework = "{framework}", folder = "{folder}", runs = {runs} }}
 env = {{ OMP_NUM_THREADS = "1" }}
+retry = {{ unknown = 0, node = 0, network = 0, max = 1 }}
+watch = {{ min_stall = "0" }}
 """
 
 
-def run(*argv: str | Path, env: dict[str, str], code: int = 0) -> str:
-    """Run a command to its end; its stdout. Exits with its stderr if it fails."""
-    done = subprocess.run(list(map(str, argv)), env=env, capture_output=True, text=True, check=False, cwd=REPO)
-    if done.returncode not in (0, code):
-        sys.exit(f"exit {done.returncode}: {argv}\n{done.stderr}")
-    return done.stdout
+def is_traced(run: Path) -> bool:
+    """Return whether the traces of both ranks are there."""
+    statuses = [each.state for folder in run.glob("attempts/0/traces/*-*") for each in read_traces(folder).values()]
+    return statuses == ["done", "done"]
 
 
-def judge(framework: str, fault: str, folder: Path, data: Path, env: dict[str, str]) -> str:
-    """Launch a run with a fault, trace it, and return what its verdict is, with the rank of a straggler."""
-    runs = Path(tempfile.mkdtemp(dir=folder))
-    env = {**env, "PIT_RUNS": str(runs)}
-    request = folder / f"{framework}-{fault}.toml"
-    request.write_text(REQUEST.format(framework=framework, fault=fault, repo=REPO, data=data))
-    traced = run(PIT, "perf", "trace", request, "--site", "alpha", "--steps", str(STEPS), env=env)
-    ranks = [json.loads(line) for line in traced.splitlines()]
-    (captured,) = runs.glob("*/attempts/0/traces/*-*")
-    lines = run(PIT, "perf", "attribute", captured, env=env).splitlines()
-    verdict = json.loads(lines[-1])
-    steps = [json.loads(line) for line in lines[:-1]]
-    for step in steps:
-        parts = sum(value for name, value in step.items() if name.endswith("_ms") and name not in NOT_PARTS)
-        assert abs(parts - step["wall_ms"]) < 1e-3, step
-    blocked = max(rank["blocked_s"] for rank in ranks)
-    shares = {part: share for part, share in verdict["shares"].items() if share}
-    print_progress(f"{framework} {fault}: {verdict['verdict']} {verdict['rank']} {shares} blocked {blocked} s")
-    run(PIT, "launch", "cancel", captured.parents[3], "--site", "alpha", env=env, code=1)
-    shutil.rmtree(runs, ignore_errors=True)  # its job may still write
-    return f"{verdict['verdict']} {verdict['rank']}" if verdict["verdict"] == "straggler" else str(verdict["verdict"])
+def enter_network() -> None:
+    """Leave the machine's network for one of this process, which ends with it, and throttle an address of its loopback.
+
+    Exits without root.
+    """
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+        sys.exit(f"no network of its own: {os.strerror(ctypes.get_errno())} (expected root)")
+    for line in NETWORK.strip().splitlines():
+        execute(*line.split())
 
 
-NOT_PARTS = ("wall_ms", "skew_ms", "overlapped_ms")
+def gather(folder: Path, left: dict[str, list[str]]) -> None:
+    """Do runs, FAULT-NUMBER of each framework, in one job a framework, on a cluster of their own."""
+    enter_network()
+    devcluster, root = (sys.executable, REPO / "scripts/devcluster"), folder / "cluster"
+    execute(*devcluster, "down", "--root", root)  # of a benchmark that was killed
+    try:
+        execute(*devcluster, "up", "--root", root, "--clusters", "alpha", "--nodes", "2")
+        sites = {"PIT_SITE_PATH": f"{root}/sites", "SLURM_CONF": f"{root}/alpha/slurm.conf"}
+        if not (folder / "data").exists():
+            execute(sys.executable, REPO / "scripts/examples/make_recording.py", folder / "a.hdf5", "--episodes", "10")
+            execute(PIT, "dataset", "ingest", folder / "a.hdf5", "--to", folder / "data", "--name", "reach")
+        for framework, runs in left.items():
+            for run in runs:  # a part of it
+                shutil.rmtree(folder / f"{framework}-{run}", ignore_errors=True)
+            request = folder / f"{framework}.toml"
+            request.write_text(REQUEST.format(framework=framework, repo=REPO, folder=folder, runs=runs))
+            began = time.monotonic()
+            subprocess.run(
+                [PIT, "launch", "run", request, "--site", "alpha", "--wait"],
+                env={**ENV, "PYTHONPATH": str(REPO), **sites},
+                stdout=subprocess.DEVNULL,
+                check=False,
+                cwd=REPO,
+            )
+            each_s, load = (time.monotonic() - began) / len(runs), os.getloadavg()[1]
+            print_progress(f"{framework}: {len(runs)} runs, {each_s:.1f} s each, at a load of {load:.0f}")
+    finally:
+        execute(*devcluster, "down", "--root", root)
+
+
+def verdict_of(run: Path) -> str:
+    """Return the verdict of a run, with the rank of a straggler."""
+    table = read_table(find_files([run]))
+    buckets = split_steps(table)
+    assert (buckets.parts_ns.sum(axis=1) == buckets.wall_ns).all(), run
+    verdict = judge(buckets, table.notes)
+    return verdict.verdict if verdict.rank is None else f"{verdict.verdict} {verdict.rank}"
 
 
 def main() -> int:
     args = arguments(__doc__)
-    alpha()
+    folder = args.disk / "pit-injections"
+    folder.mkdir(exist_ok=True)
+    runs = [f"{fault}-{number}" for number in range(args.rounds) for fault in FAULTS]
+    left = {name: [run for run in runs if not is_traced(folder / f"{name}-{run}")] for name in FRAMEWORKS}
+    if any(left.values()):
+        gather(folder, {name: missing for name, missing in left.items() if missing})
     cases: list[Case] = []
-    with tempfile.TemporaryDirectory(prefix="pit-bench-", dir=args.disk, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        env = {**ENV, "PYTHONPATH": str(REPO)}
-        env |= {key: value for key in ("PIT_SITE_PATH", "SLURM_CONF") if (value := os.environ.get(key))}
-        run(
-            sys.executable,
-            REPO / "scripts/examples/make_recording.py",
-            folder / "reach.hdf5",
-            "--episodes",
-            "10",
-            env=env,
-        )
-        run(PIT, "dataset", "ingest", folder / "reach.hdf5", "--to", folder / "data", "--name", "reach", env=env)
-        for framework in ("torch", "jax"):
-            right, total, false = 0, 0, 0
-            for _ in range(1 if args.quick else args.rounds):
-                for fault in FAULTS:
-                    verdict = judge(framework, fault, folder, folder / "data" / "reach", env)
-                    is_right = verdict.split()[0] in EXPECTED[fault] and verdict != "straggler 0"
-                    right, total, false = (
-                        right + is_right,
-                        total + 1,
-                        false + (fault == "healthy" and not is_right),
-                    )
-            print_progress(f"{framework}: {right} of {total} right, {false} false on healthy runs")
+    for name in FRAMEWORKS:
+        verdicts: dict[str, Counter[str]] = {fault: Counter() for fault in FAULTS}
+        for run in runs:
+            path = folder / f"{name}-{run}"
+            verdicts[run.rpartition("-")[0]][verdict_of(path) if is_traced(path) else "no trace"] += 1
+        right = {fault: sum(found[verdict] for verdict in EXPECTED[fault]) for fault, found in verdicts.items()}
+        for fault, found in verdicts.items():
+            print_progress(f"{name} {fault}: {', '.join(f'{count} {verdict}' for verdict, count in found.items())}")
+        shares = {"runs": sum(right.values()) / len(runs), "healthy runs": right["healthy"] / args.rounds}
+        for what, target in (("runs", 0.95), ("healthy runs", 1.0)):
+            count = len(runs) if what == "runs" else args.rounds
             cases.append(
                 from_ratios(
-                    f"{framework}: {total} runs, share of right verdicts", "truth", "", [right / total], target=0.95
-                )
-            )
-            cases.append(
-                from_ratios(
-                    f"{framework}: healthy runs without a false verdict", "truth", "", [float(not false)], target=1.0
+                    f"{name}: {count} {what}, share of right verdicts", "truth", "", [shares[what]], target=target
                 )
             )
     return report(cases)
