@@ -240,13 +240,24 @@ def test_a_straggler_is_found_among_ranks_that_wait_for_cpus() -> None:
     assert a_little.verdict != "straggler"  # of what the ranks wait for each other, it is a tenth
 
 
+def test_what_is_sure_comes_before_waiting_for_no_rank_surely() -> None:
+    """Two ranks of which either is late by up to 100 ms wait more for each other than for their input of 20 ms."""
+    late = np.random.default_rng(0).integers(0, 100, (20, 2))
+    spans = ranks_that_wait_for_cpus((20, 20), late)
+    spans = replace(spans, windows=replace(spans.windows, cpu_wait_ns=np.zeros(40, np.int64)))
+    assert judge(split_steps(spans)).verdict == "inconclusive"
+    starts, rank = spans.windows.start_ns, spans.windows.rank
+    inputs = make_spans(kind=Kind.INPUT, stream=0, name=0, rank=rank, start_ns=starts, end_ns=starts + 20_000_000)
+    assert judge(split_steps(replace(spans, spans=Spans.join([spans.spans, inputs])))).verdict == "input"
+
+
 def test_a_wait_for_a_cpu_is_not_the_programs_host_time() -> None:
-    """Of 40 ms without work, 35 were spent ready to run: what remains limits nothing."""
+    """Of 100 ms, ranks had a CPU in 30, so that 12 of 40 ms without work are the program's: they limit nothing."""
     ms = 1_000_000
     steps = [(step, step * 100 * ms, (step + 1) * 100 * ms) for step in range(4)]
     got = table(one_rank([(Kind.COMPUTE, start, start + 60 * ms) for _, start, _ in steps], steps))
     assert judge(split_steps(got)).verdict == "host"
-    waited = replace(got, windows=replace(got.windows, cpu_wait_ns=np.full(4, 35 * ms)))
+    waited = replace(got, windows=replace(got.windows, cpu_wait_ns=np.full(4, 70 * ms)))
     assert judge(split_steps(waited)).verdict == "compute"
 
 

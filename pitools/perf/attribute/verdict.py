@@ -63,25 +63,28 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.perf-verdict/1"):
 def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %.
 
-    Where ranks wait for a CPU, parts are longer than the program makes them: host and communication count without it.
-    Raises DataError for steps that take no time.
+    Waiting for each other is such a part only where it is surely for one rank. Where ranks wait for a CPU, all parts
+    are longer than the program makes them: of host and communication counts the share of the time in which the ranks
+    had one. Raises DataError for steps that take no time.
     """
     wall = float(buckets.wall_ns.mean())
     if not wall:
         raise DataError("no step takes any time (expected steps of 1 ns or more)", hint="log wall_s, in seconds")
     mean = {name: float(part) for name, part in zip(BUCKETS, buckets.parts_ns.mean(axis=0), strict=True)}
     skew, cpu_wait = float(buckets.skew_ns.mean()), float(buckets.windows.cpu_wait_ns.mean())
-    rank, excess, lost = _straggler(buckets)
+    has_cpu = 1 - cpu_wait / wall
+    rank, excess, lost = _straggler(buckets, has_cpu)
     losses = {
         "input": mean["input"],
-        "communication": max(mean["communication"] - skew - cpu_wait, 0.0),
+        "communication": (mean["communication"] - skew) * has_cpu,
         "straggler": lost,
-        "host": max(mean["host"] + mean["idle"] - cpu_wait, 0.0),
+        "host": (mean["host"] + mean["idle"]) * has_cpu,
         "memory": mean["copy"],
         "compile": mean["compile"],
         "checkpoint": mean["checkpoint"],
     }
-    cause = max(losses, key=lambda name: losses[name])
+    sure = {name: loss for name, loss in losses.items() if name != "straggler" or rank is not None}
+    cause = max(sure, key=lambda name: sure[name])
     shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew), ("cpu_wait", cpu_wait))}
     evidence = [
         f"{_LABEL.get(name, name)} {value / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
@@ -89,14 +92,12 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         if value >= 0.01 * wall
     ]
     verdict, first = cause, ""
-    if losses[cause] < _MIN_SHARE * wall:
+    if sure[cause] < _MIN_SHARE * wall <= lost:
+        verdict = "inconclusive"
+        first = "ranks wait for each other, but in these steps for none of them surely: profile more"
+    elif sure[cause] < _MIN_SHARE * wall:
         verdict = "compute" if mean["compute"] >= _COMPUTE_SHARE * wall else "inconclusive"
         first = f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
-    elif cause == "straggler" and rank is None:
-        verdict, first = (
-            "inconclusive",
-            "ranks wait for each other, but in these steps for none of them surely: profile more",
-        )
     elif cause == "straggler":
         first = f"the others wait for rank {rank}: {excess}"
     if cpu_wait >= _MIN_SHARE * wall:
@@ -118,11 +119,12 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     )
 
 
-def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
+def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float]:
     """Return the rank that the others wait for, how it differs, and what that costs, ns; None if none is surely slow.
 
     What is compared is each rank's steps without communication, and without waiting for a CPU. The cost is the others'
-    wait, but at most the rank's excess: ranks that are late at random wait for each other too.
+    wait, but at most the rank's excess: ranks that are late at random wait for each other too. has_cpu: share of the
+    time in which the ranks had a CPU.
     """
     ranks, steps = np.unique(buckets.windows.rank), np.unique(buckets.windows.step)
     if not len(buckets.matched.rank):
@@ -140,8 +142,7 @@ def _straggler(buckets: Buckets) -> tuple[int | None, str, float]:
     if not found:
         return None, "", lost
     slow = int(ranks[found[0].column])
-    has_cpu = 1 - buckets.windows.cpu_wait_ns.sum() / buckets.wall_ns.sum()
-    lost = min(lost, found[0].excess / max(float(has_cpu), 1e-9))
+    lost = min(lost, found[0].excess / max(has_cpu, 1e-9))
     others = buckets.windows.rank != slow
     parts = buckets.parts_ns[~others].mean(axis=0) - buckets.parts_ns[others].mean(axis=0)
     parts[BUCKETS.index("communication")] = 0
