@@ -65,6 +65,12 @@ class Buckets:
         """The windows' lengths, ns."""
         return self.windows.end_ns - self.windows.start_ns
 
+    @property
+    def own_ns(self) -> Ints:
+        """The windows' lengths without exposed communication and waits for a CPU, ns: a slow rank's are longer."""
+        waits_ns = self.parts_ns[:, BUCKETS.index("communication")] + self.windows.cpu_wait_ns
+        return np.maximum(self.wall_ns - waits_ns, 0)
+
     def records(self) -> list[StepBuckets]:
         """Return a record for each window."""
         has_skew = len(self.matched.rank) > 0

@@ -78,13 +78,12 @@ def _label_steps(axes: Axes, steps: np.ndarray) -> None:
 
 
 def _draw_ranks(axes: Axes, buckets: Buckets, steps: np.ndarray, ranks: list[int]) -> None:
-    """Draw what each rank does itself in each step: its wall time without exposed communication, where it may wait."""
+    """Draw what each rank does itself in each step: its wall time without communication, or waiting for a CPU."""
     own = np.full((len(ranks), len(steps)), np.nan)
     row = np.searchsorted(ranks, buckets.windows.rank)
     column = np.searchsorted(steps, buckets.windows.step)
     inside = buckets.windows.step >= steps[0]
-    own_ns = buckets.wall_ns - buckets.parts_ns[:, BUCKETS.index("communication")]
-    own[row[inside], column[inside]] = own_ns[inside] / 1e6
+    own[row[inside], column[inside]] = buckets.own_ns[inside] / 1e6
     image = axes.imshow(own, aspect="auto", interpolation="nearest", cmap="viridis")
     axes.figure.colorbar(image, ax=axes, label="ms")
     ticks = range(0, len(ranks), max(1, len(ranks) // 16))

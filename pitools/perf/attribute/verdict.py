@@ -122,9 +122,8 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
 def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float]:
     """Return the rank that the others wait for, how it differs, and what that costs, ns; None if none is surely slow.
 
-    What is compared is each rank's steps without communication, and without waiting for a CPU. The cost is the others'
-    wait, but at most the rank's excess: ranks that are late at random wait for each other too. has_cpu: share of the
-    time in which the ranks had a CPU.
+    Each rank's steps are compared without its waits. The cost is the others' wait, but at most the rank's excess:
+    ranks that are late at random wait for each other too. has_cpu: share of the time in which the ranks had a CPU.
     """
     ranks, steps = np.unique(buckets.windows.rank), np.unique(buckets.windows.step)
     if not len(buckets.matched.rank):
@@ -133,8 +132,7 @@ def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float
     lost = float(np.sort(waited)[1:].mean()) if len(waited) > 1 else 0.0
     own = np.full((len(steps), len(ranks)), np.nan)
     row, column = np.searchsorted(steps, buckets.windows.step), np.searchsorted(ranks, buckets.windows.rank)
-    waits_ns = buckets.parts_ns[:, BUCKETS.index("communication")] + buckets.windows.cpu_wait_ns
-    own[row, column] = np.maximum(buckets.wall_ns - waits_ns, 0)
+    own[row, column] = buckets.own_ns
     own = own[~np.isnan(own).any(axis=1)]
     if len(own) < _MIN_STEPS:
         return None, "", lost
