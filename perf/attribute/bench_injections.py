@@ -46,8 +46,8 @@ ip link add pit type bridge
 ip addr add 198.51.100.1/30 dev pit
 ip link set pit up
 tc qdisc add dev lo root handle 1: htb
-tc class add dev lo parent 1: classid 1:1 htb rate 40mbit burst 64k
-tc class add dev lo parent 1: classid 1:2 htb rate 40mbit burst 64k
+tc class add dev lo parent 1: classid 1:1 htb rate 20mbit burst 64k
+tc class add dev lo parent 1: classid 1:2 htb rate 20mbit burst 64k
 tc filter add dev lo parent 1: protocol ip u32 match ip src {THROTTLED}/32 flowid 1:1
 tc filter add dev lo parent 1: protocol ip u32 match ip dst {THROTTLED}/32 flowid 1:2
 """

@@ -240,6 +240,19 @@ def test_a_straggler_is_found_among_ranks_that_wait_for_cpus() -> None:
     assert a_little.verdict != "straggler"  # of what the ranks wait for each other, it is a tenth
 
 
+def test_a_rank_that_others_wait_for_because_of_its_input_is_slow_input() -> None:
+    """Loaders that read ahead hide it on the others: of 105 ms, rank 1 waits 80 ms for input, and rank 0 for rank 1."""
+    spans = ranks_that_wait_for_cpus((20, 100), np.zeros((20, 2)))
+    windows = spans.windows.where(spans.windows.rank == 1)
+    inputs = make_spans(
+        kind=Kind.INPUT, stream=0, name=0, rank=1, start_ns=windows.start_ns, end_ns=windows.start_ns + 80_000_000
+    )
+    verdict = judge(split_steps(replace(spans, spans=Spans.join([spans.spans, inputs]))))
+    assert (verdict.verdict, verdict.rank, verdict.advice[0].cause) == ("input", None, "input")
+    assert "rank 1: its input is 80.000 ms" in verdict.evidence[0]
+    assert verdict.advice[0].ceiling_ms == 80.0
+
+
 def test_what_is_sure_comes_before_waiting_for_no_rank_surely() -> None:
     """Two ranks of which either is late by up to 100 ms wait more for each other than for their input of 20 ms."""
     late = np.random.default_rng(0).integers(0, 100, (20, 2))

@@ -73,7 +73,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     mean = {name: float(part) for name, part in zip(BUCKETS, buckets.parts_ns.mean(axis=0), strict=True)}
     skew, cpu_wait = float(buckets.skew_ns.mean()), float(buckets.windows.cpu_wait_ns.mean())
     has_cpu = 1 - cpu_wait / wall
-    rank, excess, lost = _straggler(buckets, has_cpu)
+    rank, part, excess, lost = _straggler(buckets, has_cpu)
     losses = {
         "input": mean["input"],
         "communication": (mean["communication"] - skew) * has_cpu,
@@ -83,6 +83,8 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         "compile": mean["compile"],
         "checkpoint": mean["checkpoint"],
     }
+    if part == "input":  # loaders read ahead while their ranks wait: input that is slow on all shows on the last alone
+        losses |= {"input": mean["input"] + min(lost, skew), "straggler": 0.0}
     sure = {name: loss for name, loss in losses.items() if name != "straggler" or rank is not None}
     cause = max(sure, key=lambda name: sure[name])
     shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew), ("cpu_wait", cpu_wait))}
@@ -92,14 +94,14 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         if value >= 0.01 * wall
     ]
     verdict, first = cause, ""
-    if sure[cause] < _MIN_SHARE * wall <= lost:
+    if sure[cause] < _MIN_SHARE * wall <= losses["straggler"]:
         verdict = "inconclusive"
         first = "ranks wait for each other, but in these steps for none of them surely: profile more"
     elif sure[cause] < _MIN_SHARE * wall:
         verdict = "compute" if mean["compute"] >= _COMPUTE_SHARE * wall else "inconclusive"
         first = f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
-    elif cause == "straggler":
-        first = f"the others wait for rank {rank}: {excess}"
+    elif cause == "straggler" or cause == part == "input":
+        first = f"the others wait for rank {rank}: its {part} is {excess / 1e6:.3f} ms a step longer"
     if cpu_wait >= _MIN_SHARE * wall:
         about = f"ranks waited for a CPU for {cpu_wait / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
         notes = [*notes, f"{about}: other programs run on their nodes, or they have more threads than CPUs"]
@@ -119,15 +121,16 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     )
 
 
-def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float]:
-    """Return the rank that the others wait for, how it differs, and what that costs, ns; None if none is surely slow.
+def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float, float]:
+    """Return the rank that the others wait for, its part that is longer, by how much, and what that costs, ns.
 
-    Each rank's steps are compared without its waits. The cost is the others' wait, but at most the rank's excess:
-    ranks that are late at random wait for each other too. has_cpu: share of the time in which the ranks had a CPU.
+    None if no rank is surely slow. Each rank's steps are compared without its waits. The cost is the others' wait, but
+    at most the rank's excess: ranks that are late at random wait for each other too. has_cpu: share of the time in
+    which the ranks had a CPU.
     """
     ranks, steps = np.unique(buckets.windows.rank), np.unique(buckets.windows.step)
     if not len(buckets.matched.rank):
-        return None, "", 0.0
+        return None, "", 0.0, 0.0
     waited = np.array([buckets.skew_ns[buckets.windows.rank == rank].mean() for rank in ranks])
     lost = float(np.sort(waited)[1:].mean()) if len(waited) > 1 else 0.0
     own = np.full((len(steps), len(ranks)), np.nan)
@@ -135,17 +138,17 @@ def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float
     own[row, column] = buckets.own_ns
     own = own[~np.isnan(own).any(axis=1)]
     if len(own) < _MIN_STEPS:
-        return None, "", lost
+        return None, "", 0.0, lost
     found = find_slow_ranks(own, float(buckets.wall_ns.mean()), min_steps=_MIN_STEPS)
     if not found:
-        return None, "", lost
+        return None, "", 0.0, lost
     slow = int(ranks[found[0].column])
     lost = min(lost, found[0].excess / max(has_cpu, 1e-9))
     others = buckets.windows.rank != slow
     parts = buckets.parts_ns[~others].mean(axis=0) - buckets.parts_ns[others].mean(axis=0)
     parts[BUCKETS.index("communication")] = 0
     most = int(parts.argmax())
-    return slow, f"its {BUCKETS[most]} is {parts[most] / 1e6:.3f} ms a step longer", lost
+    return slow, BUCKETS[most], float(parts[most]), lost
 
 
 def _advise(losses: dict[str, float], mean: dict[str, float], wall: float) -> list[Advice]:
