@@ -226,7 +226,7 @@ def test_a_rank_that_waits_for_a_cpu_is_no_straggler() -> None:
     busy = ranks_that_wait_for_cpus((20, 20), random.integers(0, 10, (20, 2)) + np.array([0, 50]))
     verdict = judge(split_steps(busy))
     assert (verdict.verdict, verdict.rank) == ("inconclusive", None)
-    assert "waited for a CPU" in verdict.notes[0]
+    assert "rank 1 waited for a CPU for" in verdict.evidence[0] == verdict.notes[0]
     unknown = replace(busy, windows=replace(busy.windows, cpu_wait_ns=np.zeros(40, np.int64)))
     assert judge(split_steps(unknown)).rank == 1
 

@@ -93,18 +93,17 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         for name, value in sorted(losses.items(), key=lambda item: -item[1])
         if value >= 0.01 * wall
     ]
-    verdict, first = cause, ""
+    verdict, first, without_cpu = cause, "", _describe_cpu_waits(buckets)
     if sure[cause] < _MIN_SHARE * wall <= losses["straggler"]:
         verdict = "inconclusive"
-        first = "ranks wait for each other, but in these steps for none of them surely: profile more"
+        first = without_cpu or "ranks wait for each other, but in these steps for none of them surely: profile more"
     elif sure[cause] < _MIN_SHARE * wall:
         verdict = "compute" if mean["compute"] >= _COMPUTE_SHARE * wall else "inconclusive"
         first = f"compute {mean['compute'] / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
     elif cause == "straggler" or cause == part == "input":
         first = f"the others wait for rank {rank}: its {part} is {excess / 1e6:.3f} ms a step longer"
-    if cpu_wait >= _MIN_SHARE * wall:
-        about = f"ranks waited for a CPU for {cpu_wait / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
-        notes = [*notes, f"{about}: other programs run on their nodes, or they have more threads than CPUs"]
+    if without_cpu:
+        notes = [*notes, without_cpu]
     ranks = len(set(buckets.windows.rank.tolist()))
     if ranks == 1 and mean["communication"]:
         notes = [*notes, "transfer includes waiting for other ranks, of which no profile is here"]
@@ -119,6 +118,19 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         advice=_advise(losses, mean, wall),
         notes=[*notes, *buckets.matched.notes],
     )
+
+
+def _describe_cpu_waits(buckets: Buckets) -> str:
+    """Return which rank waited longest for a CPU, and for how long; "" for a small part of its steps."""
+    ranks = np.unique(buckets.windows.rank)
+    waits_ns = [buckets.windows.cpu_wait_ns[buckets.windows.rank == rank].mean() for rank in ranks]
+    longest, wall = max(waits_ns), buckets.wall_ns.mean()
+    if longest < _MIN_SHARE * wall:
+        return ""
+    about = f"rank {ranks[int(np.argmax(waits_ns))]} waited for a CPU for {longest / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
+    if len(ranks) > 1:
+        about += f", the others for {(sum(waits_ns) - longest) / (len(ranks) - 1) / 1e6:.3f} ms"
+    return f"{about}: other programs run on its node, or it has more threads than CPUs"
 
 
 def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float, float]:
