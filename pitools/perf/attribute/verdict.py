@@ -9,7 +9,7 @@ import numpy as np
 from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
-from pitools.perf.stragglers import find_slow_ranks
+from pitools.perf.stragglers import MIN_EFFECT, find_slow_ranks
 
 _MIN_SHARE = 0.15  # of the wall time, to be worth a verdict
 _ADVICE_SHARE = 0.05
@@ -151,7 +151,9 @@ def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float
     own = own[~np.isnan(own).any(axis=1)]
     if len(own) < _MIN_STEPS:
         return None, "", 0.0, lost
-    found = find_slow_ranks(own, float(buckets.wall_ns.mean()), min_steps=_MIN_STEPS)
+    # Ranks that share their CPUs also share caches, and healthy ones differ by up to a third in their own time.
+    wall, shared = float(buckets.wall_ns.mean()), (1 - has_cpu) * float(np.median(own, axis=0).min())
+    found = find_slow_ranks(own, wall, min_effect=max(MIN_EFFECT, shared / wall), min_steps=_MIN_STEPS)
     if not found:
         return None, "", 0.0, lost
     slow = int(ranks[found[0].column])
