@@ -105,9 +105,10 @@ def _list_files(folder: Path, until: float) -> tuple[list[tuple[int, Path]], lis
     kept = []
     for uid, of_user in by_uid.items():
         of_user.sort(reverse=True)
-        kept += [(uid, path) for _, path in of_user[:_MAX_FILES_OF_USER]]
+        kept += [(rank, uid, path) for rank, (_, path) in enumerate(of_user[:_MAX_FILES_OF_USER])]
         old += [path for _, path in of_user[_MAX_FILES_OF_USER:]]
-    return kept, old, folders
+    kept.sort(key=lambda one: one[0])  # in turns: one user's many files come after the others' newest
+    return [(uid, path) for _, uid, path in kept], old, folders
 
 
 def read_blames(spool: Path, nodes: Collection[str]) -> list[NodeBlame]:

@@ -54,7 +54,7 @@ mount --bind /var/tmp /mnt && mount -t tmpfs -o size=64k,mode=755 pit /var
 mkdir /var/tmp && mount --move /mnt /var/tmp
 [ "$1" = bad ] && dd if=/dev/zero of=/var/data bs=4k 2> /dev/null
 """,
-        shipped={"disk-full": "drain", "disk-space": "watch"},
+        shipped={"disk-full": "drain", "disk-space": "report"},
     ),
     "missing mount": RealFault(
         'mkdir -p {folder}/scratch; [ "$1" = bad ] || mount -t tmpfs pit {folder}/scratch',
@@ -90,7 +90,7 @@ if [ "$1" = bad ]; then set -- 64 3000000 "$@"; else set -- 0 1000 "$@"; fi
 {python} {program} clock $1 $2; shift 2
 """,
         'table = "system"\nkey = "clock_error_s"\nmax = 1',
-        shipped={"clock-synchronized": "watch"},
+        shipped={"clock-synchronized": "report"},
     ),
     "slow disk": RealFault(
         """\
@@ -117,7 +117,7 @@ until [ "$(cat /sys/class/net/pit0/operstate)" = $state ]; do sleep 0.05; done
         'if [ "$1" = bad ]; then kill -STOP {slurmd}; state=T; else kill -CONT {slurmd}; state=S; fi\n'
         'until grep -q "^State:.$state" /proc/{slurmd}/status; do sleep 0.05; done',
         'table = "slurm"\nkey = "slurmd_is_running"\nequals = true',
-        shipped={"slurmd-runs": "watch"},
+        shipped={"slurmd-runs": "report"},
     ),
 }
 

@@ -319,7 +319,7 @@ def _failure(report: NodeReport) -> str:
 
 def _missing_remedy(incident: Incident, report: NodeReport) -> str:
     """Return what the incident's action demands and has not happened; "" if nothing."""
-    if incident.action == "reboot" and report.boot_id == incident.boot_id:
+    if incident.action == "reboot" and not _has_booted(incident, report):
         return "it was not rebooted"
     if incident.action == "repair" and not _has_new_part(incident, report):
         return "no part was replaced"
@@ -328,8 +328,12 @@ def _missing_remedy(incident: Incident, report: NodeReport) -> str:
 
 def _is_over_at_once(incident: Incident, report: NodeReport) -> bool:
     """Return whether the node booted again or has a new part: then its checks need not pass for a while."""
-    booted = bool(incident.boot_id and report.boot_id and report.boot_id != incident.boot_id)
-    return booted or _has_new_part(incident, report)
+    return _has_booted(incident, report) or _has_new_part(incident, report)
+
+
+def _has_booted(incident: Incident, report: NodeReport) -> bool:
+    """Return whether the node booted since its drain. A boot id that could not be read says nothing."""
+    return bool(incident.boot_id and report.boot_id and report.boot_id != incident.boot_id)
 
 
 def _has_new_part(incident: Incident, report: NodeReport) -> bool:

@@ -138,9 +138,9 @@ def test_a_gpu_that_fails_has_a_row_and_others_theirs(monkeypatch: pytest.Monkey
 
 def test_the_file_takes_at_most_half_of_the_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Jobs and the system need the rest, also while it is measured."""
-    blocks: list[int] = []
-    room = SimpleNamespace(f_bavail=5 * single._BLOCK, f_frsize=1)
-    monkeypatch.setattr(single.os, "fstatvfs", lambda _: room)
-    monkeypatch.setattr(single, "_over_blocks", lambda _, count: blocks.append(count) or 0)
-    assert len(list(single.measure_disk(tmp_path))) == len(blocks)
-    assert set(blocks) == {2}
+    written: list[int] = []
+    room, pwrite = SimpleNamespace(f_bavail=5 * single._BLOCK, f_frsize=1), os.pwrite
+    monkeypatch.setattr(os, "fstatvfs", lambda _: room)
+    monkeypatch.setattr(os, "pwrite", lambda *args: written.append(args[2]) or pwrite(*args))
+    assert len(list(single.measure_disk(tmp_path))) == 2
+    assert sorted(written) == [0, single._BLOCK]

@@ -223,8 +223,8 @@ def test_rules_that_contradict_each_other(tmp_path: Path, first: str, second: st
 @pytest.mark.parametrize(("few", "many", "contradict"), [("24h", "1h", True), ("1h", "1h", True), ("1h", "24h", False)])
 def test_events_of_a_window_are_of_a_longer_one_too(few: str, many: str, contradict: bool) -> None:
     """At most three events of a time and at least four of a longer one: there may be more in the rest of it."""
-    most = Check(name="most", table="kernel_log", within=few, max_count=3)
-    least = Check(name="least", table="kernel_log", within=many, min_count=4)
+    most = Check(name="most", table="kernel_log", max_age=few, max_count=3)
+    least = Check(name="least", table="kernel_log", max_age=many, min_count=4)
     assert bool(contradiction([most, least])) is contradict
 
 

@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Log, dict[str, str]]] = {
     ),
     "NVLink 5, without a reason, not fatal, five times": (
         [(number * HOUR, GPU + "145, RLW_REMAP Nonfatal XC0 i0 Link 08 (0x4 0x0)") for number in (5, 4, 3, 2, 1)],
-        {"xid-nvlink5-nonfatal": "watch"},
+        {"xid-nvlink5-nonfatal": "report"},
     ),
     "reset required": ([(60, GPU + RECOVERY.format(NONE, RESET))], {"xid-154-reset": "drain"}),
     "reset required and done": (

@@ -9,7 +9,7 @@ import pytest
 
 from pitools.node.check.config import Control
 from pitools.node.control import policy, tick
-from pitools.node.control.incidents import Incident, Phase, next_id
+from pitools.node.control.incidents import Incident, Phase
 from pitools.node.types import Finding, NodeReport
 from pitools.slurm.records import Node
 from tests.node.control.world import Clock, Killed, World
@@ -45,7 +45,7 @@ def test_a_node_that_was_taken_over_counts_for_no_limit_at_once() -> None:
     other, failing = VIEW._replace(node="n2"), report("n2", failed="disk")
     ours = VIEW._replace(is_drained=True, reason=incident("drained").reason)
     expected = {
-        "bob: fans": [("take-over", "n1", "disk"), ("drain", "n2", "disk")],
+        "bob: fans": [("release", "n1", "disk"), ("drain", "n2", "disk")],
         ours.reason: [("hold", "n2", "disk")],
     }
     for reason, rows in expected.items():
@@ -62,7 +62,7 @@ def test_where_a_limit_leaves_one_the_severest_is_drained_then_the_oldest(change
     assert rows == [("drain", "n2", "gpu"), ("hold", "n1", "disk")]
 
 
-@pytest.mark.parametrize(("failed", "act"), [("disk", "drain"), ("gpu", "take-over")])
+@pytest.mark.parametrize(("failed", "act"), [("disk", "drain"), ("gpu", "release")])
 def test_a_begun_drain_is_made_for_its_own_check_alone(failed: str, act: str) -> None:
     """A drain for another check is an incident of its own, with a reason that says so."""
     assert acts([VIEW], [report(failed=failed)], [incident("opening")]) == [(act, "n1", "disk")]
@@ -81,6 +81,8 @@ def test_a_boot_that_is_unknown_is_no_reboot(before: str, after: str, act: str) 
     recovered = msgspec.structs.replace(incident("recovered", before), recovered_at=NOW)
     rows = acts([drained], [report(passed="disk", boot_id=after)], [recovered])
     assert rows == ([(act, "n1", "disk")] if act else [])
+    asked = msgspec.structs.replace(recovered, action="reboot", recovered_at=BEFORE)
+    assert acts([drained], [report(passed="disk", boot_id=after)], [asked]) == [(act or "escalate", "n1", "disk")]
 
 
 def test_a_return_that_was_made_by_a_tick_that_was_killed_is_one(tmp_path: Path, clock: Clock) -> None:
@@ -104,11 +106,6 @@ def test_a_return_that_was_made_by_a_tick_that_was_killed_is_one(tmp_path: Path,
     assert not world.slurm.reasons
     assert [(row.act, row.node, row.done) for row in world.tick()] == [("return", "n03", True)]
     assert [entry.kind for entry in world.entries()][-2:] == ["returning", "returned"]
-
-
-def test_an_id_is_above_that_of_an_adopted_drain() -> None:
-    """Whose journal was lost: a number that it left free would be used up to that of the adopted one."""
-    assert next_id("n1", [msgspec.structs.replace(incident("over"), incident="n1-7"), incident("over")]) == "n1-8"
 
 
 def test_a_reason_has_no_sign_that_slurm_or_a_shell_reads() -> None:
