@@ -105,9 +105,11 @@ def incident_of_reason(reason: str) -> tuple[str, str]:
 def fold(lines: Iterable[IncidentEntry | journal.DamagedLine]) -> dict[str, Incident]:
     """Return the incidents by id, in the order in which they began; one that lacks its first entry begins with another.
 
-    A damaged line may be of each incident that is open there, unless it still names its own.
+    A damaged line may be of each incident that is open there, unless it still names its own. A node has one that is
+    open: where another begins, the line that ended it was lost.
     """
     incidents: dict[str, Incident] = {}
+    newest: dict[str, str] = {}  # by node
     for line in lines:
         if isinstance(line, journal.DamagedLine):
             names = _incidents_named(line.data)
@@ -119,6 +121,11 @@ def fold(lines: Iterable[IncidentEntry | journal.DamagedLine]) -> dict[str, Inci
         if line.incident not in incidents:
             opened = {name: getattr(line, name) for name in _OF_OPENED}
             incidents[line.incident] = Incident(opened_at=line.at, is_incomplete=not is_first, **opened)
+            before = incidents.get(newest.get(line.node, ""))
+            if before and before.phase != "over":
+                changes = _changes(msgspec.structs.replace(line, kind=EntryKind.RELEASED))
+                incidents[before.incident] = msgspec.structs.replace(before, **changes)
+            newest[line.node] = line.incident
         if not is_first:
             incidents[line.incident] = msgspec.structs.replace(incidents[line.incident], **_changes(line))
     return incidents

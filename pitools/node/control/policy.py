@@ -217,10 +217,15 @@ def _follow_incident(
     to_person = f"a person returns it, with `pit node return {view.node}`"
     is_ours = incident_of_reason(view.reason)[0] == incident.incident
     if incident.phase == "opening":
-        # A drain that was begun, and perhaps not made: only while a fresh report still asks for it.
+        # A drain that was begun, and perhaps not made: only while a fresh report still asks for it, and not where the
+        # journal may have lost its end, since when others used the limits.
         if not is_ours and not may_drain(view):
             yield decision("release", f"drained or down by somebody else: {view.reason}")
-        elif is_ours or (report and any(one.check == incident.check for one in draining(report.findings))):
+        elif is_ours:
+            yield decision("drain", incident.message)
+        elif incident.is_incomplete:
+            yield decision("release", "it was not drained, and the journal is damaged where it tells of it")
+        elif report and any(one.check == incident.check for one in draining(report.findings)):
             yield decision("drain", incident.message)
         elif report:
             yield decision("release", "it was not drained, and its check fails no more")

@@ -104,6 +104,31 @@ def test_an_incident_is_left_to_a_person_whichever_of_its_lines_is_damaged(kind:
     assert {one.node: one.is_incomplete for one in fold(after).values()} == {"n1": True, "n2": False, "n3": False}
 
 
+def test_an_incident_ends_where_the_next_of_its_node_begins(tmp_path: Path, clock: Clock) -> None:
+    """The line that ended it was lost, or the node would have two."""
+    world = World(tmp_path, clock)
+    for faulty in (["n03"], [], [], ["n03"]):
+        step(world, *faulty)
+    first, second = fold(one for one in world.entries() if one.kind is not EntryKind.RETURNED).values()
+    assert (first.phase, first.outcome, first.over_at) == ("over", "released", second.opened_at)
+    assert second.phase == "drained"
+
+
+def test_a_drain_that_was_begun_is_decided_anew_where_its_end_may_be_lost(tmp_path: Path, clock: Clock) -> None:
+    """Others were drained since: to make it now would be beyond the limits."""
+    world = World(tmp_path, clock, max_share_leaf=0.125, max_share_partition=1.0)
+    step(world, "n03")
+    path = tmp_path / "control" / "journal.jsonl"
+    begun = path.read_bytes().splitlines(keepends=True)[0]
+    path.write_bytes(begun)  # killed before Slurm drained it
+    world.slurm.reasons.clear()
+    assert [step(world), step(world, "n04")] == [[("release", "n03")], [("drain", "n04")]]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"garbage\n", *lines[2:]]))
+    assert step(world, "n03", "n04") == [("release", "n03")]
+    assert step(world, "n03", "n04") == [("hold", "n03")]
+
+
 def test_a_lost_journal_repeats_no_id(tmp_path: Path, clock: Clock) -> None:
     """Nor does another controller's: a drain with its reason is not taken for an incident of this journal."""
     world = World(tmp_path / "a", clock)
