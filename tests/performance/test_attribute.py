@@ -238,7 +238,7 @@ def test_a_straggler_is_found_among_ranks_that_wait_for_cpus() -> None:
     assert (judged.verdict, judged.rank) == ("straggler", 1)
     a_little = judge(split_steps(ranks_that_wait_for_cpus((40, 44), waits)))
     assert a_little.verdict != "straggler"  # of what the ranks wait for each other, it is a tenth
-    sharing = ranks_that_wait_for_cpus((15, 20), waits % 10 + np.array([20, 30]))
+    sharing = ranks_that_wait_for_cpus((12, 17), waits % 5 + np.array([0, 18]))
     assert judge(split_steps(sharing)).verdict != "straggler"  # programs that share a CPU also share its caches
 
 

@@ -15,6 +15,7 @@ _MIN_SHARE = 0.15  # of the wall time, to be worth a verdict
 _ADVICE_SHARE = 0.05
 _COMPUTE_SHARE = 0.6
 _MIN_STEPS = 3
+_SHARED_CPU = 0.5  # of a rank's own time: the most that sharing its CPU adds
 
 _LABEL = {
     "communication": "exposed transfer",
@@ -151,9 +152,11 @@ def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float
     own = own[~np.isnan(own).any(axis=1)]
     if len(own) < _MIN_STEPS:
         return None, "", 0.0, lost
-    # Ranks that share their CPUs also share caches, and healthy ones differ by up to a third in their own time.
-    wall, shared = float(buckets.wall_ns.mean()), (1 - has_cpu) * float(np.median(own, axis=0).min())
-    found = find_slow_ranks(own, wall, min_effect=max(MIN_EFFECT, shared / wall), min_steps=_MIN_STEPS)
+    # A rank that shares its CPU also shares caches: healthy ones had up to 0.42 more time of their own than others.
+    wall = float(buckets.wall_ns.mean())
+    most_wait = max(buckets.windows.cpu_wait_ns[buckets.windows.rank == rank].mean() for rank in ranks) / wall
+    least = min(most_wait, _SHARED_CPU) * float(np.median(own, axis=0).min()) / wall
+    found = find_slow_ranks(own, wall, min_effect=max(MIN_EFFECT, least), min_steps=_MIN_STEPS)
     if not found:
         return None, "", 0.0, lost
     slow = int(ranks[found[0].column])
