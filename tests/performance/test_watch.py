@@ -120,6 +120,15 @@ def test_history_is_no_alarm() -> None:
     assert (both[0].verdict, both[0].source) == ("regression", "run-100")
 
 
+def test_a_small_step_in_noise_is_inconclusive() -> None:
+    """A step of 1.25 deviations of the noise is no certain one; a certain one counts unless it is history."""
+    values = np.repeat([1.3, 1.0, 1.025], 50) + 0.02 * np.random.default_rng(4).standard_normal(150)
+    series = [Series(tuple(points("noisy_s", values)))]
+    assert judge_series(series)[0].verdict == "improvement"
+    (verdict,) = judge_series(series, since=to_rfc3339(BEGIN + timedelta(days=60)))
+    assert (verdict.verdict, verdict.effect) == ("inconclusive", pytest.approx(0.025, abs=0.01))
+
+
 def test_of_many_healthy_series_none_is_an_alarm() -> None:
     """2,000 series have no alarm, and ten slower ones among them are found."""
     values = 1 + 0.02 * np.random.default_rng(3).standard_normal((2000, 70))

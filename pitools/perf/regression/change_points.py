@@ -3,8 +3,10 @@
 A series is clipped (`_CLIP`), so that one outlier is no step. For each split point a step is fitted by generalized
 least squares under AR(1) noise, and the largest likelihood ratio is compared with its simulated distribution
 (`null.csv`, by `perf/performance/null_table.py`). The correlation of neighbours is estimated from the series, and
-raised by about its standard error: a short series cannot tell correlated noise from a step. Constants were chosen on
-AR(1) noise of 0 to 0.7, 20 to 200 points; `perf/run performance_regressions` has other noise.
+raised by about its standard error: a short series cannot tell correlated noise from a step. A small step, in turn,
+cannot be told from a mean that changes slowly (a drift, long memory, two kinds of nodes in turn) or from noise that
+grows: a step is certain only from `MIN_DEVIATIONS` on. Constants were chosen on the noise that `perf/run
+performance_regressions` does not call new.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ Array = NDArray[np.float64]
 
 ALPHA = 0.0085  # of one scan: leaves room to 1 in 100 healthy series where the noise is not as simulated
 MIN_EFFECT = 0.02
+MIN_DEVIATIONS = 1.6  # of the noise near a step
 MIN_POINTS = 12
 MAX_POINTS = 500  # the newest
 _MIN_SEGMENT = 4  # points on each side of a step
+_NEAR = 10  # points on each side that tell the noise near a step
 _CLIP = 3.25  # standard deviations from the median
 _LEVELS = np.log([1.0, 0.5, 0.1, 0.02])  # of the quantiles in null.csv
 
@@ -33,7 +37,8 @@ _LEVELS = np.log([1.0, 0.5, 0.1, 0.02])  # of the quantiles in null.csv
 class ChangePoint(NamedTuple):
     """A step of a series. at: index of the first point after it. before, after: medians of the segments on its sides.
 
-    effect: after ÷ before - 1. p: probability of so large a step somewhere in a series without one.
+    effect: after ÷ before - 1. p: probability of so large a step somewhere in a series without one. deviations: its
+    size in standard deviations of the noise near it, or on both of its sides if these are larger.
     """
 
     at: int
@@ -41,6 +46,12 @@ class ChangePoint(NamedTuple):
     after: float
     effect: float
     p: float
+    deviations: float
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the step is too large to be a slow change of the mean."""
+        return self.deviations >= MIN_DEVIATIONS
 
 
 class Scan(NamedTuple):
@@ -108,9 +119,19 @@ def _changes(series: Array, p_values: Mapping[int, float]) -> list[ChangePoint]:
     bounds = [0, *sorted(p_values), len(series)]
     medians = [float(np.median(series[start:end])) for start, end in pairwise(bounds)]
     return [
-        ChangePoint(at, before, after, _effect(before, after), p_values[at])
-        for at, (before, after) in zip(bounds[1:], pairwise(medians), strict=False)
+        ChangePoint(at, *sides, _effect(*sides), p_values[at], _deviations(series[start:end], at - start))
+        for start, at, end, sides in zip(bounds, bounds[1:], bounds[2:], pairwise(medians), strict=False)
     ]
+
+
+def _deviations(values: Array, at: int) -> float:
+    """Return the size of the step at an index in standard deviations of the noise on its sides."""
+    before, after = np.split(_clip(values[None])[0], [at])
+    noise = 0.0
+    for sides in ((before, after), (before[-_NEAR:], after[:_NEAR])):
+        squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
+        noise = max(noise, squares / (len(sides[0]) + len(sides[1]) - 2))
+    return abs(float(after.mean() - before.mean())) / max(noise**0.5, 1e-12)
 
 
 def _refine(values: Array, index: int) -> int:
@@ -188,7 +209,7 @@ def _upper_phi(phi: Array, n: int) -> Array:
     """Return the correlation that a threshold has to allow for, 0 to 0.9, by the estimate from n points."""
     base: Array = np.clip(phi, 0.0, 0.9)
     error = np.sqrt((1 - base**2) / n)
-    upper: Array = 0.25 * (30 / n) ** 3.5 + (base + error) * np.clip((phi - 0.05) / 0.2, 0.0, 1.0)
+    upper: Array = 0.25 * (30 / n) ** 3.5 + (base + 1.15 * error) * np.clip((phi - 0.1) / 0.2, 0.0, 1.0)
     return np.minimum(upper, 0.9)
 
 

@@ -27,7 +27,8 @@ _COMPARED = 20  # points before a step, with which repeated runs are compared
 class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
     """The newest step of one series.
 
-    verdict: `short` with too few points for any; `steady` without a step; `unconfirmed` for a regression that repeated
+    verdict: `short` with too few points for any; `steady` without a step; `inconclusive` for one that is not certain:
+    so small beside the noise that slow changes of the mean give it, too; `unconfirmed` for a regression that repeated
     runs do not show. points: their number. changed_at, source: of the first point after the step. before, after:
     medians. effect: after ÷ before - 1. p: for this series alone. q: the least share of false alarms among all series
     at which this is one. changed: `software` if it differs across the step, `cluster` if it is the same, "" if unknown.
@@ -38,7 +39,7 @@ class SeriesVerdict(Record, frozen=True, kw_only=True, tag="pit.perf-series/1"):
     partition: str
     device: str
     measure: str
-    verdict: Literal["regression", "unconfirmed", "improvement", "steady", "short"]
+    verdict: Literal["regression", "unconfirmed", "improvement", "inconclusive", "steady", "short"]
     points: int
     changed_at: str = ""
     source: str = ""
@@ -62,13 +63,18 @@ def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, si
     """Return the verdict on each series, worst first. since: steps before this time (RFC 3339 UTC) are history."""
     found = find_changes_of_each([[point.value for point in one.points] for one in series], min_effect=min_effect)
     is_short = [len(one.points) < MIN_POINTS for one in series]
-    newest = [changes[-1] if changes else None for changes, _ in found]
     recent = [
-        change if change and one.points[change.at].t >= since else None
-        for one, change in zip(series, newest, strict=True)
+        max(
+            (change for change in changes if one.points[change.at].t >= since),
+            key=lambda change: (change.is_certain, change.at),
+            default=None,
+        )
+        for one, (changes, _) in zip(series, found, strict=True)
     ]
     # What is history is no alarm of today: it counts as a series in which nothing was found.
-    p_values = [1.0 if old and not new else p for old, new, (_, p) in zip(newest, recent, found, strict=True)]
+    p_values = [
+        change.p if change else 1.0 if changes else p for change, (changes, p) in zip(recent, found, strict=True)
+    ]
     q_values = np.ones(len(series))
     tested = np.flatnonzero(~np.array(is_short, dtype=bool))
     q_values[tested] = false_discovery_rates([p_values[number] for number in tested])
@@ -76,7 +82,7 @@ def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, si
         _verdict(one, change, p, float(q), short)
         for one, change, p, q, short in zip(series, recent, p_values, q_values, is_short, strict=True)
     ]
-    order = {"regression": 0, "improvement": 1, "steady": 2, "short": 3}
+    order = {"regression": 0, "improvement": 1, "inconclusive": 2, "steady": 3, "short": 4}
     return sorted(verdicts, key=lambda verdict: (order[verdict.verdict], -abs(verdict.effect or 0.0)))
 
 
@@ -88,11 +94,13 @@ def _verdict(series: Series, change: ChangePoint | None, p: float, q: float, is_
     if change is None or p > ALPHA or q > FALSE_SHARE:
         return SeriesVerdict(**names, verdict="steady", points=len(points), p=p, q=q)
     last, first = points[change.at - 1], points[change.at]
-    is_worse = (change.effect > 0) == (first.better == "lower")
+    kind: Literal["regression", "improvement", "inconclusive"] = "inconclusive"
+    if change.is_certain:
+        kind = "regression" if (change.effect > 0) == (first.better == "lower") else "improvement"
     is_same = last.software == first.software
     return SeriesVerdict(
         **names,
-        verdict="regression" if is_worse else "improvement",
+        verdict=kind,
         points=len(points),
         changed_at=first.t,
         source=first.source,
@@ -172,7 +180,7 @@ def _plot_one(axes: Axes, series: Series, verdict: SeriesVerdict) -> None:
     axes.plot(values, ".-", linewidth=0.6, markersize=3, color="0.4")
     if verdict.effect is not None and verdict.before is not None and verdict.after is not None:
         at = next(i for i, point in enumerate(series.points) if point.t == verdict.changed_at)
-        colour = {"regression": "tab:red", "unconfirmed": "tab:orange"}.get(verdict.verdict, "tab:green")
+        colour = {"regression": "tab:red", "improvement": "tab:green"}.get(verdict.verdict, "tab:orange")
         axes.axvline(at - 0.5, color=colour, linewidth=0.8)
         axes.hlines([verdict.before, verdict.after], [0, at], [at - 1, len(values) - 1], colors=colour)
         axes.set_xlabel(
