@@ -42,8 +42,8 @@ def test_healthy_series_have_no_step(family: str, n: int) -> None:
 
 @pytest.mark.parametrize(
     ("slow", "limit"),
-    [(noise.garch, 0.01), (noise.growing, 0.01), (lambda *args: noise.drift(*args, 1.0), 0.01),
-     (lambda *args: noise.regimes(*args, 0.1, 1.5), 0.03), (noise.long_memory, 0.04)],
+    [(noise.garch, 0.01), (noise.growing, 0.015), (lambda *args: noise.drift(*args, 1.0), 0.01),
+     (lambda *args: noise.regimes(*args, 0.1, 1.5), 0.04), (noise.long_memory, 0.05)],
 )  # fmt: skip
 def test_slow_changes_are_no_certain_step(slow: Noise, limit: float) -> None:
     """Of 3,000 series of 100 points whose mean or noise changes slowly, at most this share has one."""

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 ALPHA = 0.0085  # of one scan: leaves room to 1 in 100 healthy series where the noise is not as simulated
 MIN_EFFECT = 0.02
-MIN_DEVIATIONS = 1.6  # of the noise near a step
+MIN_DEVIATIONS = 1.5  # of the noise near a step
 MIN_POINTS = 12
 MAX_POINTS = 500  # the newest
 _MIN_SEGMENT = 4  # points on each side of a step
