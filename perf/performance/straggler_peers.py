@@ -1,9 +1,9 @@
 """Judge runs by nvidia-resiliency-ext and HolisticTraceAnalysis themselves, in the environment that has these packages.
 
 Reads lists of runs, each (steps, ranks) of seconds, as {"nvrx": runs, "hta": runs}; writes the ranks that each names.
-nvidia-resiliency-ext's Detector wants CUDA: its CUPTI profiler and torch.cuda.synchronize. What it does with the times of
-sections runs here: the summaries, the exchange between ranks (threads, by torch's own process group for tests), the scores
-and the report, each with its defaults. HolisticTraceAnalysis reads traces of a device that computes and then reduces.
+nvidia-resiliency-ext's Detector wants CUDA: its CUPTI profiler and torch.cuda.synchronize. What it does with the times
+of sections runs here: summaries, the exchange between ranks (threads, by torch's own process group for tests), scores
+and report, each with its defaults. HolisticTraceAnalysis reads traces of a device that computes and then reduces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def nvrx(run: Run) -> list[int]:
     ranks = len(run[0])
     named: set[int] = set()
     store = dist.HashStore()
-    failed: list[BaseException] = []
+    failed: list[Exception] = []
 
     def judge(rank: int) -> None:
         try:
@@ -46,7 +46,7 @@ def nvrx(run: Run) -> list[int]:
                 for kind in ("straggler_sections_relative", "straggler_sections_individual"):
                     named.update(straggler.rank for straggler in slow[kind].get("step", ()))
             dist.destroy_process_group()
-        except BaseException as error:  # of a thread
+        except Exception as error:  # noqa: BLE001 - of a thread, raised below
             failed.append(error)
 
     threads = [threading.Thread(target=judge, args=(rank,), daemon=True) for rank in range(ranks)]
@@ -69,7 +69,7 @@ def hta(run: Run) -> list[int]:
 
 
 def trace(run: Run, rank: int) -> dict[str, object]:
-    """Return a rank's profile: each step a kernel of its own work, and a reduction that ends with the slowest rank's."""
+    """Return a rank's profile: each step a kernel of its own work, then a reduction that ends with the slowest's."""
     events: list[dict[str, object]] = []
     begin = 1e6
     for number, step in enumerate(run, 1):

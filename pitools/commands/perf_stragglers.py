@@ -31,9 +31,10 @@ COLUMNS = ("node", "rank", "cause", "effect", "excess_s", "p", "steps", "ranks")
 def stragglers(ctx: click.Context, run: str, min_effect: float, site_name: str, form: str) -> None:
     """Find ranks that are slower than the others of their run, by the step logs of its last attempt.
 
-    Prints a line for each, with its node and what takes longer: input, compute, host, or network. A run of nodes that
-    are alike to within 1 % gives one in fewer than 1 of 100 cases; by 2 %, in 2 or 3. The nodes of a run
-    of yours of the last day are noted for `pit node list`, as weakly suspected. Exit 1: there is a slow rank.
+    Prints a line for each, with its node and what takes longer: input, compute, host, or network. Nodes with other GPUs
+    or CPUs, by Slurm, are compared among themselves. A run of nodes that are alike to within 2 % gives one in fewer
+    than 1 of 100 cases. The nodes of a run of yours of the last day are noted for `pit node list`, as weakly suspected.
+    Exit 1: there is a slow rank.
 
     \b
     pit perf stragglers RUN --format hosts
@@ -44,7 +45,8 @@ def stragglers(ctx: click.Context, run: str, min_effect: float, site_name: str, 
 
     run_dir = find_run_dir(run, site_name)
     times = read_rank_times(run_dir)
-    found = find_stragglers(times, min_effect=min_effect)
+    classes = _hardware(set(times.nodes.values()), site_name)
+    found = find_stragglers(times, min_effect=min_effect, classes=classes)
     with Output(form, COLUMNS) as out:
         for straggler in found:
             out(straggler)
@@ -70,3 +72,24 @@ def _report(run_dir: Path, found: Sequence[Straggler]) -> set[str]:
         return set()
     reported = report_stragglers(site, run_dir, found) if site else set()
     return reported & suspicions_of_site(site).keys() if site and reported else set()  # not without a spool
+
+
+def _hardware(nodes: set[str], site_name: str) -> dict[str, str]:
+    """Return the GPUs and CPUs of each node; of none where Slurm does not say."""
+    from pitools.core import hostlist
+    from pitools.core.errors import PitError
+    from pitools.site.connect import client
+    from pitools.site.load import load_site
+
+    site = load_site(site_name)
+    if site.scheduler != "slurm" or not nodes:
+        return {}
+    try:
+        known = client(site).nodes(hostlist.fold(nodes))
+    except PitError as error:
+        click.echo(f"pit: note: all nodes count as one kind of hardware: {error.message}", err=True)
+        return {}
+    classes = {node.node: f"{node.gpus} GPUs {node.gpu_type}, {node.cpus} CPUs" for node in known if node.node in nodes}
+    if len(set(classes.values())) > 1:
+        click.echo(f"pit: note: {len(set(classes.values()))} kinds of hardware, compared apart", err=True)
+    return classes

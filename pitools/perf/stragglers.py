@@ -3,6 +3,7 @@
 In a healthy run the ranks' times of a step could be swapped. So a rank's mean excess over the median rank is compared
 with its deviation over all permutations of the ranks within each step, or its own if that is larger, widened for the
 correlation from step to step. What all ranks share, such as a slow step, cancels. Bonferroni's bound is over the ranks.
+Nodes of different hardware are no such ranks: a rank is compared with those of its class.
 For permutations two ranks, or the steps of a profile, are too few: there the deviation is the rank's own, and the test
 a t-test. Below 8 steps these count as independent: with a correlation of 0.5, 8 of 100 healthy runs are called slow.
 """
@@ -27,10 +28,12 @@ from pitools.run.steps import Step, read_steps_after
 Array = NDArray[np.float64]
 Cause = Literal["input", "compute", "host", "network", "unknown"]
 
-ALPHA = 0.004  # of a run without a slow rank; chosen on AR(1) noise of 0 to 0.7
-_ALPHA_OF_FEW = 0.01  # of fewer than MIN_STEPS steps
+ALPHA = 0.01  # of a run without a slow rank
+_ALPHA_OF_TWO = 0.004  # ranks: no permutations add to their deviation, and their correlation is less certain
 _MIN_CORRELATED = 8  # steps; the correlation of fewer cannot be estimated
 MIN_EFFECT = 0.03  # of a step: healthy nodes differ by 1 to 2 percent
+_REFERENCE = 0.4  # of the least effect, more with two ranks, less with more: few ranks' median is uncertain, too
+_TRIMMED = 0.1  # of the largest and of the smallest excesses of a rank, which are no evidence
 MIN_STEPS = 20
 _CLIP = 3.5  # standard deviations from the median rank
 
@@ -39,8 +42,9 @@ class Straggler(Record, frozen=True, kw_only=True, tag="pit.perf-straggler/1"):
     """A rank that is slower than the median rank.
 
     cause: the part of its step that is longer; `network` where its collectives end later although its own work is not
-    longer; `unknown` without parts. excess_s: median per step. effect: excess_s ÷ the median step. p: probability of
-    such an excess in a run without a slow rank. steps, ranks: their numbers. node: "" if unknown.
+    longer; `unknown` without parts. excess_s: mean of the steps without the outermost. effect: excess_s ÷ the median
+    step. p: probability of such an excess in a run without a slow rank. steps: their number. ranks: number of those
+    compared. node: "" if unknown.
     """
 
     node: str
@@ -54,7 +58,7 @@ class Straggler(Record, frozen=True, kw_only=True, tag="pit.perf-straggler/1"):
 
 
 class SlowRank(NamedTuple):
-    """A column that is larger than the others: its number, its median excess, and the excess's probability."""
+    """A column that is larger than the others: its number, its mean excess, and the excess's probability."""
 
     column: int
     excess: float
@@ -62,7 +66,7 @@ class SlowRank(NamedTuple):
 
 
 class RankTimes(NamedTuple):
-    """Seconds by part, each (steps, ranks), and the ranks' numbers. Parts: input, compute, host, network."""
+    """Seconds by part, each (steps, ranks), and the ranks' numbers and nodes. Parts: input, compute, host, network."""
 
     parts: dict[Cause, Array]
     ranks: tuple[int, ...]
@@ -75,8 +79,9 @@ def find_slow_ranks(
     """Return the ranks whose times exceed the others', largest first.
 
     times: (steps, ranks), of each rank's own work, or its arrivals at the same collective on one clock. scale: the
-    length of a step, in the unit of times. min_effect: an excess of a smaller share of scale is none. min_steps: at
-    least 3. Raises DataError for fewer steps, fewer than 2 ranks, or a time that is not finite.
+    length of a step, in the unit of times. min_effect: an excess of a smaller share of scale is none; of 2 ranks it has
+    to be 1.4 times as large, of 8 1.06 times. min_steps: at least 3. Raises DataError for fewer steps, fewer than 2
+    ranks, or a time that is not finite.
     """
     steps, ranks = times.shape
     if steps < min_steps or ranks < 2 or not np.isfinite(times).all() or not scale > 0:
@@ -86,13 +91,16 @@ def find_slow_ranks(
     columns = list(range(ranks))
     while len(columns) > 1:  # each one found would hide the next
         excess = times[:, columns] - _median_of_others(times[:, columns])
-        medians = np.median(excess, axis=0)
+        cut = max(1, round(_TRIMMED * steps))
+        means = np.sort(excess, axis=0)[cut:-cut].mean(axis=0)
         p_values = _p_values(excess)
-        candidates = (p_values <= (ALPHA if steps >= MIN_STEPS else _ALPHA_OF_FEW)) & (medians >= min_effect * scale)
+        least = min_effect * scale * (1 + _REFERENCE / (len(columns) - 1))
+        alpha = _ALPHA_OF_TWO if len(columns) == 2 and steps >= MIN_STEPS else ALPHA
+        candidates = (p_values <= alpha) & (means >= least)
         if not candidates.any():
             break
-        worst = int(np.where(candidates, medians, -np.inf).argmax())
-        found.append(SlowRank(columns.pop(worst), float(medians[worst]), float(p_values[worst])))
+        worst = int(np.where(candidates, means, -np.inf).argmax())
+        found.append(SlowRank(columns.pop(worst), float(means[worst]), float(p_values[worst])))
     return found
 
 
@@ -146,9 +154,24 @@ def _inflation(own: Array) -> float:
     return inflation
 
 
-def find_stragglers(times: RankTimes, *, min_effect: float = MIN_EFFECT) -> list[Straggler]:
-    """Return the slow ranks of a run, largest excess first, each with its cause. Raises as `find_slow_ranks`."""
-    parts = times.parts
+def find_stragglers(
+    times: RankTimes, *, min_effect: float = MIN_EFFECT, classes: Mapping[str, str] | None = None
+) -> list[Straggler]:
+    """Return the slow ranks of a run, largest excess first, each with its cause.
+
+    classes: node → its hardware; a rank alone in its class is compared with none. Raises as `find_slow_ranks`.
+    """
+    groups: dict[str, list[int]] = {}
+    for column, rank in enumerate(times.ranks):
+        groups.setdefault((classes or {}).get(times.nodes.get(rank, ""), ""), []).append(column)
+    compared = [columns for columns in groups.values() if len(columns) > 1]
+    stragglers = [one for columns in compared for one in _find_in_class(times, columns, min_effect, len(compared))]
+    return sorted(stragglers, key=lambda straggler: -straggler.excess_s)
+
+
+def _find_in_class(times: RankTimes, columns: list[int], min_effect: float, n_classes: int) -> list[Straggler]:
+    """Return the slow ranks among some columns, with Bonferroni's bound over the classes, too."""
+    parts = {name: part[:, columns] for name, part in times.parts.items()}
     own: Array = np.sum([part for name, part in parts.items() if name != "network"], axis=0)
     end = own + parts["network"] if "network" in parts else own
     step_s = float(np.median(end))
@@ -156,20 +179,20 @@ def find_stragglers(times: RankTimes, *, min_effect: float = MIN_EFFECT) -> list
     if "network" in parts:
         for found in find_slow_ranks(end, step_s, min_effect=min_effect):
             slow.setdefault(found.column, (found, "network"))
-    stragglers = [
+    return [
         Straggler(
-            node=times.nodes.get(times.ranks[column], ""),
-            rank=times.ranks[column],
+            node=times.nodes.get(times.ranks[columns[column]], ""),
+            rank=times.ranks[columns[column]],
             cause="network" if cause else _longest_part(parts, column),
             effect=found.excess / step_s,
             excess_s=found.excess,
-            p=found.p,
+            p=found.p * n_classes,
             steps=len(own),
-            ranks=own.shape[1],
+            ranks=len(columns),
         )
         for column, (found, cause) in slow.items()
+        if found.p * n_classes <= ALPHA
     ]
-    return sorted(stragglers, key=lambda straggler: -straggler.excess_s)
 
 
 def _longest_part(parts: Mapping[Cause, Array], column: int) -> Cause:
