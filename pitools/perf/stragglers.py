@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.core.record import Record
+from pitools.perf.statistics import to_normal
 from pitools.run import run_folder
 from pitools.run.steps import Step, read_steps_after
 
@@ -127,10 +128,8 @@ def _p_values(excess: Array) -> Array:
     if is_permuted:
         variance = np.maximum(variance, excess.var(axis=1, ddof=1).mean())
     z = excess.mean(axis=0) / np.maximum(np.sqrt(variance * inflation / steps), 1e-300)
-    if not is_permuted:  # Student's t as a normal score, by Wallace's approximation
-        free = max(steps / inflation - 1, 1.0)
-        z = np.clip(z, -1e9, 1e9)
-        z = np.sign(z) * (8 * free + 1) / (8 * free + 3) * np.sqrt(free * np.log1p(z**2 / free))
+    if not is_permuted:
+        z = to_normal(z, max(steps / inflation - 1, 1.0))
     normal = NormalDist()
     return np.array([min(1.0, ranks * normal.cdf(-float(value))) for value in z])
 

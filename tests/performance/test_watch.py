@@ -17,7 +17,8 @@ from pitools.perf.regression import store as store_module
 from pitools.perf.regression.compare import compare
 from pitools.perf.regression.sources import read_points
 from pitools.perf.regression.store import Point, Series, add_points, read_series
-from pitools.perf.regression.watch import false_discovery_rates, judge_series, plot_series
+from pitools.perf.regression.watch import judge_series, plot_series
+from pitools.perf.statistics import false_discovery_rates
 from tests.performance.test_stragglers import write_run
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -121,8 +122,8 @@ def test_history_is_no_alarm() -> None:
 
 
 def test_a_small_step_in_noise_is_inconclusive() -> None:
-    """A step of 1.25 deviations of the noise is no certain one; a certain one counts unless it is history."""
-    values = np.repeat([1.3, 1.0, 1.025], 50) + 0.02 * np.random.default_rng(4).standard_normal(150)
+    """A step of 1.2 deviations of the noise is no certain one; a certain one counts unless it is history."""
+    values = np.repeat([1.3, 1.0, 1.025], 50) + 0.02 * np.random.default_rng(7).standard_normal(150)
     series = [Series(tuple(points("noisy_s", values)))]
     assert judge_series(series)[0].verdict == "improvement"
     (verdict,) = judge_series(series, since=to_rfc3339(BEGIN + timedelta(days=60)))

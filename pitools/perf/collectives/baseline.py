@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import exp, expm1, log, log1p, sqrt
+from math import exp, log, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from pitools.perf.collectives.run import CollectiveResult
 from pitools.perf.regression.store import Point, Series
+from pitools.perf.statistics import false_discovery_rates, from_normal, to_normal
 
 Baseline = Mapping[tuple[str, str], Sequence[float]]
 """Earlier bus bandwidths by device and measure, oldest first."""
@@ -67,20 +68,14 @@ class Normal(NamedTuple):
 
     def low_limit(self) -> float:
         """Return what 99 of 100 healthy results are not below."""
-        stretched = _wallace_factor(self.degrees) * NormalDist().inv_cdf(1 - _LOW)
-        return exp(self.center - self.scale * sqrt(self.degrees * expm1(stretched**2 / self.degrees)))
+        return exp(self.center - self.scale * from_normal(NormalDist().inv_cdf(1 - _LOW), self.degrees))
 
     def p_value(self, value: float) -> float:
         """Return how probable a healthy result so low is; 1 for a loss that is no finding, however little they vary."""
         t = (self.center - log(value)) / max(self.scale, 1e-9)
         if log(value) > self.center + log(1 - _FLOOR):
             return 1.0
-        return NormalDist().cdf(-sqrt(self.degrees * log1p(t**2 / self.degrees)) / _wallace_factor(self.degrees))
-
-
-def _wallace_factor(degrees: float) -> float:
-    """Return the factor of Wallace's (1959) approximation of Student's distribution by a normal one."""
-    return (8 * degrees + 3) / (8 * degrees + 1)
+        return NormalDist().cdf(-float(to_normal(t, self.degrees)))
 
 
 def fit_normal(values: Sequence[float]) -> Normal | None:
@@ -114,12 +109,11 @@ def judge(results: Sequence[CollectiveResult], baseline: Baseline) -> list[Colle
             share, p = each.busbw_bytes_per_s / exp(normal.center), normal.p_value(each.busbw_bytes_per_s)
             changes = {"of_baseline": round(share, 3), "low_bytes_per_s": normal.low_limit(), "p": float(f"{p:.3g}")}
         judged.append(msgspec.structs.replace(each, **changes))
-    p_values = sorted(each.p for each in judged if each.p is not None)
-    steps = [_FALSE_RATE * rank / len(p_values) for rank in range(1, len(p_values) + 1)]
-    limit = max((p for p, step in zip(p_values, steps, strict=True) if p <= step), default=-1.0)
+    p_values = [each.p for each in judged if each.p is not None]
+    low = [p for p, q in zip(p_values, false_discovery_rates(p_values), strict=True) if q <= _FALSE_RATE]
     return [
         msgspec.structs.replace(each, verdict="slow", problem=f"{each.of_baseline:.0%} of the baseline")
-        if each.verdict == "ok" and each.p is not None and each.p <= limit
+        if each.verdict == "ok" and each.p in low
         else each
         for each in judged
     ]

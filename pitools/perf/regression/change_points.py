@@ -131,7 +131,7 @@ def _deviations(values: Array, at: int) -> float:
     for sides in ((before, after), (before[-_NEAR:], after[:_NEAR])):
         squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
         noise = max(noise, squares / (len(sides[0]) + len(sides[1]) - 2))
-    return abs(float(after.mean() - before.mean())) / max(noise**0.5, 1e-12)
+    return float(abs(after.mean() - before.mean()) / max(noise, 1e-24) ** 0.5)
 
 
 def _refine(values: Array, index: int) -> int:

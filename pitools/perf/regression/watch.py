@@ -15,6 +15,7 @@ from pitools.core.record import Record
 from pitools.perf.regression.change_points import ALPHA, MIN_EFFECT, MIN_POINTS, ChangePoint, find_changes_of_each
 from pitools.perf.regression.repeats import Effect
 from pitools.perf.regression.store import Point, Series, SeriesKey
+from pitools.perf.statistics import false_discovery_rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,16 +144,6 @@ def with_rerun(verdict: SeriesVerdict, effect: Effect, min_effect: float) -> Ser
 
 def _is_shown(effect: Effect, min_effect: float) -> bool:
     return effect.low > 0 and effect.effect >= min_effect
-
-
-def false_discovery_rates(p_values: Sequence[float]) -> np.ndarray:
-    """Return the q-value of each p-value (Benjamini and Hochberg 1995)."""
-    p = np.asarray(p_values, dtype=float)
-    order = p.argsort()[::-1]
-    ranks = np.arange(len(p), 0, -1)
-    q = np.empty(len(p))
-    q[order] = np.minimum.accumulate(p[order] * len(p) / ranks)
-    return np.minimum(q, 1.0)
 
 
 def plot_series(series: Sequence[Series], verdicts: Sequence[SeriesVerdict], target: Path) -> None:
