@@ -166,7 +166,7 @@ def watch(
 
     A series is a measure at one site, partition and device. Files to add are CSV or JSON Lines with measure, value and
     t (RFC 3339), and if known site, partition, device, source, software and better (lower or higher). A healthy series
-    gives a step in fewer than 1 of 100 cases, with long memory or two kinds of nodes in turn in 2 to 9. A step below
+    gives a step in fewer than 1 of 100 cases, with long memory or two kinds of nodes in turn in 2 to 13. A step below
     1.5 standard deviations of the noise is inconclusive: compare runs. Exit 1: there is a regression.
 
     --confirm repeats the first run after the step on its nodes: in turn with the last one before it if the code alone
