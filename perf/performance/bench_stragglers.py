@@ -151,4 +151,4 @@ def main(runs: int, few: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(150, 1) if "--quick" in sys.argv else main(600, 3))
+    sys.exit(main(150, 1) if "--quick" in sys.argv else main(600, 2))
