@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pitools.core.errors import DataError
+from pitools.perf.statistics import from_normal
 
 PAIRS = (2, 3, 4)  # after which the difference is judged
 _Z = 2.394  # of a two-sided interval that holds the truth in 95 of 100 cases over all of PAIRS (Bonferroni)
@@ -34,8 +35,7 @@ def effect_of_few(a: Sequence[float], b: Sequence[float]) -> Effect:
     first, second = np.log(a), np.log(b)
     free = len(first) + len(second) - 2
     variance = (first.var() * len(first) + second.var() * len(second)) / free
-    quantile = math.sqrt(free * math.expm1((_Z * (8 * free + 3) / (8 * free + 1)) ** 2 / free))
-    half = quantile * math.sqrt(variance * (1 / len(first) + 1 / len(second)))
+    half = from_normal(_Z, free) * math.sqrt(variance * (1 / len(first) + 1 / len(second)))
     middle = float(second.mean() - first.mean())
     return Effect(math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half))
 
