@@ -33,7 +33,7 @@ def stragglers(ctx: click.Context, run: str, min_effect: float, site_name: str, 
 
     Prints a line for each, with its node and what takes longer: input, compute, host, or network. Nodes with other GPUs
     or CPUs, by Slurm, are compared among themselves. A run of nodes that are alike to within 2 % gives one in fewer
-    than 1 of 100 cases; of many nodes with a normal deviation of 1 %, in 5. The nodes of a run of yours of the last day
+    than 1 of 100 cases; of many nodes with a normal deviation of 1 %, in 3. The nodes of a run of yours of the last day
     are noted for `pit node list`, as weakly suspected. Exit 1: there is a slow rank.
 
     \b
