@@ -8,8 +8,8 @@ STATE/NODE.refuse           while a finding refuses jobs: until when (Unix time)
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,7 +44,7 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     """Write the node's own files, then its report, as the spool may be a shared folder that hangs. Raises PitError.
 
     Where its own cannot be written, as on a disk that is full, the report is written all the same. If the controller
-    wants a bench, the node then measures itself, and reports again.
+    wants a bench, and Slurm has the node drained by us and without jobs, it then measures itself, and reports again.
     """
     if not config.spool:
         raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
@@ -60,7 +60,27 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
     if spool.is_bench_requested(Path(config.spool), own.node):
         from pitools.node.bench.before_return import bench  # milliseconds, which most reports need not pay
 
-        bench(config, own, before, time.monotonic() - checked.began_s)
+        bench(config, own, before, checked.began_s, partial(_why_not_idle, own.node))
+
+
+def _why_not_idle(node: str, timeout_s: float) -> str:
+    """Return why this node is not to be measured now: "" if Slurm has it drained by us, and without jobs.
+
+    A person may have resumed it since the controller asked.
+    """
+    from pitools.node.control.incidents import incident_of_reason
+    from pitools.node.control.tick import node_views
+    from pitools.node.gather.slurmd import find_slurmd, slurm_client
+
+    try:
+        nodes = slurm_client(find_slurmd(node=node), timeout_s=timeout_s).nodes(node)
+    except PitError as error:
+        return f"not measured: {error.message}"
+    for view in node_views(nodes, ()).values():
+        if not view.is_drained or not incident_of_reason(view.reason)[0]:
+            return "not measured: the node is not drained by pit node"
+        return "not measured: jobs run there" if view.has_jobs else ""
+    return "not measured: Slurm does not have this node"
 
 
 def _write_own_files(config: NodeConfig, checked: NodeCheck) -> PitError | None:

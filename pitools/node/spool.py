@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Collection, Iterable, Set
 from pathlib import Path
 
@@ -31,6 +32,7 @@ CONTROL, HANDLED = "control", "handled.json"
 _MAX_BYTES = 1 << 20
 _SUFFIX = ".json"
 _REQUESTS = "bench-requests"
+_REQUEST_S = 3600.0  # then the controller leaves the node to a person, unless it has died
 
 
 def require_usable(path: Path, description: str = "spool") -> None:
@@ -115,8 +117,11 @@ def request_benches(spool: Path, nodes: Set[str]) -> None:
 
 
 def is_bench_requested(spool: Path, node: str) -> bool:
-    """Return whether the controller wants a bench of this node."""
-    return (spool / _REQUESTS / node).exists()
+    """Return whether the controller wants a bench of this node: it has asked within the last hour."""
+    try:
+        return time.time() - (spool / _REQUESTS / node).stat().st_mtime < _REQUEST_S
+    except OSError:
+        return False
 
 
 def benched_report(spool: Path, node: str) -> NodeReport | None:

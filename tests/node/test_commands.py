@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from pitools.node.bench import history
 from pitools.node.bench import run as bench
 from pitools.node.bench.compare import BenchResult
 from pitools.node.check.config import load_config
-from pitools.node.types import BENCH_CHECK
+from pitools.node.types import BENCH_CHECK, NodeReport
 
 SCONTROL = """\
 #!/bin/sh
@@ -68,6 +69,12 @@ class Machine:
         done = self.run(*words, **more)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def report(self) -> NodeReport | None:
+        """Check the node as its HealthCheckProgram does, with this Slurm's scontrol, and return its report."""
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        self.pit("check", "--report", "--config", str(self.config), PATH=path)
+        return spool.read_report(self.folder / "spool", "n01")
 
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM"))}
@@ -156,11 +163,42 @@ def test_a_report_drains_the_node(machine: Machine) -> None:
     reports = []
     for asked in (set(), {"n01"}):
         spool.request_benches(machine.folder / "spool", asked)
-        machine.pit("check", "--report", "--config", str(machine.config))
+        machine.report()
         reports.append((machine.folder / "spool" / "n01.json").read_text())
     assert [BENCH_CHECK in report for report in reports] == [False, True]
     (row,) = machine.pit("return", "n[01]")
     assert row["done"] is True
+
+
+OURS = "pit node [n01-20261126191236] scratch: m"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "age_s", "message"),
+    [
+        ("IDLE", "", 0, "not drained by pit node"),
+        ("IDLE+DRAIN", "for Ada", 0, "not drained by pit node"),
+        ("MIXED+DRAIN", OURS, 0, "jobs run there"),
+        ("IDLE+DRAIN+COMPLETING", OURS, 0, "jobs run there"),
+        ("damaged", None, 0, "scontrol"),
+        ("IDLE+DRAIN", OURS, 3700, ""),
+    ],
+)
+def test_no_node_measures_itself_beside_a_job(
+    machine: Machine, state: str, reason: str | None, age_s: int, message: str
+) -> None:
+    """Whatever the controller asked for before a person resumed the node, or before it died."""
+    text = NODE.format(name="n01", state=state, reason=f"Reason={reason} [root@2026-11-01T00:00:00]" if reason else "")
+    (machine.folder / "nodes").write_text(text if reason is not None else "slurm_load_node error: nothing\n")
+    (machine.folder / "scratch").touch()
+    spool.request_benches(machine.folder / "spool", {"n01"})
+    asked_at = time.time() - age_s
+    os.utime(machine.folder / "spool" / "bench-requests" / "n01", (asked_at, asked_at))
+    report = machine.report()
+    assert report
+    assert not history.read_past(machine.folder / "spool", {"n01"})
+    found = [(one.state, message in one.message) for one in report.findings if one.check == BENCH_CHECK]
+    assert found == ([("unknown", True)] if message else [])
 
 
 def test_a_report_that_no_controller_uses_says_so(machine: Machine) -> None:

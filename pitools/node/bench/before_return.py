@@ -1,4 +1,4 @@
-"""Bench this node before it returns, when the controller asks for it: drained and idle, it runs no job.
+"""Bench this node before it returns, when the controller asks for it, and right before, Slurm has it drained and idle.
 
 By the node's own report, as Slurm starts no job on a drained node: to bench in a job, the node would have to be resumed
 first, in a reservation, by a user with an account.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,17 +25,26 @@ from pitools.node.types import BENCH_CHECK, Finding, NodeReport, State
 
 _PROGRAM = (sys.executable, "-P", "-m", "pitools.node.bench.single")
 _TIMEOUT_S = 30.0
+_ASK_S = 5.0  # of Slurm, whether the node is idle
 _END_S = 45.0  # after the start of `pit node check`, which `pit-healthcheck` ends after 55 s
 _GRACE_S = 5.0  # until a process that does not end itself then is killed
 
 
-def bench(config: NodeConfig, report: NodeReport, before: NodeReport | None, checked_s: float) -> None:
-    """Replace a node's report by one that also has its bench. checked_s: how long the checks took. Raises PitError.
+def bench(
+    config: NodeConfig,
+    report: NodeReport,
+    before: NodeReport | None,
+    began_s: float,
+    why_not_idle: Callable[[float], str],
+) -> None:
+    """Replace a node's report by one that also has its bench. Raises PitError.
 
     before: the last report, if it is of after the request: a result that it has is kept until the controller reads it.
+    began_s: when the checks began, of the monotonic clock. why_not_idle: says within a time why this node may not be
+    measured now, "" if it may.
     """
     if not (with_bench := before and _keep_result(report, before)):
-        with_bench = _add_result(config, report, checked_s)
+        with_bench = _add_result(config, report, began_s, why_not_idle)
     spool.write_report(Path(config.spool), with_bench)
 
 
@@ -45,9 +56,13 @@ def _keep_result(report: NodeReport, before: NodeReport) -> NodeReport | None:
     return msgspec.structs.replace(report, findings=(*report.findings, *failed)) if failed else None
 
 
-def _add_result(config: NodeConfig, report: NodeReport, checked_s: float) -> NodeReport:
+def _add_result(
+    config: NodeConfig, report: NodeReport, began_s: float, why_not_idle: Callable[[float], str]
+) -> NodeReport:
     """Bench this node, and return its report with the result."""
-    results, problem = _measure(Path(config.state), report.node, min(_TIMEOUT_S, _END_S - checked_s))
+    results: list[BenchResult] = []
+    if not (problem := why_not_idle(min(_ASK_S, max(1.0, _left_s(began_s))))):
+        results, problem = _measure(Path(config.state), report.node, min(_TIMEOUT_S, _left_s(began_s)))
     with contextlib.suppress(PitError):  # without its past, what is wrong or failed is still found
         past = history.read_past(Path(config.spool), {report.node})
         results = compare(results, past)
@@ -67,6 +82,10 @@ def _add_result(config: NodeConfig, report: NodeReport, checked_s: float) -> Nod
         evidence_at=timestamps.now_rfc3339(),
     )
     return msgspec.structs.replace(report, findings=(*report.findings, finding))
+
+
+def _left_s(began_s: float) -> float:
+    return _END_S - (time.monotonic() - began_s)
 
 
 def _measure(folder: Path, node: str, timeout_s: float) -> tuple[list[BenchResult], str]:

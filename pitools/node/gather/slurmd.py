@@ -6,10 +6,14 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pitools.core.errors import PitError
 from pitools.node.gather.read import Query, list_names, read_bytes
 from pitools.node.types import Row
+
+if TYPE_CHECKING:
+    from pitools.slurm.client import Client
 
 _SCONTROL_TIMEOUT_S = 10.0
 SLURM_TIMEOUT_S = 2 * _SCONTROL_TIMEOUT_S + 2
@@ -20,10 +24,8 @@ def read_slurm(query: Query) -> Iterator[Row]:
     pid = find_slurmd(query.proc, query.node)
     row: Row = {"is_node": True, "slurmd_is_running": pid is not None}
     if query.asks_controller:
-        # Where slurmd was started with `-f`, its HealthCheckProgram is not told of that file.
-        conf = "" if pid is None or os.environ.get("SLURM_CONF") else _option(_command_line(query.proc, pid), "-f")
-        env = {"SLURM_CONF": conf} if conf.startswith("/") else {}
-        row |= _ask_controller(query.node or socket.gethostname().partition(".")[0], env)
+        client = slurm_client(pid, query.proc)
+        row |= _ask_controller(query.node or socket.gethostname().partition(".")[0], client)
     yield row
 
 
@@ -60,11 +62,18 @@ def _option(arguments: list[str], option: str) -> str:
     return ""
 
 
-def _ask_controller(node: str, env: dict[str, str]) -> Row:
+def slurm_client(slurmd: int | None, proc: Path = Path("/proc"), timeout_s: float = _SCONTROL_TIMEOUT_S) -> Client:
+    """Return a client with the configuration of this node's slurmd. slurmd: its process id; None if none runs."""
     from pitools.slurm.client import Client, Transport  # 30 ms, which most calls need not pay
+
+    # Where slurmd was started with `-f`, its HealthCheckProgram is not told of that file.
+    conf = "" if slurmd is None or os.environ.get("SLURM_CONF") else _option(_command_line(proc, slurmd), "-f")
+    return Client(Transport(timeout_s=timeout_s, env={"SLURM_CONF": conf} if conf.startswith("/") else {}))
+
+
+def _ask_controller(node: str, client: Client) -> Row:
     from pitools.slurm.errors import SlurmReason, SlurmRefused
 
-    client = Client(Transport(timeout_s=_SCONTROL_TIMEOUT_S, env=env))
     row: Row = {}
     try:
         answers = client.controllers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,10 @@ from pitools.node.types import BENCH_CHECK, NodeReport
 REPORT = NodeReport(node="n1", boot_id="b", checked_at="2026-11-01T00:00:00.000Z", passed=("gpus",))
 
 
+def idle(_: float) -> str:
+    return ""
+
+
 def result(value: float | None, **more: str) -> bytes:
     return msgspec.json.encode(BenchResult(node="n1", measure="m", value=value, hardware="h", **more)) + b"\n"  # type: ignore[arg-type]
 
@@ -28,7 +33,8 @@ def result(value: float | None, **more: str) -> bytes:
 def bench_node(folder: Path) -> tuple[str, str]:
     """Bench, and return the state and message of the finding that the report then has."""
     spool.write_report(folder, REPORT)
-    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT, None, 1.0)
+    began_s = time.monotonic() - 1.0
+    before_return.bench(NodeConfig(spool=str(folder), state=str(folder)), REPORT, None, began_s, idle)
     report = spool.read_report(folder, "n1")
     assert report
     if not report.findings:
@@ -85,7 +91,8 @@ def test_a_bench_ends_before_the_script_ends_it(
 
     monkeypatch.setattr(subprocesses, "run", run)
     spool.write_report(tmp_path, REPORT)
-    before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, None, checked_s)
+    began_s = time.monotonic() - checked_s
+    before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, None, began_s, idle)
     (limit,) = re.findall(r"^limit=(\d+)", (repo / "scripts" / "pit-healthcheck").read_text(), re.MULTILINE)
     assert all(end_s <= int(limit) - 5 for end_s in ends_s)
     assert bool(ends_s) is (checked_s < 45)
@@ -111,7 +118,8 @@ def test_a_result_is_kept_until_the_controller_reads_it(
             spool.request_benches(tmp_path, {"n1"})
         before = spool.benched_report(tmp_path, "n1")
         spool.write_report(tmp_path, REPORT)
-        before_return.bench(NodeConfig(spool=str(tmp_path), state=str(tmp_path)), REPORT, before, 1.0)
+        config = NodeConfig(spool=str(tmp_path), state=str(tmp_path))
+        before_return.bench(config, REPORT, before, time.monotonic(), idle)
         report = spool.read_report(tmp_path, "n1")
         assert report
         benched.append((BENCH_CHECK in report.passed, [one.state for one in report.findings]))
