@@ -2,7 +2,8 @@
 progress.
 
 `lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `lock_if_supported`
-continue without a lock there: they guard files that only one process can create, and submissions with unique names.
+continue without a lock there: they guard files that only one process can create, and submissions with unique names;
+`lock` with `is_required` does not.
 Lock files are never deleted: if one were deleted while a process waits for it, two processes could hold the lock.
 """
 
@@ -220,10 +221,13 @@ def _user() -> str:
 
 
 @contextmanager
-def lock(path: Path, description: str, *, timeout_s: float = 0.0, is_own: bool = False) -> Iterator[None]:
+def lock(
+    path: Path, description: str, *, timeout_s: float = 0.0, is_own: bool = False, is_required: bool = False
+) -> Iterator[None]:
     """Hold a lock file, waiting at most `timeout_s`. Raises TryLater if another process holds it, ClusterError.
 
     is_own: the file is this user's alone, in a folder in which others may create files; one of another user is refused.
+    is_required: by `lock_bytes`, for processes of several nodes; a file system without locks is refused.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600) if is_own else open_lock_file(path)
@@ -234,7 +238,8 @@ def lock(path: Path, description: str, *, timeout_s: float = 0.0, is_own: bool =
     try:
         if is_own and os.fstat(descriptor).st_uid != os.geteuid():
             raise not_owner_error(path, description)
-        if not lock_if_supported(descriptor, path, timeout_s=timeout_s):
+        lock_file = _lock_or_refuse if is_required else lock_if_supported
+        if not lock_file(descriptor, path, timeout_s=timeout_s):
             raise TryLater(f"{description} is locked by another process", where=str(path.parent))
         yield
     finally:
@@ -275,6 +280,17 @@ def lock_if_supported(descriptor: int, path: Path, *, timeout_s: float = 0.0) ->
         return flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s) is not False
     except OSError as error:
         raise from_os_error(error, path) from error
+
+
+def _lock_or_refuse(descriptor: int, path: Path, *, timeout_s: float) -> bool:
+    try:
+        is_locked = flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s, take=lock_bytes)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if is_locked is None:
+        hint = "choose another file system, or mount this one with locks (Lustre: -o flock)"
+        raise ClusterError("its file system has no locks (expected those of fcntl)", where=str(path), hint=hint)
+    return is_locked
 
 
 def is_owned_by_user(folder: Path) -> bool:

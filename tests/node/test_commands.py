@@ -256,7 +256,7 @@ def test_checks_that_others_can_write_are_refused(machine: Machine) -> None:
 def test_a_second_tick_ends_at_once(machine: Machine) -> None:
     """With exit 0, as for cron; a Slurm that does not answer is 75."""
     (machine.folder / "spool" / "control").mkdir()
-    with lock(machine.folder / "spool" / "control" / "lock", "test"):
+    with lock(machine.folder / "spool" / "control" / "lock", "test", is_required=True):
         assert machine.pit("drain", "--act") == []
         assert machine.pit("return", "n01", code=75) == []
     (machine.folder / "bin" / "scontrol").write_text(

@@ -152,7 +152,7 @@ class Controller:
             self._folder.mkdir(mode=0o755, exist_ok=True)
         except OSError as error:
             raise from_os_error(error, self._folder) from error
-        with lock(self._folder / "lock", "the journal of incidents"):
+        with lock(self._folder / "lock", "the journal of incidents", is_required=True):
             yield
 
     def require_node(self, name: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from pitools.core import timestamps
+from pitools.core import locks, timestamps
 from pitools.core.errors import ClusterError, ConfigError, TryLater
 from pitools.node import blames, spool
 from pitools.node.check.config import NodeConfig, load_config
@@ -68,6 +69,27 @@ def test_what_users_wrote_is_removed_after_the_acts(
     assert any("No space" in one or "full" in one for one in problems)
     controller.return_nodes(["n03"])
     assert len(seen) == 1
+
+
+def test_no_tick_acts_without_the_lock(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines would drain at once: where flock(2) holds within each alone, and where there are no locks at all."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    (tmp_path / "control").mkdir()
+    with locks.lock(tmp_path / "control" / "lock", "journal", is_required=True), pytest.raises(TryLater):
+        controller.tick(act=True)
+    monkeypatch.setattr(locks, "lock_bytes", refuse)
+    with pytest.raises(ClusterError):
+        controller.tick(act=True)
+    assert world.slurm.reasons == {}
+    assert [row.act for row in controller.tick(act=False).rows] == ["drain"]
 
 
 def test_a_check_that_is_no_more_leaves_its_node_to_a_person(tmp_path: Path, clock: Clock) -> None:
