@@ -21,7 +21,9 @@ from pitools.run.attempt_records import NodePreflight, PreflightFailure
 from pitools.slurm.job_step import gpus_per_node
 
 _TIMEOUT_S, _GATHER_TIMEOUT_S = 25.0, 20.0
-_MAX_FAILURES, _MAX_MESSAGE = 3, 200  # a line longer than srun's buffer may be broken by another node's
+_MAX_LINE = 1000  # bytes: a line longer than srun's buffer of 1 KiB may be broken by another node's
+_SHORTER = ((3, 200), (3, 100), (3, 40), (1, 40))
+"""How many failures are printed, and the characters of their messages: the first that _MAX_LINE has room for."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,21 +38,22 @@ def main(argv: Sequence[str]) -> None:
         result = check_for_job(checked)
     except PitError as error:
         sys.exit(f"{error.where}: {error.message}")  # one line, for the result of the job's first node
-    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")  # whatever the job's locale encodes
 
 
 def check_for_job(checked: this_node.NodeCheck) -> NodePreflight:
     """Return the failures for which no further job may start on a node."""
     valid = {check.name for check in checked.checks if is_valid_in_job(check, gpus_per_node())}
     failed = [one for one in this_node.refusing(checked) if one.check in valid]
-    return NodePreflight(
-        node=checked.facts.node,
-        failures=tuple(
-            PreflightFailure(node=one.node, check=one.check, message=one.message[:_MAX_MESSAGE])
-            for one in failed[:_MAX_FAILURES]
-        ),
-        unknown=sum(one.state == "unknown" for one in checked.findings),
-    )
+    unknown = sum(one.state == "unknown" for one in checked.findings)
+    for count, length in _SHORTER:
+        failures = tuple(
+            PreflightFailure(node=one.node, check=one.check, message=one.message[:length]) for one in failed[:count]
+        )
+        result = NodePreflight(node=checked.facts.node, failures=failures, unknown=unknown)
+        if len(msgspec.json.encode(result)) < _MAX_LINE:
+            break
+    return result
 
 
 def is_valid_in_job(check: Check, gpus: int) -> bool:

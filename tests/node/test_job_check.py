@@ -9,18 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pitools.node import job_check
 from pitools.node.check.rule import Check
 from pitools.node.check.this_node import NodeCheck
 from pitools.node.types import Finding, NodeFacts
+from pitools.run.attempt_records import NodePreflight
 
 CONFIG = """\
 [[check]]
 name = "{name}"
 table = "files"
-where.path = "/nosuch"
+where.path = "/absent/é"
 key = "exists"
 equals = true
 {more}
@@ -28,11 +30,10 @@ equals = true
 
 
 def run(folder: Path, text: str) -> dict[str, Any]:
-    (folder / "node.toml").write_text(text)
+    (folder / "node.toml").write_text(text, encoding="utf-8")
     argv = [sys.executable, "-m", "pitools.node.job_check", str(folder / "node.toml")]
-    env = {**os.environ, "SLURMD_NODENAME": "n07"}
-    line = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert len(line) < 1024  # srun's buffer
+    env = {**os.environ, "SLURMD_NODENAME": "n07", "PYTHONIOENCODING": "ascii"}
+    line = subprocess.run(argv, env=env, capture_output=True, check=True, timeout=60).stdout
     result: dict[str, Any] = json.loads(line)
     return result
 
@@ -48,16 +49,38 @@ def run(folder: Path, text: str) -> dict[str, Any]:
     ],
 )
 def test_what_drains_a_node_fails_it(tmp_path: Path, more: str, fails: bool) -> None:
-    """A check whose action lets no further job start there; under the name that Slurm has for the node."""
+    """A check whose action lets no further job start there; under the name that Slurm has for it, in any locale."""
     result = run(tmp_path, CONFIG.format(name="scratch", more=more))
     failed = [(row["node"], row["check"]) for row in result["failures"] if row["check"] == "scratch"]
     assert failed == ([("n07", "scratch")] if fails else [])
 
 
-def test_many_long_failures_are_one_short_line(tmp_path: Path) -> None:
-    """However many checks fail, with however long paths."""
-    text = "".join(CONFIG.format(name=f"c{at}", more="").replace("/nosuch", "/nosuch" * 100) for at in range(20))
-    assert run(tmp_path, text)["failures"]
+@pytest.mark.parametrize("letter", ["x", "é", "\N{SNOWMAN}", '"'])
+@pytest.mark.parametrize("name", ["scratch", "nhc-file-contents-etc-slurm-gres-conf-text"])
+def test_many_long_failures_are_one_short_line(name: str, letter: str) -> None:
+    """However many checks fail, with however long messages, of whatever letters."""
+    result = check_for_job([failure(f"{name}{number}", message=letter * 1000) for number in range(20)])
+    assert len(msgspec.json.encode(result)) < 1023  # with its end srun's buffer
+    assert result.failures[0].check == f"{name}0"
+    assert len(result.failures[0].message) >= 40
+
+
+def failure(check: str, message: str = "") -> Finding:
+    return Finding(
+        node="gpu-h100-r07-n012",
+        check=check,
+        state="failed",
+        level="critical",
+        action="drain",
+        message=message,
+        evidence_at="2026-11-01T00:00:00.000Z",
+    )
+
+
+def check_for_job(failed: list[Finding]) -> NodePreflight:
+    checks = [Check(name=one.check, table="files", key="exists") for one in failed]
+    facts = NodeFacts(node=failed[0].node, boot_id="", gathered_at=failed[0].evidence_at, tables={})
+    return job_check.check_for_job(NodeCheck(facts, failed, checks))
 
 
 @pytest.mark.parametrize(
