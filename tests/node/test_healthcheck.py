@@ -111,6 +111,16 @@ def test_a_python_that_cannot_start_is_said(hook: Hook, tmp_path: Path) -> None:
     assert "python3 (/no/such/python cannot be run)" in done.stderr
 
 
+def test_a_report_without_the_nodes_own_files_is_not_denied(hook: Hook, tmp_path: Path) -> None:
+    """It is written although `state` cannot be; the warning says what is wrong, and no more."""
+    (tmp_path / "state").rmdir()
+    (tmp_path / "state").touch()
+    done = hook()
+    assert (tmp_path / "spool" / "n01.json").exists()
+    assert (done.returncode, "failed (" in done.stderr, str(tmp_path / "state") in done.stderr) == (0, True, True)
+    assert "no new report" not in done.stderr
+
+
 @pytest.mark.parametrize("quote", ['"', "'"])
 def test_paths_may_have_blanks(hook: Hook, tmp_path: Path, quote: str) -> None:
     """A prolog reads `state` as TOML has it, also with a blank or a number sign in it."""
