@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,8 @@ def check(
     from pitools.node.check import this_node
 
     config = load_node_config(config_path, site_name)
+    if report:
+        os.umask(0o022)  # all users read reports and benches, to choose nodes
     checked = this_node.check_node(config, this_node.node_name(name))
     with Output(form, FINDING_COLUMNS) as out:
         for finding in checked.findings if with_passed else this_node.summary(checked):
