@@ -132,7 +132,7 @@ def without_result(run: GroupRun, ranks_per_node: int) -> str:
         return ""
     silent = set(run.group) - {rank.node for rank in run.ranks}
     of_nodes = f" of {hostlist.fold(silent)}" if silent else ""
-    return f"no result{of_nodes}: {run.problem}"
+    return f"no result{of_nodes}: {run.problem or 'the step ended without an error'}"
 
 
 def limit_s(timeout_s: float) -> float:
