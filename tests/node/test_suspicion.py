@@ -296,6 +296,22 @@ def test_no_heap_of_a_user_hides_the_others(folder: Path, monkeypatch: pytest.Mo
     assert users == {"root", trust.user_name(1005)}
 
 
+@pytest.mark.usefixtures("as_root")
+def test_the_newest_file_of_each_user_is_read_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has more: when the time is over, users with few files have been read."""
+    for uid, count in ((1005, 60), (1006, 2), (1007, 1)):
+        for number in range(count):
+            path = folder / f"suspicions/{uid}.{number}.jsonl"
+            path.write_bytes(line())
+            os.chown(path, uid, uid)
+    for _ in range(5):  # in whichever order they are found
+        reads = iter([*[0.0] * 67, *[9.0] * 99])  # the list of 63 files, then three of them
+        monkeypatch.setattr(blames, "time", SimpleNamespace(monotonic=lambda reads=reads: next(reads), time=time.time))
+        assert sorted(one.user for one in blames.read_blames(folder, NODES)) == [
+            trust.user_name(uid) for uid in (1005, 1006, 1007)
+        ]
+
+
 def site_with_spool(folder: Path) -> Site:
     config = folder / "node.toml"
     config.write_text(f'spool = "{folder}"\n')
