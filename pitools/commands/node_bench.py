@@ -19,13 +19,18 @@ COLUMNS = ("node", "measure", "value", "verdict", "of_peers", "of_past", "proble
 @click.command()
 @click.option("--single", "mode", flag_value="single", default="single", help="Each node: CPU, memory, disk, GPUs.")
 @click.option("--pairs", "mode", flag_value="pairs", help="All-reduce in pairs of nodes, and pair the slow ones anew.")
-@click.option("--bisect", "mode", flag_value="bisect", help="As --pairs, then all good nodes together; halve if bad.")
+@click.option(
+    "--bisect",
+    "mode",
+    flag_value="bisect",
+    help="As --pairs, then all good nodes in one group; a group that fails is halved.",
+)
 @click.option(
     "--folder",
     type=LocalPath(),
     default="/var/tmp",  # noqa: S108 (an unnamed file)
     show_default=True,
-    help="Of the disk to measure, by a 1 GiB file.",
+    help="Folder on the disk to measure; writes a 1 GiB file.",
 )
 @click.option(
     "--timeout", metavar="TIME", default="2m", show_default=True, help="Time limit of each test: 30s, 2m; 5 is minutes."

@@ -50,7 +50,7 @@ def write_report(config: NodeConfig, checked: NodeCheck) -> None:
         raise ConfigError("spool: is missing (expected a folder that all nodes share)", key="spool")
     problem = _write_own_files(config, checked)
     own = make_report(checked)
-    before = spool.benched_report(Path(config.spool), own.node)
+    before = spool.report_since_bench_request(Path(config.spool), own.node)
     spool.write_report(Path(config.spool), own)
     handled_until = spool.handled_until(Path(config.spool), checked.facts.node)
     if handled_until is not None and handled_until != checked.handled_until:

@@ -124,8 +124,8 @@ def is_bench_requested(spool: Path, node: str) -> bool:
         return False
 
 
-def benched_report(spool: Path, node: str) -> NodeReport | None:
-    """Return the node's last report if it was written since a bench was requested; None if not, or if it is damaged."""
+def report_since_bench_request(spool: Path, node: str) -> NodeReport | None:
+    """Return the node's last report; None if no bench was requested before it, or if it is damaged."""
     path = spool / f"{node}{_SUFFIX}"
     try:
         is_since = path.stat().st_mtime > (spool / _REQUESTS / node).stat().st_mtime

@@ -79,7 +79,7 @@ def suspicions(
 ) -> dict[str, Suspicion]:
     """Return the suspected nodes. Pure. reports: fresh ones. bench, blames: oldest first, of any age.
 
-    What was found before a node returned from its last incident, with its checks passed, counts no more.
+    Reasons older than the node's last return are dropped.
     """
     incidents = list(incidents)
     returned = {one.node: one.over_at for one in incidents if one.outcome == EntryKind.RETURNED}

@@ -22,8 +22,8 @@ State = Literal["passed", "failed", "unknown"]
 
 ACTIONS: tuple[Action, ...] = ("none", "report", "drain-after-job", "drain", "reboot", "repair")
 """From mild to severe. `report`: reported, and kept as suspicion. `drain`, `reboot` and `repair` drain the node; the
-last two also say what it needs before it may return. `drain-after-job`: drained as well, at once, for jobs that run
-on a drained node end there; but until then a prolog and a job's preflight refuse no job for it."""
+last two also say what it needs before it may return. `drain-after-job`: drained as well, at once: jobs that
+already run on a drained node finish, and no new one starts; but before the drain no prolog or preflight refuses one."""
 
 BENCH_CHECK = "node_bench"
 """The check of a finding that a bench before the return made; no check of a file can have this name."""

@@ -61,7 +61,7 @@ def node_name(name: str = "") -> str:
 def read_all(config: NodeConfig, node: str, tables: Iterable[str] = ()) -> NodeFacts:
     """Return the facts of these tables, by default of all, with what this node's checks name in them."""
     chosen = set(tables) or {collector.table for collector in COLLECTORS}
-    return read_facts(chosen, Query(node=node, asks_controller=True), names_of(checks_for(config, node)))
+    return read_facts(chosen, Query(node=node), names_of(checks_for(config, node)))
 
 
 def check_node(config: NodeConfig, node: str, *, in_job: bool = False, timeout_s: float = 50.0) -> NodeCheck:
@@ -71,7 +71,7 @@ def check_node(config: NodeConfig, node: str, *, in_job: bool = False, timeout_s
     """
     began_s = time.monotonic()
     checks = [check for check in checks_for(config, node) if not (in_job and check.table in _SLOW_TABLES)]
-    query = Query(node=node, asks_controller=True, runs_programs=not in_job)
+    query = Query(node=node, runs_programs=not in_job)
     facts = read_facts({check.table for check in checks}, query, names_of(checks), timeout_s=timeout_s)
     findings = evaluate(checks, facts, _read_previous(config, node))
     handled_until = _read_own(config, node, "handled").decode(errors="replace")

@@ -15,15 +15,14 @@ class Query(NamedTuple):
     """What a collector is asked for.
 
     names: what checks name for its table. hung: the subjects that did not answer, to be left out. root: the folder of
-    /proc, /sys, /dev and /etc. node: the node's name in Slurm; default: the host's. asks_controller: scontrol may be
-    run, which thousands of prologs at once must not. runs_programs: journalctl may be run.
+    /proc, /sys, /dev and /etc. node: the node's name in Slurm; default: the host's. runs_programs: journalctl may be
+    run.
     """
 
     names: Collection[str] = ()
     hung: Collection[str] = ()
     root: Path = Path("/")
     node: str = ""
-    asks_controller: bool = False
     runs_programs: bool = True
 
     @property

@@ -23,10 +23,8 @@ def read_slurm(query: Query) -> Iterator[Row]:
     """Yield the one row of table `slurm`; the controllers' part of it by `scontrol ping` and `show node`."""
     pid = find_slurmd(query.proc, query.node)
     row: Row = {"is_node": True, "slurmd_is_running": pid is not None}
-    if query.asks_controller:
-        client = slurm_client(pid, query.proc)
-        row |= _ask_controller(query.node or socket.gethostname().partition(".")[0], client)
-    yield row
+    node = query.node or socket.gethostname().partition(".")[0]
+    yield row | _ask_controller(node, slurm_client(pid, query.proc))
 
 
 def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:

@@ -116,7 +116,7 @@ def test_a_result_is_kept_until_the_controller_reads_it(
         if number == 3:
             spool.request_benches(tmp_path, set())
             spool.request_benches(tmp_path, {"n1"})
-        before = spool.benched_report(tmp_path, "n1")
+        before = spool.report_since_bench_request(tmp_path, "n1")
         spool.write_report(tmp_path, REPORT)
         config = NodeConfig(spool=str(tmp_path), state=str(tmp_path))
         before_return.bench(config, REPORT, before, time.monotonic(), idle)

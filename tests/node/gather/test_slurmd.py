@@ -38,8 +38,8 @@ class FakeClient(Client):
 
 def read(proc: Path, client: Client | None = None, node: str = "n03") -> Row:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pitools.slurm.client.Client", lambda _: client)
-        (row,) = slurmd.read_slurm(Query(root=proc.parent, node=node, asks_controller=client is not None))
+        patch.setattr("pitools.slurm.client.Client", lambda _: client or FakeClient([], []))
+        (row,) = slurmd.read_slurm(Query(root=proc.parent, node=node))
     return row
 
 
@@ -126,7 +126,7 @@ def test_the_configuration_is_that_of_the_running_slurmd(
 
     def controllers_up(node: str, conf: str) -> object:
         monkeypatch.setenv("EXPECTED", f"{tmp_path}/{conf}")
-        (row,) = slurmd.read_slurm(Query(root=tmp_path, node=node, asks_controller=True))
+        (row,) = slurmd.read_slurm(Query(root=tmp_path, node=node))
         return row.get("controllers_up")
 
     monkeypatch.delenv("SLURM_CONF", raising=False)
