@@ -151,6 +151,53 @@ def test_waiting_is_told_from_transfer_whatever_the_clocks(clock_ms: int) -> Non
     assert "compute" in verdict.evidence[0]
 
 
+@pytest.mark.parametrize("name", ["gloo:broadcast", "ncclDevKernel_Reduce_Sum_f32_RING_LL", "ppermute.3", "gloo:recv"])
+def test_what_a_root_ends_early_aligns_no_clocks(name: str) -> None:
+    """Two such of 0.2 ms before each all-reduce: rank 0 ends them 30 ms earlier, and waits 30 ms in the all-reduce."""
+    spans = ranks_that_meet(30, 0)
+    meets = spans.spans.where(spans.spans.kind == Kind.COMMUNICATION)
+    early = [
+        replace(
+            meets,
+            name=np.full(len(meets), 1, np.int32),
+            start_ns=meets.start_ns - before,
+            end_ns=meets.start_ns - before + 200_000,
+        )
+        for before in (1_000_000, 500_000)
+    ]
+    rows = Spans.join([spans.spans, *early])
+    buckets = split_steps(replace(spans, spans=rows, texts=["gloo:all_reduce", name]))
+    assert buckets.matched.offsets_ns == {0: 0, 1: 0}
+    assert buckets.skew_ns.tolist() == [30_000_000] * 8 + [0] * 8
+    assert judge(buckets).rank == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cross_device_reduce_1stage",
+        "ncclDevKernel_ReduceScatter_Sum",
+        "all-gather-start",
+        "unreduced_psum",
+        "AllReduce",
+    ],
+)
+def test_what_ends_on_all_ranks_together_is_matched(name: str) -> None:
+    """As an all-reduce is, though a part of its name is that of another collective."""
+    buckets = split_steps(replace(ranks_that_meet(30, 0), texts=[name]))
+    assert buckets.skew_ns.tolist() == [30_000_000] * 8 + [0] * 8
+
+
+def test_clocks_that_differ_by_less_than_a_millisecond_are_the_same() -> None:
+    """Ranks end a collective some 0.1 ms apart: that is no shift of a Unix clock, and no note."""
+    spans = ranks_that_meet(30, 0)
+    shift = np.where(spans.spans.rank == 1, 100_000, 0)
+    rows = replace(spans.spans, start_ns=spans.spans.start_ns + shift, end_ns=spans.spans.end_ns + shift)
+    matched = split_steps(replace(spans, spans=rows)).matched
+    assert matched.offsets_ns == {0: 0, 1: 0}
+    assert not any("shifted" in note for note in matched.notes)
+
+
 def test_collectives_that_do_not_end_together_are_not_matched() -> None:
     """Ranks of a larger job, whose collectives end far apart at random, give no waiting times, and a note."""
     spans = ranks_that_meet(0, 0, count=20)
@@ -288,6 +335,21 @@ def test_advice_has_a_ceiling() -> None:
     verdict = judge(split_steps(table(one_rank(spans, steps))))
     assert [(each.cause, each.gain_ms, each.ceiling_ms) for each in verdict.advice] == [("input", 40.0, 60.0)]
     assert verdict.verdict == "input"
+
+
+def test_transfer_gains_no_more_than_what_it_can_hide_behind() -> None:
+    """Of 100 ms, a transfer of 80 can hide behind 20 ms of compute; with a CPU in 30 of 100 ms, it limits less."""
+    ms = 1_000_000
+    steps = [(step, step * 100 * ms, (step + 1) * 100 * ms) for step in range(4)]
+    spans = [
+        row
+        for _, start, end in steps
+        for row in ((Kind.COMPUTE, start, start + 20 * ms), (Kind.COMMUNICATION, start + 20 * ms, end))
+    ]
+    got = table(one_rank(spans, steps))
+    assert [(each.gain_ms, each.ceiling_ms) for each in judge(split_steps(got)).advice] == [(20.0, 80.0)]
+    waited = replace(got, windows=replace(got.windows, cpu_wait_ns=np.full(4, 70 * ms)))
+    assert [(each.gain_ms, each.ceiling_ms) for each in judge(split_steps(waited)).advice] == [(20.0, 24.0)]
 
 
 def test_steps_without_time_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,11 @@ from pitools.perf.spans import Bools, Ints, Kind, Spans, SpanTable
 
 _CLOCK_NS = 1_000_000  # ranks end a collective this close together, if their clocks agree
 _MIN_RESIDUAL_NS = 2_000_000
+# By one name of NCCL, gloo, HLO or JAX, without `_` and `-`: a root or sender ends early, as its buffer is sent. Not
+# `AllReduce`, `ReduceScatter`, `unreduced_psum`, nor `cross_device_reduce`, which is an all-reduce.
+_ENDS_APART = re.compile(
+    r"broadcast|bcast|send|recv|permute|(?<!all)gather|(?<!reduce)scatter|(?<!all)(?<!device)reduce(?!scatter|d)"
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,10 @@ def match_collectives(table: SpanTable) -> Matched:
     """Return the matched collectives of a table: by group and number or, where these are missing, by order.
 
     A rank's clock is shifted by the median difference of the ends of what it shares with the lowest rank, if that is
-    over 1 ms or the clock is not the Unix clock. If ends then still differ by much, nothing is matched.
+    over 1 ms or the clock is not the Unix clock. If ends then still differ by much, nothing is matched. Broadcasts and
+    what else does not end on all ranks together, by its name, are left out.
     """
-    chosen = np.flatnonzero((table.spans.kind == Kind.COMMUNICATION) & ~_point_to_point(table))
+    chosen = np.flatnonzero((table.spans.kind == Kind.COMMUNICATION) & ~_ends_apart(table))
     spans, steps = table.spans.where(chosen), table.step_of()[chosen]
     if len(table.ranks) < 2 or not len(spans):
         return _none()
@@ -77,8 +84,9 @@ def match_collectives(table: SpanTable) -> Matched:
     return Matched(spans.rank, spans.start_ns, spans.start_ns + waits, offsets, tuple(notes))
 
 
-def _point_to_point(table: SpanTable) -> Bools:
-    named = [i for i, text in enumerate(table.texts) if "sendrecv" in text.lower() or text in ("send", "recv")]
+def _ends_apart(table: SpanTable) -> Bools:
+    names = (re.sub("[-_]", "", text.lower()) for text in table.texts)
+    named = [index for index, name in enumerate(names) if _ENDS_APART.search(name)]
     return np.isin(table.spans.name, named)
 
 
