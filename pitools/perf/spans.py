@@ -70,7 +70,7 @@ class _Columns:
 
 @dataclass(frozen=True)
 class Spans(_Columns):
-    """Spans in columns of one length. sequence: number of a collective in its group, -1 if unknown. bytes: 0 if so."""
+    """Spans in columns of one length. sequence: number of a collective in its group, -1 if unknown."""
 
     rank: NDArray[np.int32]
     stream: NDArray[np.int32]
@@ -78,7 +78,6 @@ class Spans(_Columns):
     name: NDArray[np.int32]
     start_ns: Ints
     end_ns: Ints
-    bytes: Ints
     group: NDArray[np.int32]
     sequence: Ints
 
@@ -104,9 +103,9 @@ class Windows(_Columns):
 
 
 def make_spans(**columns: Any) -> Spans:
-    """Return spans of columns, each an array, a list, or one value for all; without `rank`, `bytes`, `group` or
-    `sequence`: 0, 0, -1, -1."""
-    values = {"rank": 0, "bytes": 0, "group": -1, "sequence": -1, **columns}
+    """Return spans of columns, each an array, a list, or one value for all; without `rank`, `group` or
+    `sequence`: 0, -1, -1."""
+    values = {"rank": 0, "group": -1, "sequence": -1, **columns}
     count = len(values["start_ns"])
     return Spans(
         **{

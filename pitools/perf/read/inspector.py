@@ -20,7 +20,6 @@ class _Collective(msgspec.Struct):
     coll: str
     coll_sn: int
     coll_exec_time_us: float
-    coll_msg_size_bytes: int = 0
     event_trace_ts: dict[str, Any] = {}
 
 
@@ -39,7 +38,7 @@ def read_inspector(path: Path, names: Names) -> RankSpans:
     """
     notes: list[str] = []
     header: dict[str, Any] = {}
-    rows: list[tuple[int, int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int]] = []
     ranks: dict[int, int] = {}
     unreadable = dropped = missing = dump_us = 0
     is_timed = True
@@ -60,10 +59,9 @@ def read_inspector(path: Path, names: Names) -> RankSpans:
         missing -= not line.header
         start, end, has_time = _interval(record, dump_us)
         is_timed &= has_time
-        size, number = record.coll_msg_size_bytes, record.coll_sn
-        if 0 <= start <= end < _LIMIT and 0 <= size < _LIMIT and 0 <= number < _LIMIT:
+        if 0 <= start <= end < _LIMIT and 0 <= record.coll_sn < _LIMIT:
             group = names.index(f"group {header.get('id')}")
-            rows.append((names.index(record.coll), start, end, size, group, number))
+            rows.append((names.index(record.coll), start, end, group, record.coll_sn))
         else:
             unreadable += 1
     if not rows:
@@ -75,9 +73,7 @@ def read_inspector(path: Path, names: Names) -> RankSpans:
     ):
         if count > 0:
             notes.append(f"{path.name}: {count} {what}")
-    columns = dict(
-        zip(("name", "start_ns", "end_ns", "bytes", "group", "sequence"), zip(*rows, strict=True), strict=True)
-    )
+    columns = dict(zip(("name", "start_ns", "end_ns", "group", "sequence"), zip(*rows, strict=True), strict=True))
     spans = make_spans(kind=Kind.COMMUNICATION, stream=names.index("nccl"), **columns)
     windows = make_windows([(-1, int(spans.start_ns.min()), int(spans.end_ns.max()))] if is_timed else [])
     world_size = max(ranks, default=0)

@@ -37,17 +37,11 @@ _CUT_TRIES = 8
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _MAX_US = 3e15  # of the Unix clock, the year 2065; base, start and duration then sum within an int64
-_DTYPE_BYTES = {
-    "double": 8, "long": 8, "int": 4, "float": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
-}  # fmt: skip
 
 
 class _Args(msgspec.Struct, gc=False):
-    bytes: Any = None
     group: Any = msgspec.field(default=None, name="Process Group Name")
     sequence: Any = msgspec.field(default=None, name="Seq")
-    dtype: Any = None
-    elements: Any = msgspec.field(default=None, name="In msg nelems")
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -130,11 +124,9 @@ class _Trace:
                 self.steps.append((int(number), int(start), int(end)))
                 self.threads.append(self._stream(mark))
         kind = np.array([kind for kind, _ in kinds if kind >= 0], np.uint8)
-        size, group, sequence = (np.full(len(rows), value, np.int64) for value in (0, -1, -1))
-        for i in np.flatnonzero((kind == Kind.COMMUNICATION) | (kind == Kind.COPY)):
+        group, sequence = (np.full(len(rows), -1, np.int64) for _ in range(2))
+        for i in np.flatnonzero(kind == Kind.COMMUNICATION):
             if (args := rows[i].args) is not None:
-                unit = _DTYPE_BYTES.get(str(args.dtype).lower(), 0)
-                size[i] = _count(args.bytes) or _count(args.elements) * unit
                 group[i] = -1 if args.group is None else self.names.index(f"group {args.group}")
                 sequence[i] = -1 if args.sequence is None else _count(args.sequence)
         start_ns, end_ns = _times(rows, self.where)
@@ -144,7 +136,6 @@ class _Trace:
             name=[name for kind, name in kinds if kind >= 0],
             start_ns=start_ns,
             end_ns=end_ns,
-            bytes=size,
             group=group,
             sequence=sequence,
         )
