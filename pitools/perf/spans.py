@@ -197,12 +197,15 @@ def make_windows(steps: Sequence[tuple[int, int, int]]) -> Windows:
     return Windows(np.zeros(len(number), np.int32), number, start, end, np.zeros(len(number), np.int64))
 
 
-def finish_rank(read: RankSpans) -> RankSpans:
+def finish_rank(read: RankSpans, device_end_ns: int = 0) -> RankSpans:
     """Return a profile's spans as they count, and its steps without gaps.
 
     A step lasts until the next begins, if that has the next number; the last until its own end or that of the device's
-    work. Without steps, one window holds all spans of the device or, without device, all spans. What the program named
-    counts on the thread that steps alone; operators, such as those of a backward pass, on every thread.
+    work for it. Without steps, one window holds all spans of the device or, without device, all spans. Input,
+    checkpoint and host annotations count only on the thread that marks the steps; operators, such as those of a
+    backward pass, on every thread.
+
+    device_end_ns: when the device's work that the steps launched ended; if unknown, work counts that began in a step.
     """
     spans, windows = read.spans, read.windows
     kind = spans.kind.copy()
@@ -215,7 +218,8 @@ def finish_rank(read: RankSpans) -> RankSpans:
         follows = windows.step[1:] == windows.step[:-1] + 1
         end[:-1] = np.where(follows, windows.start_ns[1:], np.minimum(end[:-1], windows.start_ns[1:]))
         if on_device.any():
-            end[-1] = max(end[-1], counted.max())
+            begun_in_time = spans.end_ns[on_device & (spans.start_ns < end[-1])]
+            end[-1] = max(end[-1], device_end_ns, begun_in_time.max(initial=0))
         windows = replace(windows, end_ns=end)
     elif len(spans):
         begun = spans.start_ns[on_device] if on_device.any() else spans.start_ns

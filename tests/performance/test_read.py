@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, PitError, UsageError
+from pitools.perf.attribute.buckets import split_steps
+from pitools.perf.attribute.verdict import judge
 from pitools.perf.read import files as files_module
 from pitools.perf.read import kineto
 from pitools.perf.read.classify import hlo_kind, host_kind
@@ -109,6 +111,53 @@ def test_a_cut_trace_is_read_until_there(tmp_path: Path) -> None:
         got = read_kineto(path, Names())
         assert 500 < len(got.spans) < 2000
         assert "only the events before are used" in got.notes[-1]
+
+
+def steps_of_10_ms(work: list[dict[str, Any]], count: int = 20) -> list[dict[str, Any]]:
+    """Marks of steps, in each a launch of 1 ms, then the device's work: PyTorch's order."""
+    marks = [event("user_annotation", f"ProfilerStep#{i}", i * 1e4, 1e4, "main") for i in range(count)]
+    calls = [event("cuda_runtime", "cudaLaunchKernel", i * 1e4, 1e3, "main", correlation=i + 1) for i in range(count)]
+    return [*marks, *calls, *work]
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.1, 0.0])
+def test_a_cut_trace_has_no_steps_without_their_work(tmp_path: Path, read: Read, kept: float) -> None:
+    """Steps of 95 % compute, of whose kernels the second half is cut off, are not idle: half of the steps are left."""
+    work = [event("kernel", "gemm", i * 1e4, 9500, correlation=i + 1) for i in range(20)]
+    path = trace(tmp_path / "t.json", steps_of_10_ms(work))
+    data = path.read_bytes()
+    begin = data.index(b'"kernel"')
+    path.write_bytes(data[: begin + int((len(data) - begin) * kept)])
+    if not kept:
+        with pytest.raises(DataError, match="no step has its work"):
+            read(path)
+        return
+    got = read(path)
+    assert 0 < len(got.windows) <= 20 * kept
+    assert (got.windows.end_ns - got.windows.start_ns).tolist() == [10_000_000] * len(got.windows)
+    assert "steps are left out" in got.notes[-1]
+    assert judge(split_steps(got)).verdict == "compute"
+
+
+@pytest.mark.parametrize("has_correlation", [True, False])
+def test_work_after_the_last_step_is_not_its_own(tmp_path: Path, has_correlation: bool) -> None:
+    """A step's kernels end 5 ms after it, and those of an evaluation 1 s later; without launches, what began in it."""
+    own = [("gemm", 25e3, 4e3, 3), ("gemm", 29e3, 6e3, 3)]
+    after = [("eval", 35e3 + i * 1e3, 1e3, 10 + i) for i in range(1000)]
+    work = [event("kernel", name, at, dur, correlation=number) for name, at, dur, number in own + after]
+    calls = [event("cuda_runtime", "cudaLaunchKernel", 31e3, 1e3, "main", correlation=10 + i) for i in range(1000)]
+    events = steps_of_10_ms([*calls, *work], 3)
+    if not has_correlation:
+        events = [{**each, "args": {}} for each in events]
+    windows = read_kineto(trace(tmp_path / "t.json", events), Names()).windows
+    assert (windows.end_ns - windows.start_ns).tolist() == [10_000_000, 10_000_000, 15_000_000]
+
+
+def test_steps_with_others_between_them_end_where_they_end(tmp_path: Path) -> None:
+    """Step 5 does not begin where step 2, recorded 1 s earlier, ends."""
+    marks = [event("user_annotation", f"ProfilerStep#{number}", at, 1e4, "main") for number, at in ((2, 0), (5, 1e6))]
+    windows = read_kineto(trace(tmp_path / "t.json", [*marks, event("cpu_op", "mm", 0, 9e3, "main")]), Names()).windows
+    assert (windows.end_ns - windows.start_ns).tolist() == [10_000_000, 10_000_000]
 
 
 def test_a_last_step_without_end_of_microseconds_is_exact(tmp_path: Path) -> None:
@@ -268,8 +317,6 @@ def test_waits_for_a_cpu_are_read_beside_a_trace(profiles: Path, tmp_path: Path,
 
 def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
     """Of the last attempt, every step with its parts, and the wait for a slow rank within communication."""
-    from pitools.perf.attribute.buckets import split_steps
-
     step_log(tmp_path / "attempts" / "0" / "steps", 0)
     for rank in (0, 1):
         step_log(tmp_path / "attempts" / "10" / "steps", rank, 0.02 * rank)
@@ -307,8 +354,6 @@ def test_a_log_beyond_64_bits_is_refused(tmp_path: Path, read: Read, old: str, n
 
 def test_a_log_without_communication_has_no_collectives(tmp_path: Path, read: Read) -> None:
     """Ranks that never wait for each other are not taken for ranks whose collectives do not match."""
-    from pitools.perf.attribute.buckets import split_steps
-
     for rank in (0, 1):
         log = StepLog(tmp_path / "attempts" / "0" / "steps", rank)
         for step in range(4):

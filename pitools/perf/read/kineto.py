@@ -35,13 +35,15 @@ _MAX_EVENT = 256 << 20  # bytes without the end of an event
 _CUT_TAIL = 256 << 10  # bytes from a slice's end in which its last event must end
 _CUT_TRIES = 8
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+_LAUNCH = ("cuda_runtime", "cuda_driver")
+_HOST = ("cpu_op", "user_annotation", *_LAUNCH)
 _MAX_US = 3e15  # of the Unix clock, the year 2065; base, start and duration then sum within an int64
 
 
 class _Args(msgspec.Struct, gc=False):
     group: Any = msgspec.field(default=None, name="Process Group Name")
     sequence: Any = msgspec.field(default=None, name="Seq")
+    correlation: Any = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -83,23 +85,33 @@ def read_kineto(path: Path, names: Names) -> RankSpans:
     if not len(spans):
         raise DataError(f"{trace.count} events, none of work (expected kernels or operators)", where=str(path))
     rank = info.get("rank")
+    steps = trace.whole_steps(spans) if notes else trace.steps
+    if not steps and (trace.steps or (notes and trace.launches and not trace.has_device)):
+        raise DataError(f"{notes[0]}: no step has its work", where=str(path), hint="export the trace again")
+    if left := len(trace.steps) - len(steps):
+        notes.append(f"{path.name}: the last {left} of {len(trace.steps)} steps are left out: their work is cut off")
     return finish_rank(
         RankSpans(
             path,
             rank if isinstance(rank, int) else None,
             replace(spans, start_ns=spans.start_ns + base, end_ns=spans.end_ns + base),
-            make_windows([(number, start + base, end + base) for number, start, end in trace.steps]),
+            make_windows([(number, start + base, end + base) for number, start, end in steps]),
             step_stream=max(set(trace.threads), key=trace.threads.count) if trace.threads else -1,
             world_size=_count(info.get("world_size")),
             has_device=trace.has_device,
             is_unix=bool(base) or int(spans.start_ns[0]) > 10**18,
             notes=tuple(notes),
-        )
+        ),
+        trace.device_end_ns(max((end for _, _, end in steps), default=0)) + base,
     )
 
 
 class _Trace:
-    """Spans and steps of the events so far, with times from the trace's base. threads: of each step."""
+    """Spans and steps of the events so far, with times from the trace's base.
+
+    threads: of each step. launches, device_ends: correlation → when a call of the device's runtime began, and when the
+    work that it launched ended.
+    """
 
     def __init__(self, names: Names, where: str) -> None:
         self.names, self.where = names, where
@@ -108,6 +120,8 @@ class _Trace:
         self.steps: list[tuple[int, int, int]] = []
         self.threads: list[int] = []
         self.has_device = False
+        self.launches: dict[int, int] = {}
+        self.device_ends: dict[int, int] = {}
         # There are few names and threads, and many events.
         self._kinds: dict[tuple[str | None, str], tuple[int, int]] = {}
         self._streams: dict[tuple[bool, str, str], int] = {}
@@ -130,6 +144,12 @@ class _Trace:
                 group[i] = -1 if args.group is None else self.names.index(f"group {args.group}")
                 sequence[i] = -1 if args.sequence is None else _count(args.sequence)
         start_ns, end_ns = _times(rows, self.where)
+        for event, start, end in zip(rows, start_ns.tolist(), end_ns.tolist(), strict=True):
+            if event.args is not None and (number := _count(event.args.correlation)):
+                if event.cat in _LAUNCH:
+                    self.launches[number] = start
+                elif event.cat in _DEVICE:
+                    self.device_ends[number] = max(end, self.device_ends.get(number, 0))
         spans = make_spans(
             kind=kind,
             stream=[self._stream(event) for event in rows],
@@ -140,6 +160,17 @@ class _Trace:
             sequence=sequence,
         )
         self.parts.append(_without_inner(spans))
+
+    def device_end_ns(self, until: int) -> int:
+        """Return when the device's work ended that was launched before a time; 0 if unknown."""
+        launched = (end for number, end in self.device_ends.items() if self.launches.get(number, until) < until)
+        return max(launched, default=0)
+
+    def whole_steps(self, spans: Spans) -> list[tuple[int, int, int]]:
+        """Return the steps that a cut file has whole: work is written in the order of its time, a device's at last."""
+        work = (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY) if self.has_device else (Kind.OP,)
+        last = spans.end_ns[np.isin(spans.kind, work)].max(initial=0)
+        return [step for step in self.steps if step[2] <= last and (self.has_device or not self.launches)]
 
     def _kind(self, cat: str | None, name: str) -> tuple[int, int]:
         """Return the kind of an event, -1 for none, and its name's index."""
