@@ -27,7 +27,7 @@ _POLL_S, _SAY_EVERY_S, _SILENT_S = 0.5, 10.0, 10.0
 @click.argument("run", metavar="RUN|REQUEST", shell_complete=completion.complete_runs)
 @click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="How many steps.")
 @click.option("--ranks", metavar="0-3,7", help="Of which ranks. [default: all, of a large run the first 64]")
-@click.option("--after", type=click.IntRange(1), help="The last step before. [default: soon; of a new run: 9]")
+@click.option("--after", type=click.IntRange(1), help="Start after this step. [default: soon; of a new run: 9]")
 @click.option("--timeout", default="10m", show_default=True, help="Wait no longer.")
 @data_option("Fill in a dataset of a REQUEST, as `pit launch run` does.")
 @site_option

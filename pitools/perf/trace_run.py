@@ -84,7 +84,7 @@ def ask(attempt: Path, now: Position, *, steps: int, ranks: str, after: int | No
 
 
 def pending(attempt: Path) -> TraceRequest | None:
-    """Return the attempt's request, or its run's, that a rank that logs steps has neither carried out nor failed to."""
+    """Return the newest request that some logging rank has not finished; None without one."""
     for path in _request_files(attempt):
         request = run_folder.read_or_none(path, TraceRequest)
         if request is not None and unfinished(attempt, request, logging_ranks(attempt)):

@@ -57,7 +57,7 @@ class _Profiler(Protocol):
         """Stop recording."""
 
     def write(self, folder: Path) -> Path:
-        """Write the trace below an empty folder; its path. PyTorch's holds the interpreter, some 10 us an operator."""
+        """Write the trace below an empty folder; its path. PyTorch's holds the interpreter meanwhile."""
 
 
 class _Torch:

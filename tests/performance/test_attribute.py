@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, ToolMissing
 from pitools.perf.attribute.buckets import BUCKETS, Buckets, split_steps
+from pitools.perf.attribute.plot import draw
 from pitools.perf.attribute.verdict import judge
 from pitools.perf.spans import Kind, Names, RankSpans, Spans, SpanTable, Windows, make_spans, make_windows
 
@@ -356,6 +358,14 @@ def test_steps_without_time_are_refused() -> None:
     """As of a step log whose times are all 0."""
     with pytest.raises(DataError, match="no step takes any time"):
         judge(split_steps(table(one_rank([], [(step, 5, 5) for step in range(4)]))))
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    buckets = split_steps(spans := ranks_that_meet(0, 0))
+    with pytest.raises(ToolMissing):
+        draw(spans, buckets, judge(buckets), tmp_path / "a.png")
 
 
 def test_names_have_one_index() -> None:

@@ -253,6 +253,25 @@ def test_a_cut_profile_of_xla_is_refused_or_said(profiles: Path, tmp_path: Path)
         read_xplane(path, Names())
 
 
+def message(*fields: tuple[int, int | bytes]) -> bytes:
+    """Return a message of protobuf's wire format: texts of fewer than 128 bytes, and numbers below 16384."""
+    return b"".join(
+        bytes([number << 3 | 2, len(value)]) + value
+        if isinstance(value, bytes)
+        else bytes([number << 3, value & 127 | 128, value >> 7])
+        for number, value in fields
+    )
+
+
+def test_a_stream_of_copies_in_an_xla_profile_is_one(tmp_path: Path) -> None:
+    """By its title, though the copy has the name of XLA's operation."""
+    line = message((2, b"Stream #7(MemcpyH2D)"), (4, message((1, 1), (2, 0), (3, 5000))))
+    metadata = message((1, 1), (2, message((1, 1), (2, b"copy.3"))))
+    path = tmp_path / "0.xplane.pb"
+    path.write_bytes(message((1, message((2, b"/device:GPU:0"), (3, line), (4, metadata)))))
+    assert read_xplane(path, Names()).spans.kind.tolist() == [Kind.COPY]
+
+
 @pytest.mark.parametrize("form", ["kineto", "xplane", "steps", "inspector", "flight"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
@@ -313,6 +332,39 @@ def test_waits_for_a_cpu_are_read_beside_a_trace(profiles: Path, tmp_path: Path,
         windows = read(tmp_path).windows
         whole = int(windows.end_ns[2] - windows.start_ns[2])
         assert windows.cpu_wait_ns.tolist() == [*(whole if each is None else each for each in waits_ns), 0, 0]
+
+
+def test_a_step_that_the_loops_end_cut_is_none(profiles: Path, tmp_path: Path, read: Read) -> None:
+    """Its mark lasts until the log is closed, which can be minutes; the status names the last whole step."""
+    path = tmp_path / "0.json.gz"
+    path.write_bytes((profiles / "torch-healthy" / path.name).read_bytes())
+    first = int(read(tmp_path).windows.step[0])
+    status = RankTrace(rank=0, state="done", first_step=first, last_step=first + 2, file=path.name)
+    write_record(tmp_path / "0.status.json", status)
+    assert read(tmp_path).windows.step.tolist() == [first, first + 1, first + 2]
+
+
+def test_a_rank_without_steps_is_not_one_long_step(tmp_path: Path, read: Read) -> None:
+    """A mean over steps of 10 ms and a whole trace of 200 ms would be of neither."""
+    work = [event("cpu_op", "mm", i * 1e4, 9e3, "main") for i in range(20)]
+    marks = [event("user_annotation", f"ProfilerStep#{i}", i * 1e4, 1e4, "main") for i in range(20)]
+    paths = [
+        trace(tmp_path / f"{rank}.json", [*marks[: 20 * rank], *work], distributedInfo={"rank": rank, "world_size": 2})
+        for rank in (0, 1)
+    ]
+    got = read(*paths)
+    assert (list(got.ranks), len(got.windows), got.notes) == ([1], 20, ("ranks without steps are left out: 0",))
+    assert len(read(paths[0]).windows) == 1
+
+
+def test_a_requeued_run_is_read_of_its_last_attempt_with_steps(tmp_path: Path, read: Read) -> None:
+    """A newer attempt that has logged no step has nothing to split; older ones than that are not read."""
+    for attempt in (0, 1):
+        step_log(tmp_path / "attempts" / str(attempt) / "steps", 0)
+    for attempt in (2, 10):
+        (tmp_path / "attempts" / str(attempt) / "steps").mkdir(parents=True)
+        (tmp_path / "attempts" / str(attempt) / "steps" / "0.jsonl").touch()
+    assert [str(each.path.relative_to(tmp_path)) for each in find_files([tmp_path])] == ["attempts/1/steps/0.jsonl"]
 
 
 def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
@@ -426,6 +478,10 @@ def test_a_hang_names_the_ranks_that_are_missing(tmp_path: Path) -> None:
     assert (hang.sequence, hang.missing, hang.waiting) == (2, [1], [])
     paths[1].write_bytes(paths[0].read_bytes())
     assert find_hangs(paths) == []
+    sends = dump(done)
+    sends["entries"].append({**dump({3: "started"})["entries"][0], "is_p2p": True})
+    paths[1].write_bytes(pickle.dumps(sends))  # a send counts by itself, and not every rank takes part
+    assert find_hangs(paths[:1]) == find_hangs(paths[1:2]) == []
 
 
 class Hostile:

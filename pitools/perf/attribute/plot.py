@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
 from pitools.core.output import format_cell
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
@@ -31,10 +32,13 @@ _PIXELS = 2000
 def draw(table: SpanTable, buckets: Buckets, verdict: Verdict, path: Path, step: int | None = None) -> None:
     """Write a picture as PNG, SVG or a self-contained HTML page, by the path's suffix.
 
-    step: whose timeline is drawn; the longest by default. Raises ClusterError, NoSpace.
+    step: whose timeline is drawn; the longest by default. Raises ToolMissing, ClusterError, NoSpace.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ToolMissing("matplotlib is not installed", hint="pip install 'pitools-hpc[plot]'") from error
 
     ranks = sorted(table.ranks)
     rows = min(len(ranks), _MAX_ROWS)

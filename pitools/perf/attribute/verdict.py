@@ -64,9 +64,9 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.perf-verdict/1"):
 def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %.
 
-    Waiting for each other is such a part only where it is surely for one rank. Where ranks wait for a CPU, all parts
-    are longer than the program makes them: of host and communication counts the share of the time in which the ranks
-    had one. Raises DataError for steps that take no time.
+    Waiting for each other is such a part only where it is surely for one rank. Time spent waiting for a CPU stretches
+    every part, so host and communication are scaled by the share of the time in which ranks had one. Raises DataError
+    for steps that take no time.
     """
     wall = float(buckets.wall_ns.mean())
     if not wall:
@@ -84,7 +84,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         "compile": mean["compile"],
         "checkpoint": mean["checkpoint"],
     }
-    if part == "input":  # loaders read ahead while their ranks wait: input that is slow on all shows on the last alone
+    if part == "input":  # while one rank is late, the others' loaders catch up: slow input shows on the last rank only
         losses |= {"input": mean["input"] + min(lost, skew), "straggler": 0.0}
     sure = {name: loss for name, loss in losses.items() if name != "straggler" or rank is not None}
     cause = max(sure, key=lambda name: sure[name])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.errors import DataError, UsageError
 from pitools.core.fs import open_regular
+from pitools.run.run_folder import attempt_dirs
 
 _CHUNK = 8 << 20
 _HEAD = 64 << 10
@@ -20,7 +21,7 @@ UNREADABLE = "unreadable"
 
 
 class Found(NamedTuple):
-    """A file, and what is in it: kineto, xplane, inspector, steps or flight; unreadable of a folder's that is so."""
+    """A file, and what is in it: kineto, xplane, inspector, steps or flight; unreadable, in a folder that was named."""
 
     path: Path
     form: str
@@ -66,7 +67,7 @@ def read_lines(path: Path, notes: list[str]) -> Iterator[bytes]:
 
 
 def find_files(paths: Sequence[Path]) -> list[Found]:
-    """Return the profiles and logs that the paths name or, if folders, hold; of a run, of its last attempt alone.
+    """Return the profiles and logs that the paths name or, if folders, hold; of a run, of its last attempt with any.
 
     Raises UsageError where there is none, DataError for a named file that is none.
     """
@@ -81,24 +82,33 @@ def find_files(paths: Sequence[Path]) -> list[Found]:
                 raise DataError(f"unknown content (expected {expected})", where=str(path))
             found.append(Found(path, form))
             continue
-        files = [Found(each, _form(each)) for each in _walk(path)]
-        if not any(each.form not in ("", UNREADABLE) for each in files):
+        attempts = attempt_dirs(path)
+        while not _has_profile(files := _search(path, attempts)) and len(attempts) > 1:
+            attempts.pop()  # requeued, and before its first step
+        if not _has_profile(files):
             hint = "pit perf attribute FILE of a profile that you made, or a run with a step log"
             raise UsageError(f"no profile or step log in {len(files)} files", where=str(path), hint=hint)
         found += [each for each in files if each.form]
     return found
 
 
-def _walk(folder: Path) -> list[Path]:
-    """Return the files below a folder, in the order of their numbers; of a run's attempts, and an attempt's traces, the
-    last's alone."""
-    attempts = sorted((folder / "attempts").glob("[!.]*"), key=natural_key)
+def _has_profile(files: Sequence[Found]) -> bool:
+    return any(each.form not in ("", UNREADABLE) for each in files)
+
+
+def _search(folder: Path, attempts: Sequence[Path]) -> list[Found]:
+    """Return the files below a folder; of a run's attempts the last's of these, and of its traces the last's alone."""
     traces = sorted((attempts[-1] if attempts else folder).glob("traces/*-*"), key=natural_key)
-    older = {*attempts[:-1], *traces[:-1]}
+    others = {*attempt_dirs(folder), *traces[:-1]} - set(attempts[-1:])
+    return [Found(each, _form(each)) for each in _walk(folder, others)]
+
+
+def _walk(folder: Path, others: Set[Path]) -> list[Path]:
+    """Return the files below a folder, in the order of their numbers, but for those below others."""
     files: list[Path] = []
     for each in sorted(folder.rglob("*"), key=natural_key):
         relative = each.relative_to(folder).parts
-        if older and not older.isdisjoint((each, *each.parents)):
+        if others and not others.isdisjoint((each, *each.parents)):
             continue
         if any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in relative):  # .part: not yet whole
             continue

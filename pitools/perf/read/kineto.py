@@ -145,11 +145,11 @@ class _Trace:
                 sequence[i] = -1 if args.sequence is None else _count(args.sequence)
         start_ns, end_ns = _times(rows, self.where)
         for event, start, end in zip(rows, start_ns.tolist(), end_ns.tolist(), strict=True):
-            if event.args is not None and (number := _count(event.args.correlation)):
+            if event.args is not None and (correlation := _count(event.args.correlation)):
                 if event.cat in _LAUNCH:
-                    self.launches[number] = start
+                    self.launches[correlation] = start
                 elif event.cat in _DEVICE:
-                    self.device_ends[number] = max(end, self.device_ends.get(number, 0))
+                    self.device_ends[correlation] = max(end, self.device_ends.get(correlation, 0))
         spans = make_spans(
             kind=kind,
             stream=[self._stream(event) for event in rows],

@@ -43,7 +43,7 @@ def read_table(found: Sequence[Found]) -> SpanTable:
     for item in found:
         try:
             if item.form == form:
-                reads.append(_with_cpu_waits(READERS[form](item.path, names)))
+                reads.append(_with_status(READERS[form](item.path, names)))
         except (DataError, FileNotFoundError) as error:
             errors.append(error)
     if not reads:
@@ -67,8 +67,13 @@ def read_table(found: Sequence[Found]) -> SpanTable:
             raise UsageError(problem, where=str(read.path), hint="name the files of one capture")
         ranks[rank] = read.numbered(rank)
         notes += read.notes
-    if (size := max(read.world_size for read in reads)) > len(ranks):
+    size = max(read.world_size for read in reads)
+    if size > len(ranks):
         notes.append(f"{len(ranks)} of {size} ranks are here")
+    unmarked = [rank for rank, read in ranks.items() if not (read.windows.step >= 0).any()]
+    if 0 < len(unmarked) < len(ranks):
+        notes.append(f"ranks without steps are left out: {', '.join(map(str, sorted(unmarked)))}")
+        ranks = {rank: read for rank, read in ranks.items() if rank not in unmarked}
     if left := sorted({item.form for item in found} & set(PREFERENCE) - {form}):
         notes.append(f"also there, and not used beside {form}: {', '.join(left)}")
     ordered = [ranks[rank] for rank in sorted(ranks)]
@@ -81,13 +86,16 @@ def read_table(found: Sequence[Found]) -> SpanTable:
     )
 
 
-def _with_cpu_waits(read: RankSpans) -> RankSpans:
-    """Return a rank's trace with its steps' waits for a CPU, which `pit perf trace` has written beside the trace."""
+def _with_status(read: RankSpans) -> RankSpans:
+    """Return a rank's trace with what `pit perf trace` has written beside it: its steps' waits for a CPU, and which
+    steps are whole; the loop's end cuts one, whose mark lasts until the log is closed."""
     status = read_or_none(read.path.with_name(read.path.name.partition(".")[0] + ".status.json"), RankTrace)
     if status is None or status.file != read.path.name or status.first_step is None:
         return read
     waits_s = dict(enumerate(status.cpu_wait_s, status.first_step))
     windows = read.windows
+    if status.last_step is not None and (whole := windows.step <= status.last_step).any():
+        windows = windows.where(whole)
     length_ns = windows.end_ns - windows.start_ns
     waits_ns = [min(max(waits_s.get(step, 0.0), 0.0), 1e8) * 1e9 for step in windows.step.tolist()]
     waits = np.minimum(np.array(waits_ns, np.int64), length_ns)
