@@ -59,7 +59,8 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
     """The result of one check for one subject of a node, as a GPU or a mount; a check that passed has one, without.
 
     action: what to do if it failed. is_shadow: reported, never acted upon. evidence_at: when the facts were read, or
-    when the kernel logged the event. hint: what an operator does next, of one that failed.
+    when the kernel logged the event. hint: what an operator does next, of one that failed. is_event: of something that
+    happened, and is not seen any more once its evidence is old.
     """
 
     node: str
@@ -72,6 +73,7 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
     evidence_at: str
     is_shadow: bool = False
     hint: str = ""
+    is_event: bool = False
 
 
 def is_at_least(action: Action, mildest: Action) -> bool:

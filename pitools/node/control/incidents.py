@@ -24,7 +24,7 @@ REASON_PREFIX = "pit node"
 """With which each of our reasons begins: `pit node [n07-20261126191236] gpu-count: gpus: 7`."""
 
 _OWN_REASON = re.compile(rf"{REASON_PREFIX} \[([A-Za-z0-9._-]+-\d+)\] ([a-z0-9-]+)")
-_OF_OPENED = ("incident", "node", "check", "action", "evidence_at", "message", "boot_id", "hardware")
+_OF_OPENED = ("incident", "node", "check", "action", "evidence_at", "message", "boot_id", "hardware", "is_event")
 _INCIDENT_AND_NODE = re.compile(r'"incident":"([^"]*)","node":"([^"]*)"')
 _MAX_REASON = 200  # bytes: Slurm's tools cut longer ones in their tables
 
@@ -44,7 +44,11 @@ class EntryKind(StrEnum):
 
 
 class IncidentEntry(Record, frozen=True, kw_only=True, tag="pit.node-incident-entry/1"):
-    """A line of the journal. at: RFC 3339. message: why. check, action, evidence_at, boot_id, hardware: of `opened`."""
+    """A line of the journal. at: RFC 3339. message: why. check, action, boot_id, hardware, is_event: of `opened`.
+
+    evidence_at: of `opened`, when that was seen that drains; of `recovered`, when the node was checked; of `returning`,
+    `returned` and `released`, up to when evidence is dealt with, "" for `at`. All by the node's clock.
+    """
 
     at: str
     kind: EntryKind
@@ -56,6 +60,7 @@ class IncidentEntry(Record, frozen=True, kw_only=True, tag="pit.node-incident-en
     message: str = ""
     boot_id: str = ""
     hardware: dict[str, str] = {}
+    is_event: bool = False
 
 
 Phase = Literal["opening", "drained", "recovered", "returning", "over"]
@@ -64,10 +69,10 @@ Phase = Literal["opening", "drained", "recovered", "returning", "over"]
 class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     """An incident, folded from its entries.
 
-    phase: opening (the drain is intended), drained, recovered (since `recovered_at` its check passes, and none fails
-    that drains), returning (the return is intended) or over. asked_at: since when its bench is awaited. outcome: kind
-    of the entry that ended it. is_escalated: only a person may return it. is_incomplete: a damaged line of the journal
-    is, or may be, its.
+    phase: opening (the drain is intended), drained, recovered (since the report of `recovered_at` its check passes, and
+    none fails that drains), returning (the return is intended) or over. asked_at: since when its bench is awaited.
+    outcome: kind of the entry that ended it. dealt_at: evidence up to then, by the node's clock, is dealt with, "" for
+    over_at. is_escalated: only a person may return it. is_incomplete: a damaged line of the journal is, or may be, its.
     """
 
     incident: str
@@ -79,11 +84,13 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     message: str
     boot_id: str = ""
     hardware: dict[str, str] = {}
+    is_event: bool = False
     phase: Phase = "opening"
     drained_at: str = ""
     recovered_at: str = ""
     asked_at: str = ""
     over_at: str = ""
+    dealt_at: str = ""
     outcome: str = ""
     is_escalated: bool = False
     is_incomplete: bool = False
@@ -94,6 +101,14 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
         text = f"{REASON_PREFIX} [{self.incident}] {self.check}: {self.message}"
         text = re.sub(r"['\"\\]", " ", printable(text))
         return text.encode()[:_MAX_REASON].decode(errors="ignore")
+
+    def owns(self, reason: str) -> bool:
+        """Return whether a node's reason is this one's, unchanged: else somebody took the drain over.
+
+        Where the first entry was lost, and its message with it, the id alone is compared.
+        """
+        is_same = not self.message or reason.split() == self.reason.split()
+        return is_same and incident_of_reason(reason)[0] == self.incident
 
 
 def incident_of_reason(reason: str) -> tuple[str, str]:
@@ -119,11 +134,11 @@ def fold(lines: Iterable[IncidentEntry | journal.DamagedLine]) -> dict[str, Inci
             continue
         is_first = line.kind is EntryKind.OPENED
         if line.incident not in incidents:
-            opened = {name: getattr(line, name) for name in _OF_OPENED}
+            opened = {name: getattr(line, name) for name in _OF_OPENED} | ({} if is_first else {"message": ""})
             incidents[line.incident] = Incident(opened_at=line.at, is_incomplete=not is_first, **opened)
             before = incidents.get(newest.get(line.node, ""))
             if before and before.phase != "over":
-                changes = _changes(msgspec.structs.replace(line, kind=EntryKind.RELEASED))
+                changes = _changes(msgspec.structs.replace(line, kind=EntryKind.RELEASED, evidence_at=""))
                 incidents[before.incident] = msgspec.structs.replace(before, **changes)
             newest[line.node] = line.incident
         if not is_first:
@@ -146,15 +161,16 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
         case EntryKind.RELAPSED:
             return {"phase": "drained", "recovered_at": "", "asked_at": ""}
         case EntryKind.RECOVERED:
-            return {"phase": "recovered", "recovered_at": entry.at, "asked_at": ""}
+            return {"phase": "recovered", "recovered_at": entry.evidence_at, "asked_at": ""}
         case EntryKind.BENCHING:
             return {"asked_at": entry.at}
         case EntryKind.RETURNING:
-            return {"phase": "returning"}
+            return {"phase": "returning", "dealt_at": entry.evidence_at}
         case EntryKind.ESCALATED:
             return {"is_escalated": True}
         case EntryKind.RETURNED | EntryKind.RELEASED:
-            return {"phase": "over", "over_at": entry.at, "outcome": str(entry.kind)}
+            dealt = {"dealt_at": entry.evidence_at} if entry.evidence_at or entry.kind is EntryKind.RELEASED else {}
+            return {"phase": "over", "over_at": entry.at, "outcome": str(entry.kind), **dealt}
     return {}
 
 

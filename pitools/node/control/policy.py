@@ -7,11 +7,13 @@ is not ours, by its reason, is never touched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
-from pitools.core import units
+from pitools.core import timestamps, units
 from pitools.core.record import Record
+from pitools.core.timestamps import seconds_between
 from pitools.node.check.config import Control
 from pitools.node.control.incidents import Incident, incident_of_reason
 from pitools.node.types import ACTIONS, BENCH_CHECK, Action, Finding, NodeReport, age_s, draining
@@ -36,6 +38,26 @@ class NodeView(NamedTuple):
     groups: tuple[str, ...] = ()
 
 
+class Sight(NamedTuple):
+    """What was last seen of a node while it was drained by us: its report's time, by its own clock, and when that was.
+
+    read_at: when that report was first read. seen_at: the last poll that had the node drained. Both by our clock.
+    """
+
+    reported_at: str
+    read_at: str
+    seen_at: str
+
+    @property
+    def dealt_at(self) -> str:
+        """The time of that poll by the node's clock, or up to a tick earlier; "" if the report has no time."""
+        passed_s = seconds_between(self.read_at, self.seen_at)
+        if passed_s is None or seconds_between(self.reported_at, self.seen_at) is None:
+            return ""
+        moment = datetime.fromisoformat(self.reported_at) + timedelta(seconds=max(0.0, passed_s))
+        return timestamps.to_rfc3339(moment)
+
+
 Act = Literal["drain", "adopt", "relapse", "recover", "bench", "return", "escalate", "release", "hold"]
 
 
@@ -46,8 +68,8 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     awaited for an hour). The others are only noted: `recover` (the check of a drained node passes, and none
     fails that drains), `relapse` (one fails again), `escalate` (left to a person), `release` (somebody else resumed the
     node, or drained it anew), `adopt` (it is drained with a reason of ours that no open incident has). incident: "" of
-    a `hold`, and of a `drain` that is not begun. action, evidence_at: of the finding that drains. held_by: the keys of
-    [control] that hold it back, and why.
+    a `hold`, and of a `drain` that is not begun. action, evidence_at, is_event: of the finding that drains; for other
+    acts evidence_at is that of the journal's entry. held_by: the keys of [control] that hold it back, and why.
     """
 
     node: str
@@ -59,6 +81,7 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     error: str = ""
     action: Action = "none"
     evidence_at: str = ""
+    is_event: bool = False
     held_by: str = ""
 
 
@@ -68,8 +91,12 @@ def decide(
     reports: Mapping[str, NodeReport],
     incidents: Sequence[Incident],
     control: Control,
+    sights: Mapping[str, Sight],
 ) -> list[ActRow]:
-    """Return what is to be done, drains last. nodes: what one answer of Slurm listed. incidents: all, in order."""
+    """Return what is to be done, drains last. nodes: what one answer of Slurm listed. incidents: all, in order.
+
+    sights: of the tick before, by node.
+    """
     fresh = {name: one for name, one in reports.items() if name in nodes and not report_problem(one, now, control)}
     by_node: dict[str, list[Incident]] = {}
     for one in incidents:
@@ -78,8 +105,10 @@ def decide(
     decisions: list[ActRow] = []
     for name, view in nodes.items():
         if incident := open_by_node.get(name):
-            decisions += _follow_incident(now, view, fresh.get(name), incident, by_node[name], control)
-        elif view.is_drained and incident_of_reason(view.reason)[0]:
+            decisions += _follow_incident(
+                now, view, fresh.get(name), incident, by_node[name], control, sights.get(name)
+            )
+        elif is_ours(view):
             decisions += _adopt(view, by_node.get(name, ()))
     candidates: list[tuple[Finding, NodeView]] = []
     for name, report in fresh.items():
@@ -92,8 +121,32 @@ def decide(
                 decisions.append(_drain_or_hold(name, old, held_by=limit))
     # A node that is returned now counts until it is returned, as Slurm may refuse; so does one of a lost journal.
     counted = open_by_node.keys() - {one.node for one in decisions if one.act == "release"}
-    counted |= {name for name, view in nodes.items() if view.is_drained and incident_of_reason(view.reason)[0]}
+    counted |= {name for name, view in nodes.items() if is_ours(view)}
     return [*decisions, *_drain_within_limits(now, candidates, nodes, incidents, counted, control)]
+
+
+def see(
+    now: str,
+    nodes: Mapping[str, NodeView],
+    reports: Mapping[str, NodeReport],
+    drained: Iterable[str],
+    before: Mapping[str, Sight],
+) -> dict[str, Sight]:
+    """Return the sights of this tick: of nodes with an open incident, or that are drained now; kept once resumed."""
+    sights = {}
+    for name in drained:
+        sight, report = before.get(name), reports.get(name)
+        if report and name in nodes and (sight is None or nodes[name].is_drained):
+            is_same = sight and sight.reported_at == report.checked_at
+            sight = Sight(report.checked_at, sight.read_at if sight and is_same else now, now)
+        if sight:
+            sights[name] = sight
+    return sights
+
+
+def is_ours(view: NodeView) -> bool:
+    """Return whether a node is drained with a reason that names an incident of this node."""
+    return view.is_drained and incident_of_reason(view.reason)[0].rpartition("-")[0] == view.node
 
 
 def report_problem(report: NodeReport | None, now: str, control: Control) -> str:
@@ -119,7 +172,8 @@ def _worst_findings(
 
     Evidence of before the end of the node's last incident was dealt with.
     """
-    dealt_with = max((one.over_at for one in past if age_s(one.over_at, now) < float("inf")), default="")
+    ends = [one.dealt_at or one.over_at for one in past if one.drained_at or one.is_incomplete]
+    dealt_with = max((one for one in ends if age_s(one, report.checked_at) < float("inf")), default="")
     by_age: tuple[list[Finding], list[Finding]] = [], []
     for one in draining(report.findings):
         if one.evidence_at > dealt_with:
@@ -135,9 +189,9 @@ def handled(now: str, incidents: Sequence[Incident], control: Control) -> dict[s
     """
     oldest_s = units.parse_duration(control.max_evidence_age)
     return {
-        one.node: one.over_at or DRAINED
+        one.node: (one.dealt_at or one.over_at) if one.over_at else DRAINED
         for one in incidents
-        if one.phase != "opening" and (not one.over_at or age_s(one.over_at, now) <= oldest_s)
+        if one.phase != "opening" and (one.drained_at or one.is_incomplete) and (not one.over_at or age_s(one.over_at, now) <= oldest_s)
     }
 
 
@@ -155,6 +209,7 @@ def _drain_or_hold(node: str, finding: Finding, *, held_by: str = "") -> ActRow:
         why=f"{finding.message}; held back by [control] {held_by}" if held_by else finding.message,
         action=finding.action,
         evidence_at=finding.evidence_at,
+        is_event=finding.is_event,
     )
 
 
@@ -191,12 +246,16 @@ def _drain_within_limits(
 def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[ActRow]:
     """Yield the adoption of a node that is drained with our reason, but without an open incident.
 
-    It is left to a person: what its check asked for is lost, or the drain is another controller's.
+    It is left to a person: what its check asked for is lost, or the drain is another controller's. One whose reason
+    differs from the incident's was taken over.
     """
     incident, check = incident_of_reason(view.reason)
+    known = [one for one in of_node if one.incident == incident]
+    if known and not known[0].owns(view.reason):
+        return
     why = f"drained with our reason, but without an open incident: {view.reason}"
     yield ActRow(act="adopt", node=view.node, incident=incident, check=check, why=why)
-    problem = "is over" if incident in {one.incident for one in of_node} else "is not there"
+    problem = "is over" if known else "is not there"
     why = f"in the journal its incident {problem}: a person returns it, with `pit node return {view.node}`"
     yield ActRow(act="escalate", node=view.node, incident=incident, check=check, why=why)
 
@@ -208,20 +267,25 @@ def _follow_incident(
     incident: Incident,
     of_node: Sequence[Incident],
     control: Control,
+    sight: Sight | None,
 ) -> Iterator[ActRow]:
     """Yield what an open incident needs now: at most a note and an act."""
 
     def decision(act: Act, why: str) -> ActRow:
-        return ActRow(act=act, node=view.node, incident=incident.incident, check=incident.check, why=why)
+        of_report = report.checked_at if report and act in ("recover", "return") and view.is_drained else ""
+        at = sight.dealt_at if sight and act == "release" else of_report
+        return ActRow(
+            act=act, node=view.node, incident=incident.incident, check=incident.check, why=why, evidence_at=at
+        )
 
     to_person = f"a person returns it, with `pit node return {view.node}`"
-    is_ours = incident_of_reason(view.reason)[0] == incident.incident
+    is_unchanged = incident.owns(view.reason)
     if incident.phase == "opening":
         # A drain that was begun, and perhaps not made: only while a fresh report still asks for it, and not where the
         # journal may have lost its end, since when others used the limits.
-        if not is_ours and not may_drain(view):
+        if not is_unchanged and not may_drain(view):
             yield decision("release", f"drained or down by somebody else: {view.reason}")
-        elif is_ours:
+        elif is_unchanged:
             yield decision("drain", incident.message)
         elif incident.is_incomplete:
             yield decision("release", "it was not drained, and the journal is damaged where it tells of it")
@@ -233,7 +297,7 @@ def _follow_incident(
     if not view.is_drained:
         yield decision("return" if incident.phase == "returning" else "release", "resumed")
         return
-    if not is_ours:
+    if not is_unchanged:
         yield decision("release", f"its reason was changed: {view.reason}")
         return
     if incident.is_incomplete and not incident.is_escalated:
@@ -250,8 +314,10 @@ def _follow_incident(
             yield decision("escalate", f"{failure}: {to_person}")
         return
     is_at_once = _is_over_at_once(incident, report)
-    stable_s = age_s(incident.recovered_at, now)
-    if incident.phase == "drained" or stable_s == float("inf"):  # or the clock was set back since
+    stable_s = age_s(incident.recovered_at, report.checked_at)  # by the node's clock, infinite if that was set back
+    silent_s = age_s(sight.reported_at, report.checked_at) if sight else float("inf")
+    is_anew = stable_s == float("inf") or silent_s > units.parse_duration(control.max_report_age)
+    if incident.phase == "drained" or is_anew:
         yield decision("recover", f"{incident.check} passes, and no check fails that drains")
         if not is_at_once:
             return
@@ -281,7 +347,9 @@ def _why_not_well(incident: Incident, report: NodeReport) -> tuple[str, bool]:
         if _is_bench(one) and one.state == "failed":
             return f"its bench: {one.message}", True
     if incident.check in report.passed:
-        return "", False
+        gone = min(incident.hardware.keys() - report.hardware.keys(), default="")
+        is_lost = gone and not _is_over_at_once(incident, report)  # what is not there fails no check
+        return f"{gone} is not there, as it was when the node was drained" if is_lost else "", False
     if any(one.check == incident.check for one in report.findings):
         return f"{incident.check} is unknown", False
     return f"it has no check {incident.check} any more", True
@@ -301,7 +369,7 @@ def why_not_returned(
     """
     if incident is None or incident.phase == "opening" or not view.is_drained:
         return f"it is not drained by pit node{f': {view.reason}' if view.is_drained else ''}"
-    if incident_of_reason(view.reason)[0] != incident.incident:
+    if not incident.owns(view.reason):
         return f"its reason was changed: {view.reason}"
     if view.is_down:
         return "it is down, for lack of slurmd or by a person"
@@ -328,6 +396,10 @@ def _missing_remedy(incident: Incident, report: NodeReport) -> str:
         return "it was not rebooted"
     if incident.action == "repair" and not _has_new_part(incident, report):
         return "no part was replaced"
+    if incident.is_event and not _is_over_at_once(incident, report):
+        return (
+            f"{incident.check} is of an event, which passes once that is old: it was not rebooted, nor a part replaced"
+        )
     return ""
 
 

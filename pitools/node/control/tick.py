@@ -1,7 +1,8 @@
 """One tick of the controller: poll Slurm once, read the reports, decide, and carry it out. For cron; no daemon.
 
-Before each act the node is looked at again, so that a drain that a person made meanwhile is kept. A tick may be killed
-anywhere: intents are in the journal, and the next tick resolves them first. A failed poll changes nothing.
+Just before each act, after its intent is written, the node is looked at again, so that a drain that a person made
+meanwhile is kept; one that is made within that call of Slurm, some milliseconds, is not, as Slurm has no act on a
+condition. A tick may be killed anywhere: the next one resolves its intents first. A failed poll changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from pitools.node.control.incidents import (
     Journal,
     append_entry,
     fold,
-    incident_of_reason,
     new_id,
     read_incidents,
 )
@@ -38,10 +38,12 @@ from pitools.node.control.policy import (
     Act,
     ActRow,
     NodeView,
+    Sight,
     decide,
     handled,
     may_drain,
     report_problem,
+    see,
     severest_first,
     why_not_returned,
 )
@@ -56,6 +58,7 @@ _NOTES: dict[Act, EntryKind] = {
     "escalate": EntryKind.ESCALATED,
     "release": EntryKind.RELEASED,
 }
+_SIGHTS = "sights.json"
 _DOWN_FLAGS = {"not_responding", "powered_down", "powering_down"}
 
 
@@ -128,13 +131,14 @@ class Controller:
             for name in names:
                 one, report = open_by_node.get(name), reports.get(name)
                 why_not = why_not_returned(now, nodes[name], report, one, self.config.control)
-                is_ours = one and one.incident == incident_of_reason(nodes[name].reason)[0]
+                own = one if one and one.owns(nodes[name].reason) else None
                 decision = ActRow(
                     act="return",
                     node=name,
-                    incident=one.incident if one and is_ours else "",
-                    check=one.check if one and is_ours else "",
+                    incident=own.incident if own else "",
+                    check=own.check if own else "",
                     why=why_not or "returned by a person",
+                    evidence_at=report.checked_at if report else "",
                 )
                 rows.append(decision if why_not else self._carry_out(decision, reports, incidents))
             return TickResult(rows, problems)
@@ -178,7 +182,7 @@ class Controller:
         views = node_views(nodes, self._client.topology())
         reports, of_reports = spool.read_reports(self._spool, views)
         now, control = timestamps.now_rfc3339(), self.config.control
-        decisions = decide(now, views, reports, list(incidents.values()), control)
+        decisions = decide(now, views, reports, list(incidents.values()), control, self._sights())
         held = {one.node: f"{one.check}: {one.why}" for one in decisions if one.act == "hold"}
         rows = [
             node_row(node, open_by_node.get(node.node), reports.get(node.node), now, control, held.get(node.node, ""))
@@ -188,10 +192,10 @@ class Controller:
 
     def _tick(self, *, act: bool) -> TickResult:
         incidents, damaged = self._journal()
+        now, control, sights = timestamps.now_rfc3339(), self.config.control, self._sights()
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
-        now, control = timestamps.now_rfc3339(), self.config.control
-        decisions = decide(now, nodes, reports, list(incidents.values()), control)
+        decisions = decide(now, nodes, reports, list(incidents.values()), control, sights)
         held = (
             (one.node, f"not drained: held back by [control] {one.held_by}; see: pit node list")
             for one in decisions
@@ -200,6 +204,9 @@ class Controller:
         problems = [*damaged, *problems, *_fold_by_reason([*_unheard(nodes, reports, now, control), *held])]
         if not act:
             return TickResult(decisions, self.new_lines(problems))
+        drained = {one.node for one in incidents.values() if one.phase != "over"}
+        drained |= {one.node for one in decisions if one.act in ("drain", "adopt")}
+        self._keep(_SIGHTS, see(now, nodes, reports, drained, sights))
         try:
             spool.request_benches(self._spool, {one.node for one in decisions if one.act == "bench"})
         except PitError as error:  # it holds back no drain
@@ -223,6 +230,13 @@ class Controller:
         before, self._told = self._told or [], lines
         return [one for one in lines if one not in before]
 
+    def _sights(self) -> dict[str, Sight]:
+        """Return what the last tick saw; nothing if that is lost, and then each stable time begins anew."""
+        try:
+            return msgspec.json.decode((self._folder / _SIGHTS).read_bytes(), type=dict[str, Sight])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
     def _keep(self, name: str, value: object) -> object:
         """Write a file of the controller's folder, if its value is new; return the value before, None for none."""
         path = self._folder / name
@@ -242,12 +256,13 @@ class Controller:
             if decision.act == "drain":
                 decision, why_not = self._drain(decision, reports, incidents)
             elif decision.act == "return":
-                why_not = self._return(decision)
+                why_not = self._return(decision, incidents[decision.incident])
             elif decision.act == "bench":
                 self._append(decision, EntryKind.BENCHING)
             elif decision.act in _NOTES:
                 if decision.act == "adopt" and decision.incident not in incidents:
-                    self._append(decision, EntryKind.OPENED)
+                    reason = decision.why.partition(f"[{decision.incident}] {decision.check}: ")[2]
+                    self._append(msgspec.structs.replace(decision, why=reason), EntryKind.OPENED)
                 self._append(decision, _NOTES[decision.act])
         except PitError as error:
             return msgspec.structs.replace(decision, error=str(error))
@@ -262,16 +277,15 @@ class Controller:
 
         Return the decision with the incident, and why it was not done, "" if it was.
         """
-        view, incident = self._look_again(decision.node), incidents.get(decision.incident)
-        is_made = incident is not None and incident_of_reason(view.reason)[0] == incident.incident
-        if not may_drain(view) and not is_made:
-            if incident:
-                self._append(decision, EntryKind.RELEASED)
-            return decision, f"somebody else drained it, or set it down, meanwhile: {view.reason}"
-        incident = incident or self._open(decision, reports[decision.node], incidents)
+        incident = incidents.get(decision.incident) or self._open(decision, reports[decision.node], incidents)
         decision = msgspec.structs.replace(decision, incident=incident.incident)
-        if not view.is_drained:
+        view = self._look_again(decision.node)
+        if not view.is_drained and (may_drain(view) or incident.owns(view.reason)):
             self._client.drain_node(decision.node, incident.reason)
+            view = self._look_again(decision.node)
+        if not may_drain(view) and not incident.owns(view.reason):
+            self._append(decision, EntryKind.RELEASED)
+            return decision, f"somebody else drained it, or set it down, meanwhile: {view.reason}"
         self._append(decision, EntryKind.DRAINED)
         return decision, ""
 
@@ -288,21 +302,23 @@ class Controller:
             message=decision.why,
             boot_id=report.boot_id,
             hardware=report.hardware,
+            is_event=decision.is_event,
         )
         append_entry(self._folder / "journal.jsonl", entry)
         incidents |= fold([entry])
         return incidents[entry.incident]
 
-    def _return(self, decision: ActRow) -> str:
+    def _return(self, decision: ActRow, incident: Incident) -> str:
         """Resume a node, unless its reason is no longer ours; return why it was not done, "" if it was."""
+        if incident.phase != "returning":
+            self._append(decision, EntryKind.RETURNING)
         view = self._look_again(decision.node)
-        if view.is_drained and incident_of_reason(view.reason)[0] != decision.incident:
+        if view.is_drained and not incident.owns(view.reason):
             self._append(decision, EntryKind.RELEASED)
             return f"its reason was changed meanwhile: {view.reason}"
         if view.is_down:
             return "it went down meanwhile"
         if view.is_drained:
-            self._append(decision, EntryKind.RETURNING)
             self._client.resume_node(decision.node)
         self._append(decision, EntryKind.RETURNED)
         return ""
@@ -320,6 +336,7 @@ class Controller:
                 node=decision.node,
                 check=decision.check,
                 message=decision.why,
+                evidence_at=decision.evidence_at,
             ),
         )
 

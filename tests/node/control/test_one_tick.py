@@ -35,7 +35,9 @@ def acts(
 ) -> list[tuple[str, str, str]]:
     by_node = {one.node: one for one in views}
     control = Control(**limits)  # type: ignore[arg-type]
-    rows = policy.decide(NOW, by_node, {one.node: one for one in reports}, incidents, control)
+    rows = policy.decide(
+        NOW, by_node, {one.node: one for one in reports}, incidents, control, {"n1": policy.Sight(NOW, NOW, NOW)}
+    )
     return [(one.act, one.node, one.check) for one in rows]
 
 

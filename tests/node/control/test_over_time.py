@@ -170,6 +170,7 @@ def test_evidence_of_the_moment_in_which_an_incident_ended_was_dealt_with() -> N
         evidence_at="",
         message="",
         phase="over",
+        drained_at=ended,
         over_at=ended,
     )
     view = NodeView("n1", is_drained=False, is_down=False, has_jobs=False, reason="")
@@ -178,7 +179,7 @@ def test_evidence_of_the_moment_in_which_an_incident_ended_was_dealt_with() -> N
             node="n1", check="a", state="failed", level="critical", action="drain", evidence_at=evidence_at
         )
         report = NodeReport(node="n1", boot_id="", checked_at=now, findings=(finding,))
-        rows = decide(now, {"n1": view}, {"n1": report}, [incident], Control())
+        rows = decide(now, {"n1": view}, {"n1": report}, [incident], Control(), {})
         assert [one.act for one in rows] == acts
 
 
