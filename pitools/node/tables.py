@@ -94,6 +94,7 @@ TABLES: dict[str, Table] = {
         numa_nodes=_number("NUMA nodes with memory"),
         memory_bytes=_number("total memory"),
         memory_available_bytes=_number("memory that can be had without swapping"),
+        memory_free_bytes=_number("MemFree, Buffers and Cached of /proc/meminfo together, as NHC counts"),
         memory_used_share=_number("share of the memory that is not available, 0 to 1"),
         swap_bytes=_number("total swap"),
         swap_free_bytes=_number("free swap"),

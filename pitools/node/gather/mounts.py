@@ -106,9 +106,14 @@ def _usage(path: bytes) -> Row:
         "size_bytes": status.f_blocks * unit,
         "free_bytes": status.f_bavail * unit,
         "used_bytes": used * unit,
-        "used_share": round(used / (used + status.f_bavail), 4) if used + status.f_bavail else 0.0,
+        "used_share": _share(used, used + status.f_bavail),
         "root_used_share": round(used / status.f_blocks, 4) if status.f_blocks else 0.0,
         "inodes": inodes,
         "inodes_free": status.f_ffree,
-        "inodes_used_share": round(1 - status.f_ffree / inodes, 4) if inodes else 0.0,
+        "inodes_used_share": _share(max(0, inodes - status.f_ffree), inodes),
     }
+
+
+def _share(used: int, total: int) -> float:
+    """Return a share rounded up, as `df` does: what is above a limit of whole % stays above it."""
+    return -(-used * 10_000 // total) / 10_000 if total else 0.0

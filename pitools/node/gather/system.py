@@ -78,9 +78,12 @@ def read_meminfo(proc: Path) -> dict[str, int | None]:
 
 def _memory(memory: dict[str, int | None]) -> dict[str, Value]:
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
+    free = [memory.get(name) for name in ("MemFree", "Buffers", "Cached")]
+    known = [size for size in free if size is not None]
     return {
         "memory_bytes": total,
         "memory_available_bytes": available,
+        "memory_free_bytes": sum(known) if len(known) == len(free) else None,
         "memory_used_share": round(1 - available / total, 4) if total and available is not None else None,
         "swap_bytes": memory.get("SwapTotal"),
         "swap_free_bytes": memory.get("SwapFree"),

@@ -224,19 +224,22 @@ LINES: dict[str, tuple[Rows, Rows]] = {
     "check_fs_mount_ro": values("options", bad="rw,relatime", good="ro,relatime"),
     "check_fs_mount_rw": ({"type": "ext4", "options": "ro,rwx"}, {"type": "ext4", "options": "rw"}),
     "check_fs_size": values("size_bytes", bad=5 << 30, good=1 << 30),
-    "check_fs_free": values("used_share", bad=0.97, good=0.9),
-    "check_fs_used": values("used_share", bad=0.99, good=0.9),
+    "check_fs_free": values("used_share", bad=0.97, good=0.95, size_bytes=1),
+    "check_fs_used": values("used_share", bad=0.9701, good=0.97, size_bytes=1),  # 98 %, as df rounds
     "check_fs_inodes": values("inodes", bad=999, good=1000),
-    "check_fs_ifree": values("inodes_free", bad=999, good=1000),
-    "check_fs_iused": values("inodes_used_share", bad=0.99, good=0.5),
+    "check_fs_ifree": values("inodes_free", bad=999, good=1000, inodes=5000),
+    "check_fs_iused": values("inodes_used_share", bad=0.98, good=0.97, inodes=1),
     "check_hw_cpuinfo": ({"sockets": 2, "cores": 48, "cpus": 96}, {"sockets": 2, "cores": 96, "cpus": 96}),
     "check_hw_physmem": values("memory_bytes", bad=30 << 30, good=(32 << 30) - (1 << 30)),
     "check_hw_swap": values("swap_bytes", bad=1 << 30, good=0),
-    "check_hw_physmem_free": values("memory_available_bytes", bad=4 << 30, good=6 << 30),
+    "check_hw_physmem_free": values("memory_free_bytes", bad=4 << 30, good=5 << 30),
     "check_hw_swap_free": values("swap_free_bytes", bad=1 << 30, good=3 << 30),
     "check_hw_ib": ({**PORT, "rate_gbps": 200.0}, PORT),
     "check_hw_eth": ([{"interface": "eth0"}], [{"interface": "eth1"}]),
-    "check_hw_mcelog": (events(1, is_fatal=True), events(9, is_fatal=None)),
+    "check_hw_mcelog": (
+        events(10, device="A", is_fatal=False),
+        events(9, device="A", is_fatal=False) + events(9, device="B", is_fatal=False),
+    ),
     "check_net_ping": values("responds", bad=False, good=True),
     "check_ps_daemon": ({"command": "wulfd", "user": "u"}, {"command": "/sbin/wulfd -x", "user": "root"}),
     "check_ps_blacklist": ({"command": "sshd: u", "user": "u"}, {"command": "/usr/sbin/sshd", "user": "root"}),
@@ -255,7 +258,7 @@ LINES: dict[str, tuple[Rows, Rows]] = {
     ),
     "check_ps_unauth_users": (USER, [IN_A_JOB, {**USER, "uid": 42, "user": "svc"}]),
     "check_ps_userproc_lineage": (USER, [IN_A_JOB, {**USER, "uid": 65534, "user": "nobody"}]),
-    "check_ps_loadavg": values("load_5m", bad=31.0, good=29.0, load_1m=99.0),
+    "check_ps_loadavg": values("load_5m", bad=30.0, good=29.99, load_1m=99.0),
     "check_gpu_count": ([{"index": 0}], [{"index": 0}, {"index": 1}]),
     "check_vbios_version": values("vbios", bad="96.00", good="96.00.99.00.01"),
     "check_nvme_count": ([{"device": "nvme0n1"}], [{"device": "nvme0n1"}, {"device": "nvme1n1"}, {"device": "sda"}]),
@@ -337,6 +340,10 @@ def test_each_line_of_nhc_fails_and_passes(line: str) -> None:
         ("check_ps_daemon kthreadd", {"command": "[kthreadd]"}, "passed"),
         ("check_ps_daemon /opt/*/bin/d/", {"command": "/opt/x/bin/d/ -f"}, "passed"),
         ("check_cmd_status /a '[b]'", {"exit_code": 1, "duration_s": 9.0}, "failed"),
+        ("check_fs_free /tmp 7%", {"size_bytes": 1, "used_share": 0.93}, "passed"),
+        ("check_fs_used /tmp 2k", {"size_bytes": 4096, "used_bytes": 1025}, "failed"),
+        ("check_fs_used /tmp 2k", {"size_bytes": 4096, "used_bytes": 1024}, "passed"),
+        ("check_hw_mcelog", {"kind": "mce", "is_fatal": True, "at": RECENT}, "passed"),
         (r"check_file_contents /f '/^v1\\.2$/'", {"exists": True, "text": "v1.2"}, "passed"),
     ],
 )
@@ -344,6 +351,17 @@ def test_lines_of_nhc_are_judged_as_by_nhc(line: str, row: Row, state: str) -> N
     """Their exceptions and inversions, too: a healthy node is not drained by its own nhc.conf."""
     (made,) = parse_nhc(f"* || {line}", "n1")
     assert judge(list(made.checks), row) == {state}
+
+
+@pytest.mark.parametrize("line", ["check_fs_size /x 1k", "check_fs_free /x 5G", "check_fs_ifree /x 9"])
+def test_a_file_system_without_a_size_passes_as_by_nhc(line: str) -> None:
+    """One that is mounted and has 0 bytes, or 0 inodes, is not judged; one whose size is unknown is unknown."""
+    ((check,),) = (made.checks for made in parse_nhc(f"* || {line}", "n1"))
+    for size, state in ((0, "passed"), (None, "unknown")):
+        row: Row = {"target": "/x", "size_bytes": size, "free_bytes": size, "inodes": size, "inodes_free": size}
+        table = FactTable(table="mounts", source="test", read_at=NOW, cost_s=0, rows=(row,))
+        facts = NodeFacts(node="n1", boot_id="b1", gathered_at=NOW, tables={"mounts": table})
+        assert [one.state for one in evaluate([check], facts)] == [state]
 
 
 def test_every_check_of_the_others_is_named() -> None:

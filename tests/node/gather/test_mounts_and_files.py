@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
             raise OSError(errno.ESTALE, "Stale file handle")
         if path == b"/home":
             raise PermissionError
-        counts = {"f_frsize": 4096, "f_blocks": 1000, "f_bfree": 400, "f_bavail": 300, "f_files": 50, "f_ffree": 5}
+        counts = {"f_frsize": 4096, "f_blocks": 1000, "f_bfree": 400, "f_bavail": 301, "f_files": 50, "f_ffree": 5}
         return SimpleNamespace(**counts)
 
     monkeypatch.setattr(mounts.os, "statvfs", statvfs)
@@ -68,9 +68,9 @@ def test_each_mount_is_a_row(proc: Path, asked: list[bytes], last_rows) -> None:
         "is_read_only": False,
         "responds": True,
         "size_bytes": 4096000,
-        "free_bytes": 1228800,
+        "free_bytes": 1232896,
         "used_bytes": 2457600,
-        "used_share": 0.6667,
+        "used_share": 0.666,
         "root_used_share": 0.6,
         "inodes": 50,
         "inodes_free": 5,

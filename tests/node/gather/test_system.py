@@ -17,7 +17,8 @@ PROC = {
     "sys/kernel/osrelease": "5.15.0-1060-nvidia",
     "loadavg": "1.50 2.25 3.00 2/1234 5678",
     "uptime": "86400.25 100.00",
-    "meminfo": "MemTotal:  1000000 kB\nMemFree: 7 kB\nMemAvailable:  250000 kB\nSwapTotal: 8 kB\nSwapFree: 4 kB",
+    "meminfo": "MemTotal:  1000000 kB\nMemFree: 7 kB\nMemAvailable:  250000 kB\n"
+    "Buffers: 2 kB\nCached: 3 kB\nSwapTotal: 8 kB\nSwapFree: 4 kB",
     "buddyinfo": "Node 0, zone  DMA  9  9  9\nNode 0, zone  Normal  5  1  0\nNode 1, zone  Normal  7  0  0",
 }
 CPU = "devices/system/cpu"
@@ -60,6 +61,7 @@ def test_a_node_with_an_offline_cpu(tmp_path: Path, write_tree, last_rows) -> No
         "numa_nodes": 2,
         "memory_bytes": 1024000000,
         "memory_available_bytes": 256000000,
+        "memory_free_bytes": 12 * 1024,
         "memory_used_share": 0.75,
         "swap_bytes": 8192,
         "swap_free_bytes": 4096,

@@ -158,18 +158,22 @@ def _point_name(point: str) -> str:
 
 
 def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False) -> Fields:
-    """Of free, used and total space or inodes. share: the key for a percentage."""
+    """Of free, used and total space or inodes. share: the key for a percentage.
+
+    As NHC has it: df rounds up to whole % and kB, a used limit itself fails, and a file system of size 0 passes.
+    """
     place, low, high, *_rest = needed(arguments, 2 if is_free or share else 1)
     is_count = "inodes" in key or "inodes" in share
     value = count_of if is_count else size_bytes
-    fields = {"about": _point_name(place), "table": "mounts", "where": {"target": place}}
+    where = {"target": place, "inodes" if is_count else "size_bytes": "re:[1-9].*"}
+    fields = {"about": _point_name(place), "table": "mounts", "where": where}
     if share and low.endswith("%"):
-        yield {**fields, "key": share, "max": 1 - share_of(low) if is_free else share_of(low)}
+        yield {**fields, "key": share, "max": round(1 - share_of(low) if is_free else share_of(low) - 0.01, 9)}
     elif not key:
         raise UnsupportedError("used inodes are read as a share (expected 98%, or check_fs_ifree)")
     elif is_free:
         yield {**fields, "key": key, "min": value(low)}
     elif share:
-        yield {**fields, "key": key, "max": value(low)}
+        yield {**fields, "key": key, "max": value(low) - 1024}
     else:
         yield {**fields, "key": key, **limits_of(low, high, value)}

@@ -41,11 +41,11 @@ def _one(
     yield {**fields, test: read(needed(arguments, 1)[0])}
 
 
-def _each(arguments: list[str], _: dict[str, str], *, test: str, keys: tuple[str, ...]) -> Fields:
-    """Of an argument for each of these keys of `system`; those that are empty ask for nothing."""
+def _each(arguments: list[str], _: dict[str, str], *, test: str, keys: tuple[str, ...], less: float = 0) -> Fields:
+    """Of an argument for each of these keys of `system`; those that are empty ask for nothing. less: taken off it."""
     for key, text in zip(keys, arguments, strict=False):
         if text:
-            yield {"about": key, "table": "system", "key": key, test: count_of(text)}
+            yield {"about": key, "table": "system", "key": key, test: count_of(text) - less}
 
 
 def _memory(arguments: list[str], _: dict[str, str], *, key: str) -> Fields:
@@ -67,13 +67,14 @@ def _ethernet(arguments: list[str], _: dict[str, str]) -> Fields:
 
 
 def _mcelog(_arguments: list[str], variables: dict[str, str]) -> Fields:
-    fields = {"table": "kernel_log", "max_age": "24h"}
-    for about, more, name, default in (
-        ("uncorrected", {"is_fatal": True}, "MCELOG_MAX_UNCORRECTED_RATE", "0"),
-        ("all", {}, "MCELOG_MAX_CORRECTED_RATE", "9"),
+    """Of each DIMM: by lines of EDAC; others come along with these, or are of caches. Those within 5 s count once."""
+    fields = {"table": "kernel_log", "max_age": "24h", "group_by": ("device",)}
+    for about, is_fatal, name, default in (
+        ("uncorrected", True, "MCELOG_MAX_UNCORRECTED_RATE", "0"),
+        ("corrected", False, "MCELOG_MAX_CORRECTED_RATE", "9"),
     ):
         if limit := variables.get(name, default):
-            where = {"kind": ("mce", "edac"), **more}
+            where = {"kind": "edac", "is_fatal": is_fatal}
             yield {"about": about, **fields, "where": where, "max_count": count_of(limit)}
 
 
@@ -206,7 +207,7 @@ CONVERTERS: dict[str, Converter] = {
     "check_fs_iused": partial(files.space, key="", share="inodes_used_share"),
     "check_hw_cpuinfo": partial(_each, test="equals", keys=("sockets", "cores", "cpus")),
     "check_hw_physmem": partial(_memory, key="memory_bytes"),
-    "check_hw_physmem_free": partial(_one, **_SYSTEM_SIZE, key="memory_available_bytes"),
+    "check_hw_physmem_free": partial(_one, **_SYSTEM_SIZE, key="memory_free_bytes"),
     "check_hw_swap": partial(_memory, key="swap_bytes"),
     "check_hw_swap_free": partial(_one, **_SYSTEM_SIZE, key="swap_free_bytes"),
     "check_hw_ib": _infiniband,
@@ -226,7 +227,7 @@ CONVERTERS: dict[str, Converter] = {
         ),
     ),
     "check_ps_time": partial(_resource, limit=_cpu_seconds),
-    "check_ps_loadavg": partial(_each, test="max", keys=("load_1m", "load_5m", "load_15m")),
+    "check_ps_loadavg": partial(_each, test="max", keys=("load_1m", "load_5m", "load_15m"), less=0.005),
     "check_ps_unauth_users": partial(_strangers, is_report=True),
     "check_ps_userproc_lineage": _strangers,
     # Azure
