@@ -54,7 +54,8 @@ mount --bind /var/tmp /mnt && mount -t tmpfs -o size=64k,mode=755 pit /var
 mkdir /var/tmp && mount --move /mnt /var/tmp
 [ "$1" = bad ] && dd if=/dev/zero of=/var/data bs=4k 2> /dev/null
 """,
-        shipped={"disk-full": "drain", "disk-space": "report"},
+        'table = "mounts"\nwhere.target = "/var"\nkey = "root_used_share"\nmax = 0.9999',
+        shipped={"disk-space": "report"},
     ),
     "missing mount": RealFault(
         'mkdir -p {folder}/scratch; [ "$1" = bad ] || mount -t tmpfs pit {folder}/scratch',

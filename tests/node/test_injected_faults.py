@@ -193,7 +193,7 @@ FAULTS = [
     Fault("clock skew, by the site", row("system", 0, **UNSYNCHRONIZED), "clock-error", "drain"),
     Fault("slow clock source", row("system", 0, clocksource="hpet"), "clocksource", "report"),
     Fault("full disk", row("mounts", 0, used_share=1.0, root_used_share=1.0), "disk-full", "drain"),
-    Fault("no inodes", row("mounts", 0, inodes_used_share=1.0), "inodes-full", "drain"),
+    Fault("no inodes", row("mounts", 0, inodes_used_share=1.0), "inodes-full", "report"),
     Fault("read-only root", row("mounts", 0, is_read_only=True), "root-writable", "drain"),
     Fault("dead root", row("mounts", 0, **SERVER_GONE), "mount-responds", "drain"),
     Fault("hung NFS", row("mounts", 3, **SERVER_GONE), "network-mount-responds", "report"),

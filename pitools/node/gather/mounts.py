@@ -11,12 +11,12 @@ from typing import NamedTuple
 from pitools.node.gather.read import Query, read_bytes
 from pitools.node.types import Row
 
-# Their statfs(2) needs no other machine and no other process. Whatever is not here may hang: NFS, Lustre, FUSE, 9p, ...
-_LOCAL_TYPES = frozenset(
+# Their statfs(2) needs no disk, no other machine and no other process. Whatever is not here may hang.
+_MEMORY_TYPES = frozenset(
     (
         *("bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl", "hugetlbfs"),
         *("binfmt_misc", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs"),
-        *("btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "squashfs", "tmpfs", "tracefs", "vfat", "xfs"),
+        *("tmpfs", "tracefs"),
     )
 )
 
@@ -39,7 +39,7 @@ def read_mounts(query: Query) -> Iterator[Row]:
         if mount.row["type"] == "autofs":  # to ask would mount it
             yield mount.row
             continue
-        if mount.row["type"] not in _LOCAL_TYPES:
+        if mount.row["type"] not in _MEMORY_TYPES:
             yield {**mount.row, "responds": False}
         if mount.server not in hung:
             yield {**mount.row, **_usage(mount.path)}

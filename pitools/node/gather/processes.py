@@ -20,6 +20,8 @@ _COMMAND_CHARACTERS = 1024
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Where a parent waits, in state D, for its child of vfork(2) to run a program or end: it may do so for ever.
+_OF_VFORK = frozenset(("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done"))
 _STEP = re.compile(r"slurmstepd: \[(\d+)\.", re.ASCII)
 _SLURM_JOB = re.compile(r"slurm\S*/job_(\d+)(?:/|$)", re.ASCII | re.MULTILINE)
 
@@ -86,7 +88,9 @@ def read_processes(query: Query) -> Iterator[Row]:
         time.sleep(1)
         yield waiting[0][0]  # a sign of life: the time-out of one command line that hangs is to be short
     for row, switches in waiting:
-        if switches is not None and _switches(proc, row["pid"]) == switches:
+        if switches is None or _switches(proc, row["pid"]) != switches:
+            continue
+        if (read_text(f"{proc}/{row['pid']}/wchan") or "").strip() not in _OF_VFORK:
             yield {**row, "is_blocked": True}
 
 

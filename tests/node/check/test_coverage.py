@@ -107,7 +107,7 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "other-mount-responds": values("responds", bad=False, good=True, type="fuse.sshfs"),
     "root-writable": values("is_read_only", bad=True, good=False, type="ext4"),
     "disk-space": values("used_share", bad=0.96, good=0.94),
-    "disk-full": values("root_used_share", bad=1.0, good=0.997),
+    "disk-full": values("root_used_share", bad=1.0, good=0.997, type="ext4"),
     "inodes": values("inodes_used_share", bad=0.96, good=0.1),
     "inodes-full": values("inodes_used_share", bad=1.0, good=0.997),
     "disk-smart": values("smart_passed", bad=False, good=True),
@@ -166,7 +166,7 @@ SITE: dict[str, tuple[Rows, Rows]] = {
     "mounted directory": ([{"type": "autofs"}], [{"device": "nas:/home"}]),
     "file exists check": values("exists", bad=False, good=True),
     "directory exists check": values("kind", bad="file", good="directory"),
-    "running process": ([{"name": "sshd"}], [{"pid": 7}]),
+    "running process": ([{"name": "sssd", "state": "Z"}], [{"state": "S"}]),
     "check ssh": values("responds", bad=False, good=True),
     "slurm state": values("node_state", bad="down", good="idle"),
     "slurmctld count": values("controllers_up", bad=1, good=2),
@@ -387,11 +387,21 @@ def test_lines_that_are_not_taken_say_why() -> None:
         assert (line.line, line.checks, line.note) == (2, (), why)
 
 
+@pytest.mark.parametrize("kind", ["xfs", "tmpfs", "btrfs"])
+def test_what_any_user_can_fill_drains_no_node(kind: str) -> None:
+    """A file system that keeps no blocks for root, or the inodes of any, is reported alone."""
+    row: Row = {"target": "/", "type": kind, "root_used_share": 1.0, "inodes_used_share": 1.0, "is_read_only": False}
+    table = FactTable(table="mounts", source="test", read_at=NOW, cost_s=0, rows=(row,))
+    facts = NodeFacts(node="n1", boot_id="b1", gathered_at=NOW, tables={"mounts": table})
+    failed = [one for one in evaluate(CHECKS.values(), facts) if one.state == "failed"]
+    assert {one.check: one.action for one in failed} == {"inodes": "report", "inodes-full": "report"}
+
+
 def test_shipped_checks_are_mild() -> None:
     """What drains a node by default is a short list; shipped checks are valid, and do not contradict each other."""
     draining = {check.name for check in CHECKS.values() if check.action != "report"}
     assert draining == {
-        *("mount-responds", "root-writable", "disk-full", "inodes-full", "disk-smart", "disk-state", "raid-works"),
+        *("mount-responds", "root-writable", "disk-full", "disk-smart", "disk-state", "raid-works"),
         "dimm-uncorrected",
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
         *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pitools.node.check.config import load_shipped
+from pitools.node.check.evaluate import evaluate
 from pitools.node.gather import files, mounts
+from pitools.node.gather.child import Collector, read_tables
 from pitools.node.gather.files import read_files
 from pitools.node.gather.mounts import read_mounts
 from pitools.node.gather.read import Query
@@ -101,9 +105,24 @@ def test_whether_a_hidden_mount_responds_is_unknown(
 
 
 def test_what_may_hang_is_announced(proc: Path, asked: list[bytes]) -> None:
-    """Before a mount of a server is read, its row says that it does not respond; a local one is read at once."""
+    """Before a mount of a disk or server is read, its row says that it does not respond; one in memory is just read."""
     announced = [row["target"] for row in read_mounts(Query(root=proc.parent)) if row.get("responds") is False]
-    assert announced == ["/home", "/data", "/soft", "/soft", "/lustre", "/lustre/sub"]
+    assert announced == ["/", "/srv/a b\\c", "/home", "/data", "/soft", "/soft", "/lustre", "/lustre/sub"]
+
+
+def test_a_disk_that_hangs_fails_alone(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mount does not respond, which drains the node; the others are read."""
+
+    def statvfs(path: bytes) -> object:
+        if path == b"/srv/a b\\c":
+            time.sleep(60)
+        raise PermissionError
+
+    monkeypatch.setattr(mounts.os, "statvfs", statvfs)
+    facts = read_tables([Collector("mounts", "a test", read_mounts, 0.5)], Query(root=proc.parent))
+    checks = [check for check in load_shipped().check if check.name == "mount-responds"]
+    found = [(one.subject, one.action) for one in evaluate(checks, facts) if one.state == "failed"]
+    assert (found, facts.tables["mounts"].unknown) == ([("/srv/a b\\c", "drain")], "")
 
 
 def test_mounts_of_a_hung_server_are_not_waited_for(proc: Path, asked: list[bytes], last_rows) -> None:

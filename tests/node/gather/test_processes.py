@@ -121,20 +121,22 @@ def test_a_users_program_is_no_step(tmp_path: Path, write_tree, last_rows, monke
 
 
 @pytest.mark.parametrize(
-    ("later", "is_blocked"),
+    ("later", "waits_in", "is_blocked"),
     [
-        (PROC["72/status"], True),
-        (f"Name:\tdd\nState:\tD (disk sleep)\n{SWITCHES.format(8)}", False),
-        (f"Name:\tdd\nState:\tS (sleeping)\n{SWITCHES.format(7)}", False),
-        ("", False),
+        (PROC["72/status"], "folio_wait_bit", True),
+        (PROC["72/status"], "0", True),
+        (PROC["72/status"], "kernel_clone", False),
+        (f"Name:\tdd\nState:\tD (disk sleep)\n{SWITCHES.format(8)}", "folio_wait_bit", False),
+        (f"Name:\tdd\nState:\tS (sleeping)\n{SWITCHES.format(7)}", "folio_wait_bit", False),
+        ("", "", False),
     ],
-    ids=["unchanged", "ran meanwhile", "sleeps", "ended"],
+    ids=["unchanged", "place unknown", "vfork", "ran meanwhile", "sleeps", "ended"],
 )
 def test_blocked_is_a_process_that_does_not_run(
-    tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch, later: str, is_blocked: bool
+    tmp_path: Path, write_tree, last_rows, monkeypatch: pytest.MonkeyPatch, later: str, waits_in: str, is_blocked: bool
 ) -> None:
-    """A process in D now and later, without a switch in between, is blocked; one that does much I/O is not."""
-    proc = write_tree(tmp_path / "proc", PROC)
+    """A process in D now and later, without a switch in between, is blocked; not one that waits for its own child."""
+    proc = write_tree(tmp_path / "proc", {**PROC, "72/wchan": waits_in})
     monkeypatch.setattr(processes.time, "sleep", lambda _: (proc / "72/status").write_text(f"{later}\n"))
     rows = last_rows("processes", read_processes(Query(root=proc.parent)))
     assert [pid for pid, row in rows.items() if row["is_blocked"]] == ([72] if is_blocked else [])
