@@ -32,16 +32,21 @@ def coverage() -> list[Coverage]:
     return [_row(source, name, value) for source, checks in _read().items() for name, value in checks.items()]
 
 
-def reasons() -> dict[str, str]:
-    """Return by name of NHC's and Azure's checks why none is made of their lines."""
-    return {
-        row.check: row.why
-        or (
-            f"the shipped check {row.ours} does it" if row.way == "shipped" else f"write a [[check]] such as {row.ours}"
-        )
-        for row in coverage()
-        if not row.source.startswith("gcm") and row.way != "nhc.conf"
-    }
+def without_lines() -> dict[str, Coverage]:
+    """Return by name NHC's and Azure's checks of whose lines none is made."""
+    return {row.check: row for row in coverage() if not row.source.startswith("gcm") and row.way != "nhc.conf"}
+
+
+def reason(row: Coverage, values: dict[str, Any]) -> str:
+    """Return why no check is made of a line, and what does it. values: fields of the check to write, from the line."""
+    if row.way == "shipped":
+        return f"the shipped check {row.ours} does it"
+    if row.why:
+        return row.why
+    example = _read()[row.source][row.check]
+    assert isinstance(example, dict)
+    of_line = "" if values else ", with values of its own"
+    return f"write a [[check]] such as {_written({**example, **values})}{of_line}"
 
 
 def _row(source: str, name: str, value: str | dict[str, Any]) -> Coverage:
@@ -51,10 +56,13 @@ def _row(source: str, name: str, value: str | dict[str, Any]) -> Coverage:
         return Coverage(source=source, check=name, way="nhc.conf", ours=value["line"])
     if "why" in value:
         return Coverage(source=source, check=name, way="no", why=value["why"])
-    where = {f"where.{key}": wanted for key, wanted in value.get("where", {}).items()}
-    fields = {name: given for name, given in value.items() if name != "where"} | where
-    ours = ", ".join(f"{name} = {json.dumps(given)}" for name, given in fields.items())
-    return Coverage(source=source, check=name, way="site", ours=ours)
+    return Coverage(source=source, check=name, way="site", ours=_written(value))
+
+
+def _written(check: dict[str, Any]) -> str:
+    where = {f"where.{key}": wanted for key, wanted in check.get("where", {}).items()}
+    fields = {name: given for name, given in check.items() if name != "where"} | where
+    return ", ".join(f"{name} = {json.dumps(given)}" for name, given in fields.items())
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ import pytest
 
 from pitools.node.check import coverage as coverage_module
 from pitools.node.check.config import load_shipped
-from pitools.node.check.coverage import Coverage, coverage, reasons
+from pitools.node.check.coverage import Coverage, coverage, without_lines
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.nhc.lines import parse_nhc
 from pitools.node.check.nhc.system import CONVERTERS
@@ -382,9 +382,28 @@ def test_frozen_keys() -> None:
 
 def test_lines_that_are_not_taken_say_why() -> None:
     """A line of a check that is not made of it is reported with the reason, and what does it instead."""
-    for name, why in reasons().items():
-        (line,) = parse_nhc(f"# a comment\n* || {name} 1 2", "n1")
-        assert (line.line, line.checks, line.note) == (2, (), why)
+    for name, row in without_lines().items():
+        (line,) = parse_nhc(f"# a comment\n* || {name}", "n1")
+        assert (line.line, line.checks, line.is_made) == (2, (), row.way == "shipped")
+        assert (row.why or row.ours) in line.note
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("check_net_socket -p tcp -s LISTEN -l '0.0.0.0:22' -d sshd", 'where.endpoint = "tcp://127.0.0.1:22"'),
+        ("check_net_socket -! -r 10.0.0.1:6817", 'where.endpoint = "tcp://10.0.0.1:6817"'),
+        ("check_net_socket -n 22", "values of its own"),
+        ("check_dmi_data_match 'BIOS Information: Vendor: Foo'", 'equals = "Foo", where.key = "bios_vendor"'),
+        ("check_dmi_raw_data_match 'Version: 1.2'", 'Version:\\\\ 1\\\\.2.*"'),
+        ("check_ps_kswapd 1800 100 log", "max = 1800,"),
+        ("check_ps_kswapd many", "values of its own"),
+    ],
+)
+def test_the_check_to_write_has_the_values_of_the_line(line: str, written: str) -> None:
+    """Where they are understood; else it is said that they are those of an example."""
+    (made,) = parse_nhc(f"* || {line}", "n1")
+    assert written in made.note
 
 
 @pytest.mark.parametrize("kind", ["xfs", "tmpfs", "btrfs"])

@@ -407,3 +407,16 @@ def test_this_host_has_its_whole_name(tmp_path: Path, monkeypatch: pytest.Monkey
     config = load_config(tmp_path / "node.toml")
     of_hosts = [{check.name for check in checks_for(config, node)} for node in ("n1", "n2")]
     assert [("nhc-hw-eth-eth1" in checks) for checks in of_hosts] == [True, False]
+
+
+def test_lines_that_make_no_check_are_counted(tmp_path: Path) -> None:
+    """Mistakes, also of targets that no host can have, and what is not read; not what is shipped or for other nodes."""
+    wrong = ["{n[1-2] || check_hw_eth lo", "/n1 || check_hw_eth lo", "* || check_fs_fre / 5%", "* || check_fs_free /"]
+    wrong += ["check_hw_eth lo", "* || check_fs_free / abc", "* || check_hw_gm myri0"]
+    right = ["n2 || check_hw_eth lo", "* || check_gpu_xid", "* || X=1", "* || check_hw_eth lo"]
+    file = tmp_path / "nhc.conf"
+    file.write_text("\n".join(wrong + right))
+    assert [line.line for line in lines.read_nhc(file, "n1") if not line.is_made] == list(range(1, len(wrong) + 1))
+    assert f"{len(wrong)} lines" in lines.lines_without_checks(file, "n1")
+    file.write_text("\n".join(right))
+    assert lines.lines_without_checks(file, "n1") == ""

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from pitools.core import trust
 from pitools.core.errors import ConfigError, most_similar
-from pitools.node.check.coverage import Coverage, reasons
+from pitools.node.check.coverage import Coverage, reason, without_lines
+from pitools.node.check.nhc.suggest import values_of
 from pitools.node.check.nhc.match import UnsupportedError, is_target
 from pitools.node.check.nhc.system import CONVERTERS, UID_MIN
 from pitools.node.check.problems import check_problem
@@ -39,6 +40,7 @@ _UNSUPPORTED = {
 }
 _UID_MIN = re.compile(r"^UID_MIN\s+(\d+)", re.MULTILINE | re.ASCII)
 _NAME_LENGTH = 60
+_LINES = 5  # of those that make no check, in a message
 _MOST_CHARACTERS = 4096  # of a command, with the values of its variables
 _LOGIN_DEFS = Path("/etc/login.defs")
 _SETTINGS = {
@@ -55,13 +57,17 @@ _SETTINGS = {
 
 
 class NhcLine(NamedTuple):
-    """A line of the file. note: what of it is not taken, and why; "" if all is. is_setting: it sets variables alone."""
+    """A line of the file. note: what of it is not taken, and why; "" if all is.
+
+    is_setting: it sets variables alone. is_made: a check is made of it, or shipped, or it asks for none on this host.
+    """
 
     line: int
     text: str
     checks: tuple[Check, ...] = ()
     note: str = ""
     is_setting: bool = False
+    is_made: bool = True
 
 
 def read_nhc(path: Path, node: str) -> list[NhcLine]:
@@ -85,6 +91,16 @@ def _uid_min() -> str:
     except OSError:
         match = None
     return match[1] if match else UID_MIN
+
+
+def lines_without_checks(path: Path, node: str) -> str:
+    """Return which lines for a node make no check, in a sentence; "" if each does. Raises ConfigError."""
+    numbers = [line.line for line in read_nhc(path, node) if not line.is_made]
+    if not numbers:
+        return ""
+    first = ", ".join(map(str, numbers[:_LINES])) + (", ..." if len(numbers) > _LINES else "")
+    hint = f"pit node show --coverage --node {node}"
+    return f"{path}: {len(numbers)} lines make no check (line {first}); why: {hint}"
 
 
 def line_rows(path: Path, node: str) -> list[Coverage]:
@@ -116,7 +132,8 @@ def parse_nhc(text: str, host: str, uid_min: str = UID_MIN) -> Iterator[NhcLine]
             if not target or not command:
                 continue
             if not is_target(host, target):
-                raise UnsupportedError("is for other nodes")
+                yield NhcLine(number, line, note="is for other nodes")
+                continue
             words = _words(command, variables)
             if (assigned := _assign(words, variables)) is not None:
                 note = "; ".join(f"{name}: {_SETTINGS[name]}" for name in assigned if name in _SETTINGS)
@@ -124,7 +141,7 @@ def parse_nhc(text: str, host: str, uid_min: str = UID_MIN) -> Iterator[NhcLine]
                 continue
             parts = list(_parts(words, variables))
         except UnsupportedError as error:
-            yield NhcLine(number, line, note=str(error))
+            yield NhcLine(number, line, note=str(error), is_made=error.is_shipped)
             continue
         notes = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
         fields = [part for part in parts if not isinstance(part, str)]
@@ -132,7 +149,9 @@ def parse_nhc(text: str, host: str, uid_min: str = UID_MIN) -> Iterator[NhcLine]
         wrong = {check.name: problem for check in checks if (problem := check_problem(check))}
         notes += wrong.values()
         taken = tuple(check for check in checks if check.name not in wrong)
-        yield NhcLine(number, line, taken, "; ".join(notes) if taken or notes else "asks for nothing")
+        yield NhcLine(
+            number, line, taken, "; ".join(notes) if taken or notes else "asks for nothing", is_made=bool(taken)
+        )
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -207,10 +226,10 @@ def _parts(words: list[str], variables: dict[str, str]) -> Iterator[dict[str, An
         yield from CONVERTERS[name](words[1:], variables)
     elif name.startswith("/"):
         yield from CONVERTERS["check_cmd_status"](words, variables)
-    elif why := reasons().get(name):
-        raise UnsupportedError(why)
+    elif row := without_lines().get(name):
+        raise UnsupportedError(reason(row, values_of(name, words[1:])), is_shipped=row.way == "shipped")
     else:
-        similar = most_similar(name, [*CONVERTERS, *reasons()])
+        similar = most_similar(name, [*CONVERTERS, *without_lines()])
         raise UnsupportedError(f"no check of NHC's{f' (did you mean {similar}?)' if similar else ''}: {name}")
 
 

@@ -29,7 +29,11 @@ NO_SIDE_EFFECTS = "nothing is started, ended or mounted"
 
 
 class UnsupportedError(Exception):
-    """A line, or a part of it, of which no check of ours can be made: why."""
+    """A line, or a part of it, of which no check of ours can be made: why. is_shipped: a shipped check does it."""
+
+    def __init__(self, why: str, *, is_shipped: bool = False) -> None:
+        super().__init__(why)
+        self.is_shipped = is_shipped
 
 
 def is_target(host: str, target: str) -> bool:
@@ -37,6 +41,8 @@ def is_target(host: str, target: str) -> bool:
     negated, body = target.startswith("!"), target.removeprefix("!")
     if len(body) > 1 and body[0] == "{" and body[-1] == "}":
         return _is_in_ranges(host, body[1:-1]) != negated
+    if body[:1] + body[-1:] != "//" and set(body) & set("{}/"):  # no host's name has these: it would mean no host
+        raise UnsupportedError(f"{target} is no target (expected a glob, {{n[01-10]}} or /expression/)")
     return re.fullmatch(match_regex(target), host) is not None
 
 
