@@ -72,7 +72,10 @@ def check(
     with Output(form, FINDING_COLUMNS) as out:
         for finding in checked.findings if with_passed else this_node.summary(checked):
             out(finding)
+    if problem := this_node.nhc_problem(config, checked.facts.node):
+        click.echo(f"pit: {problem}", err=True)
     if report:
+        this_node.require_known(checked.facts)
         from pitools.node.report import write_report
         from pitools.node.spool import require_usable
 

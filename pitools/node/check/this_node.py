@@ -20,7 +20,7 @@ from pitools.node.check.evaluate import evaluate
 from pitools.node.check.rule import Check
 from pitools.node.gather.collectors import COLLECTORS, read_facts
 from pitools.node.gather.read import Query
-from pitools.node.types import NAME, Finding, NodeFacts, age_s, draining
+from pitools.node.types import NAME, Finding, NodeFacts, age_s, draining, is_at_least
 
 # Tables whose collectors run programs, use the network, or wait to see what lasts.
 _SLOW_TABLES = frozenset(
@@ -79,10 +79,13 @@ def check_node(config: NodeConfig, node: str, *, in_job: bool = False, timeout_s
 
 
 def summary(checked: NodeCheck) -> list[Finding]:
-    """Return the findings that failed, then for each table the first that is unknown, which names the others."""
+    """Return the findings that failed, then for each table one that is unknown, which names the others.
+
+    Those that would drain come first.
+    """
     table_of = {check.name: check.table for check in checked.checks}
     unknown: dict[str, list[Finding]] = {}
-    for finding in checked.findings:
+    for finding in sorted(checked.findings, key=lambda one: not is_at_least(one.action, "drain-after-job")):
         if finding.state == "unknown":
             unknown.setdefault(table_of[finding.check], []).append(finding)
     lines = [finding for finding in checked.findings if finding.state == "failed"]
@@ -92,6 +95,23 @@ def summary(checked: NodeCheck) -> list[Finding]:
         message = f"{first.message}; also unknown: {names}{rest}" if others else first.message
         lines.append(msgspec.structs.replace(first, message=message))
     return lines
+
+
+def nhc_problem(config: NodeConfig, node: str) -> str:
+    """Return which lines of the site's nhc.conf make no check for a node; "" if each does, or it names none."""
+    if not config.nhc.file:
+        return ""
+    from pitools.node.check.nhc.lines import lines_without_checks  # milliseconds, which most sites need not pay
+
+    return lines_without_checks(Path(config.nhc.file), node)
+
+
+def require_known(facts: NodeFacts) -> None:
+    """Raise UsageError if Slurm says that it has no node of this name: a report of it would be of no node."""
+    table = facts.tables.get("slurm")
+    if table and any(row.get("is_node") is False for row in table.rows):
+        hint = "name it as Slurm does: pit node check --node NAME --report; scontrol show nodes"
+        raise UsageError(f'"{facts.node}": Slurm has no such node; no report is written', hint=hint)
 
 
 def refusing(checked: NodeCheck) -> list[Finding]:

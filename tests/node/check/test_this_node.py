@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pitools.commands import node_check
 from pitools.core.errors import ConfigError, NoSpace, UsageError
 from pitools.core.record import decode_json
 from pitools.node import report as reporting
@@ -17,7 +19,7 @@ from pitools.node.check.config import Nhc, NodeConfig, NodeType, load_shipped
 from pitools.node.check.evaluate import evaluate
 from pitools.node.check.rule import Check
 from pitools.node.control.policy import DRAINED
-from pitools.node.gather import collectors, kernel_log
+from pitools.node.gather import collectors, kernel_log, slurmd
 from pitools.node.gather.child import Collector
 from pitools.node.gather.kernel_log import read_kmsg
 from pitools.node.report import make_report, write_report
@@ -201,7 +203,8 @@ def test_what_is_unknown_is_one_line_of_a_table() -> None:
     assert [line.check for line in lines if line.state == "failed"] == [lines[0].check] == ["clocksource"]
     assert len(lines) == 1 + len({check.table for check in checks})
     (log,) = (line.message for line in lines if line.message.startswith("kernel_log"))
-    of_log = [check.name for check in checks if check.table == "kernel_log"]
+    in_order = sorted(checks, key=lambda check: check.action == "report")
+    of_log = [check.name for check in in_order if check.table == "kernel_log"]
     rest = f"{', '.join(of_log[1:4])} and {len(of_log) - 4} more (--all prints them)"
     assert log == f"kernel_log: not read; also unknown: {rest}"
 
@@ -250,6 +253,31 @@ def test_lines_of_nhc_are_reported_as_other_checks(config: NodeConfig, tmp_path:
     write_report(config, checked)
     assert len(make_report(checked).passed) == 2  # it exists, and is a folder
     assert this_node.check_node(config, "n02").has_failed
+
+
+def test_a_command_tells_of_bad_lines_and_of_names_that_slurm_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr, once; a report of a node that is none is not written."""
+    monkeypatch.setattr(slurmd, "_ask_controller", lambda node, _env: {"is_node": node == "n01"})
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "nhc.conf").write_text("* || check_fs_fre / 5%\n{n01 || check_hw_eth lo\n")
+    settings = f'spool = "{tmp_path}/spool"\nstate = "{tmp_path}/state"\n[nhc]\nfile = "{tmp_path}/nhc.conf"\n'
+    (tmp_path / "node.toml").write_text(settings)
+    arguments = ["--config", str(tmp_path / "node.toml"), "--report", "--node", "no"]
+    done = CliRunner().invoke(node_check.check, arguments)
+    assert done.stderr.count("no check is made of 2: line 1, 2") == 1
+    assert isinstance(done.exception, UsageError), done.output
+    assert list((tmp_path / "spool").glob("*.json")) == []
+
+
+def test_what_would_drain_comes_first_of_what_is_unknown() -> None:
+    """A check that drains is not hidden behind those that only report."""
+    checks = [check for check in load_shipped().check if check.table == "block_devices"]
+    checks.sort(key=lambda check: check.action != "report")
+    facts = NodeFacts(node="n01", boot_id="", gathered_at="", tables={})
+    (line,) = this_node.summary(this_node.NodeCheck(facts, evaluate(checks, facts), checks))
+    assert (line.check, line.action) == ("disk-smart", "repair")
 
 
 def test_serial_numbers_are_by_device() -> None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from pitools.core import trust
 from pitools.core.errors import ConfigError, most_similar
 from pitools.node.check.coverage import Coverage, reason, without_lines
-from pitools.node.check.nhc.suggest import values_of
 from pitools.node.check.nhc.match import UnsupportedError, is_target
+from pitools.node.check.nhc.suggest import values_of
 from pitools.node.check.nhc.system import CONVERTERS, UID_MIN
 from pitools.node.check.problems import check_problem
 from pitools.node.check.rule import Check
@@ -100,7 +100,7 @@ def lines_without_checks(path: Path, node: str) -> str:
         return ""
     first = ", ".join(map(str, numbers[:_LINES])) + (", ..." if len(numbers) > _LINES else "")
     hint = f"pit node show --coverage --node {node}"
-    return f"{path}: {len(numbers)} lines make no check (line {first}); why: {hint}"
+    return f"{path}: no check is made of {len(numbers)}: line {first}; why: {hint}"
 
 
 def line_rows(path: Path, node: str) -> list[Coverage]:

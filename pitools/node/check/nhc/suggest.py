@@ -16,7 +16,7 @@ _DMI_KEYS = {
     "Base Board Information: Manufacturer": "board_vendor",
     "Base Board Information: Product Name": "board_name",
 }
-_ANY_ADDRESS = ("", "0.0.0.0", "*", "::", "[::]")
+_ANY_ADDRESS = ("", "0.0.0.0", "*", "::", "[::]")  # noqa: S104 - nothing is bound
 
 
 def values_of(name: str, arguments: list[str]) -> dict[str, Any]:
