@@ -41,13 +41,11 @@ class Xid(_Struct, frozen=True, kw_only=True):
 
 
 class SXid(_Struct, frozen=True, kw_only=True):
-    """Codes of NVSwitches that are alike in all columns."""
+    """Codes of NVSwitches that are alike."""
 
     codes: tuple[int, ...]
     name: str
     action: Action
-    class_: str = msgspec.field(name="class")
-    gpud: str
 
 
 class XidTable(_Struct, frozen=True, kw_only=True):
