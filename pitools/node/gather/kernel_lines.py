@@ -141,9 +141,10 @@ link driver-error fatal | device isn't ready | {EFA}device isn't ready
 link driver-error fatal | reset indication | {EFA}reset indication didn't turn
 link up - | cable plugged | {MLX}.*port module event.*cable plugged
 link down - | cable unplugged | {MLX}.*port module event.*cable unplugged
-link - - | link | (?:[\w-]+ {PCI} (?:[\w.-]+: \w+: )?|infiniband |[\w.-]+: \(slave |
-    (?:e1000e?|igb|ixgbe|i40e): )?(?P<device>[a-z][\w.@-]*)\)?:? (?:port:? \d+ )?(?:nic )?link (?:is )?
-    (?:status )?(?:definitely )?(?P<state>down|up|active)(?:$|, disabling|
+# No line of bonding: a user has bonds of any names in a namespace of its own. A port's driver tells, too.
+link - - | link | (?:[\w-]+ {PCI} (?:[\w.-]+: \w+: )?|infiniband |
+    (?:e1000e?|igb|ixgbe|i40e): )?(?P<device>[a-z][\w.@-]*):? (?:port:? \d+ )?(?:nic )?link (?:is )?
+    (?P<state>down|up|active)(?:$|
     [ ,at-]+\d+ ?[mg]bps(?:$|,? full|,? half|/full|/half|, flow))
 """
 _LOGGED_PACKET = r"IN=\S* OUT="  # begins with a text of up to 127 characters, by the rules of a namespace's owner

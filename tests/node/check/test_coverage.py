@@ -134,6 +134,8 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "rdma-slow-restarts": values("roce_slow_restarts", bad=3001, good=3),
     "gpu-needs-reset": values("recovery_action", bad="drain-and-reset", good="none"),
     "gpu-needs-reboot": values("recovery_action", bad="node-reboot", good="none"),
+    "gpu-needs-drain": values("recovery_action", bad="drain-p2p", good="drain-and-reset"),
+    "gpu-imex-domain": values("recovery_action", bad="recover-imex-domain", good="drain-p2p"),
     "gpu-remap-failed": values("remap_failed", bad=True, good=False),
     "gpu-sram-threshold": values("sram_threshold_exceeded", bad=True, good=False),
     "gpu-remap-pending": values("remapped_rows_pending", bad=True, good=False),
@@ -354,14 +356,18 @@ def test_lines_of_nhc_are_judged_as_by_nhc(line: str, row: Row, state: str) -> N
 
 
 @pytest.mark.parametrize("line", ["check_fs_size /x 1k", "check_fs_free /x 5G", "check_fs_ifree /x 9"])
-def test_a_file_system_without_a_size_passes_as_by_nhc(line: str) -> None:
-    """One that is mounted and has 0 bytes, or 0 inodes, is not judged; one whose size is unknown is unknown."""
+def test_no_mount_and_one_without_a_size_pass_as_by_nhc(line: str) -> None:
+    """One that is not mounted, or has 0 bytes or 0 inodes, is not judged; one whose size is unknown is unknown."""
     ((check,),) = (made.checks for made in parse_nhc(f"* || {line}", "n1"))
+    assert [one.state for one in evaluate([check], _mounts({"target": "/y"}))] == ["passed"]
     for size, state in ((0, "passed"), (None, "unknown")):
         row: Row = {"target": "/x", "size_bytes": size, "free_bytes": size, "inodes": size, "inodes_free": size}
-        table = FactTable(table="mounts", source="test", read_at=NOW, cost_s=0, rows=(row,))
-        facts = NodeFacts(node="n1", boot_id="b1", gathered_at=NOW, tables={"mounts": table})
-        assert [one.state for one in evaluate([check], facts)] == [state]
+        assert [one.state for one in evaluate([check], _mounts(row))] == [state]
+
+
+def _mounts(row: Row) -> NodeFacts:
+    table = FactTable(table="mounts", source="test", read_at=NOW, cost_s=0, rows=(row,))
+    return NodeFacts(node="n1", boot_id="b1", gathered_at=NOW, tables={"mounts": table})
 
 
 def test_every_check_of_the_others_is_named() -> None:
@@ -423,7 +429,7 @@ def test_shipped_checks_are_mild() -> None:
         *("mount-responds", "root-writable", "disk-full", "disk-smart", "disk-state", "raid-works"),
         "dimm-uncorrected",
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
-        *("gpu-needs-reset", "gpu-needs-reboot", "gpu-remap-failed", "gpu-sram-threshold"),
+        *("gpu-needs-reset", "gpu-needs-reboot", "gpu-needs-drain", "gpu-remap-failed", "gpu-sram-threshold"),
     }
     shipped = load_shipped().check
     assert contradiction(shipped) == ""
@@ -458,3 +464,19 @@ def test_no_name_is_left_over() -> None:
     assert set(LINES) == set(CONVERTERS)
     assert set(SITE) == set(SITE_CHECKS)
     assert set(LINES) == {row.check for row in coverage() if row.way == "nhc.conf"}
+
+
+def test_each_recovery_action_is_of_one_check() -> None:
+    """The driver's own word decides, and fails one check: the mildest of two would be hidden by the other."""
+    checks = [check for check in CHECKS.values() if check.key == "recovery_action"]
+    of_action = {
+        value: [check.action for check in checks if judge([check], {"recovery_action": value}) == {"failed"}]
+        for value in TABLES["gpus"].keys["recovery_action"].values
+    }
+    assert of_action == {
+        "none": [],
+        **dict.fromkeys(("gpu-reset", "bus-reset", "drain-and-reset"), ["drain"]),
+        **dict.fromkeys(("node-reboot", "system-reboot"), ["reboot"]),
+        "drain-p2p": ["drain-after-job"],
+        "recover-imex-domain": ["report"],
+    }

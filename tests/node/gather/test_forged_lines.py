@@ -43,6 +43,7 @@ LINES = [
     "NVRM: Xid (PCI:0000:12:00): 31, pid=7, name=NAME, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS",
     "NVRM: Xid (PCI:0000:12:00): 145, pid=7, name=NAME, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x8 0x1)",
     "NVRM: API mismatch: the client 'NAME' (pid 7)\nNVRM: has the version 570.1, but this kernel module",
+    "NAME: (slave TEXT): link status definitely down, disabling slave",
     "TEXTIN= OUT=lo SRC=127.0.0.1 DST=127.0.0.1 LEN=84 TOS=0x00 PREC=0x00 TTL=64 ID=0 PROTO=ICMP",
 ]
 # Prefixes of drivers, as short as a careless pattern may take them.

@@ -160,12 +160,12 @@ def _point_name(point: str) -> str:
 def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False) -> Fields:
     """Of free, used and total space or inodes. share: the key for a percentage.
 
-    As NHC has it: df rounds up to whole % and kB, a used limit itself fails, and a file system of size 0 passes.
+    As NHC has it: df rounds up to whole % and kB, a used limit itself fails, and one of size 0 passes, as does a path that is no mount.
     """
     place, low, high, *_rest = needed(arguments, 2 if is_free or share else 1)
     is_count = "inodes" in key or "inodes" in share
     value = count_of if is_count else size_bytes
-    where = {"target": place, "inodes" if is_count else "size_bytes": "re:[1-9].*"}
+    where = {"target": (place,), "inodes" if is_count else "size_bytes": "re:[1-9].*"}
     fields = {"about": _point_name(place), "table": "mounts", "where": where}
     if share and low.endswith("%"):
         yield {**fields, "key": share, "max": round(1 - share_of(low) if is_free else share_of(low) - 0.01, 9)}
@@ -177,3 +177,4 @@ def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "",
         yield {**fields, "key": key, "max": value(low) - 1024}
     else:
         yield {**fields, "key": key, **limits_of(low, high, value)}
+    yield f"passes where {place} is no mount point, as NHC's does"
