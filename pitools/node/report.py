@@ -1,7 +1,7 @@
 """Report on this node: write what its checks found where the controller, its prolog and its next check read it.
 
 SPOOL/NODE.json             the report, in the shared folder
-STATE/NODE.facts.json       the facts of which a check needs the change since the last report
+STATE/NODE.facts.json       the facts of which a check needs the change since the last report, and what failed
 STATE/NODE.handled          of which time the controller has dealt with all evidence: it refuses no job
 STATE/NODE.refuse           while a finding refuses jobs: until when (Unix time), and why; for `pit-healthcheck`
 """
@@ -20,6 +20,7 @@ from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.output import printable
 from pitools.node import spool
 from pitools.node.check.config import NodeConfig
+from pitools.node.check.evaluate import remembered
 from pitools.node.check.this_node import NodeCheck, own_path, refusing
 from pitools.node.types import NodeFacts, NodeReport
 
@@ -93,7 +94,8 @@ def _write_own_files(config: NodeConfig, checked: NodeCheck) -> PitError | None:
         trust.require_trusted(folder, "folder of node health")
         _write_refusal(config, checked)
         write_atomic(own_path(config, node, "handled"), checked.handled_until, durable=False)
-        data = msgspec.json.encode(msgspec.structs.replace(checked.facts, tables=kept))
+        failed = remembered(checked.findings, checked.facts, checked.previous)
+        data = msgspec.json.encode(msgspec.structs.replace(checked.facts, tables=kept, failed=failed))
         write_atomic(own_path(config, node, "facts.json"), data, durable=False)
     except PitError as error:
         return error

@@ -47,12 +47,16 @@ class FactTable(Record, frozen=True, kw_only=True, tag="pit.fact-table/1"):
 
 
 class NodeFacts(Record, frozen=True, kw_only=True, tag="pit.node-facts/1"):
-    """All facts of a node at one time. boot_id: the kernel's, "" if unknown. tables: by name."""
+    """All facts of a node at one time. boot_id: the kernel's, "" if unknown. tables: by name.
+
+    failed: of those kept for the next gathering, findings of this boot that drain, whose checks have not passed since.
+    """
 
     node: str
     boot_id: str
     gathered_at: str
     tables: dict[str, FactTable]
+    failed: tuple[Finding, ...] = ()
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):

@@ -14,7 +14,7 @@ from pitools.core.timestamps import seconds_between
 from pitools.node.check.rule import Check, Wanted
 from pitools.node.check.values import is_plain, listed, matches, rate_per_s, shown, unmet
 from pitools.node.tables import TABLES
-from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value
+from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value, draining
 
 _MOST_FINDINGS = 16  # of one check; a further one says how many there are
 _MAX_LINE = 300  # characters of a line of a log, in a message
@@ -23,10 +23,9 @@ _MAX_LINE = 300  # characters of a line of a log, in a message
 def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | None = None) -> list[Finding]:
     """Return the findings of all checks: for each, those that failed or are unknown, or one that it passed.
 
-    previous: an earlier gathering, for increases and rates. One of another boot is not used.
+    previous: an earlier gathering, for increases and rates, and for what failed. One of another boot is not used.
     """
-    if previous and (not previous.boot_id or previous.boot_id != facts.boot_id):
-        previous = None
+    previous = _of_this_boot(previous, facts)
     findings: list[Finding] = []
     indexes = {name: _Index(table.rows) for name, table in facts.tables.items()}
     for check in checks:
@@ -34,6 +33,8 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
         found = list(_findings(check, facts, table, index, previous.tables.get(check.table) if previous else None))
         if check.max_groups is not None and sum(one.state == "failed" for one in found) > check.max_groups:
             found = [one for one in found if one.state != "failed"]
+        if previous and table and index and all(one.state == "failed" for one in found):
+            found += _not_seen_healed(check, facts, table, index, found, previous.failed)
         if len(found) > _MOST_FINDINGS:
             found.sort(key=lambda finding: finding.state != "failed")
             rest = f"{len(found) - _MOST_FINDINGS + 1} more like it"
@@ -41,6 +42,19 @@ def evaluate(checks: Iterable[Check], facts: NodeFacts, previous: NodeFacts | No
             found = [*found[: _MOST_FINDINGS - 1], last]
         findings += found or [_finding(check, facts, "passed", at=table.read_at if table else "")]
     return findings
+
+
+def remembered(findings: Iterable[Finding], facts: NodeFacts, previous: NodeFacts | None) -> tuple[Finding, ...]:
+    """Return the findings that drain, of now and of before in this boot, of checks that have not passed since."""
+    findings = list(findings)
+    previous = _of_this_boot(previous, facts)
+    not_passed = {one.check for one in findings if one.state != "passed"}
+    before = [one for one in previous.failed if one.check in not_passed] if previous else []
+    return tuple({(one.check, one.subject): one for one in (*before, *draining(findings))}.values())
+
+
+def _of_this_boot(previous: NodeFacts | None, facts: NodeFacts) -> NodeFacts | None:
+    return previous if previous and previous.boot_id and previous.boot_id == facts.boot_id else None
 
 
 class _Index:
@@ -106,6 +120,41 @@ def _findings(
             rest = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             yield _finding(check, facts, "unknown", "" if rest else subject, f"{message}{rest}", table.read_at)
     yield from _count_findings(check, facts, table, rows, doubtful)
+
+
+def _not_seen_healed(
+    check: Check, facts: NodeFacts, table: FactTable, index: _Index, found: Sequence[Finding], before: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield that a check is unknown for what failed it before and is gone, or of whose end the log does not tell.
+
+    A process that is gone is healed; so are too many rows. For events without a line that ends them: see `is_event`.
+    """
+    failed = {one.subject for one in found if one.state == "failed"}
+    rows = index.rows
+    if check.cleared_by:
+        rows = [row for row in rows if matches(row, check.cleared_by, check.table)]
+    elif not check.key or check.table == "processes" or _is_of_events(check):
+        return
+    for one in before:
+        is_whole = not (check.group_by if check.cleared_by else TABLES[check.table].subject)
+        if one.check != check.name or one.subject in failed or not (one.subject or is_whole):
+            continue
+        if check.cleared_by:
+            is_seen = any(_group(check, row) == one.subject and str(row["at"]) >= one.evidence_at for row in rows)
+        else:
+            is_seen = any(_subject(check, row) == one.subject for row in rows)
+        if not is_seen:
+            why = "nothing says that it ended" if check.cleared_by else "it is not there any more"
+            yield _finding(check, facts, "unknown", one.subject, f"it failed, and {why}: {one.message}", table.read_at)
+            return
+
+
+def _is_of_events(check: Check) -> bool:
+    return "at" in TABLES[check.table].keys
+
+
+def _group(check: Check, row: Row) -> str:
+    return " ".join(shown(row.get(key)) for key in check.group_by)
 
 
 def _missing(check: Check, index: _Index) -> tuple[str, str] | None:
@@ -268,4 +317,5 @@ def _finding(
         evidence_at=at or facts.gathered_at,
         is_shadow=check.is_shadow,
         hint=check.hint if state == "failed" else "",
+        is_event=_is_of_events(check) and not check.cleared_by,  # a line ends the others, and is waited for
     )

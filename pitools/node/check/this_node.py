@@ -34,7 +34,7 @@ class NodeCheck(NamedTuple):
     """A checked node. findings: a check that passed has one, too. checks: those that were made.
 
     control, handled_until: the limits, and the time before which the controller dealt with all evidence; "" if unknown.
-    began_s: when the checks began, of the monotonic clock.
+    began_s: when the checks began, of the monotonic clock. previous: the facts of the last report.
     """
 
     facts: NodeFacts
@@ -43,6 +43,7 @@ class NodeCheck(NamedTuple):
     control: Control = Control()
     handled_until: str = ""
     began_s: float = 0.0
+    previous: NodeFacts | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -73,9 +74,13 @@ def check_node(config: NodeConfig, node: str, *, in_job: bool = False, timeout_s
     checks = [check for check in checks_for(config, node) if not (in_job and check.table in _SLOW_TABLES)]
     query = Query(node=node, runs_programs=not in_job)
     facts = read_facts({check.table for check in checks}, query, names_of(checks), timeout_s=timeout_s)
-    findings = evaluate(checks, facts, _read_previous(config, node))
     handled_until = _read_own(config, node, "handled").decode(errors="replace")
-    return NodeCheck(facts, findings, checks, config.control, handled_until, began_s)
+    previous = _read_previous(config, node)
+    if previous and handled_until <= facts.gathered_at:  # the node is not drained
+        failed = tuple(one for one in previous.failed if one.evidence_at > handled_until)
+        previous = msgspec.structs.replace(previous, failed=failed)
+    findings = evaluate(checks, facts, previous)
+    return NodeCheck(facts, findings, checks, config.control, handled_until, began_s, previous)
 
 
 def summary(checked: NodeCheck) -> list[Finding]:

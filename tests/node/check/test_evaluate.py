@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core import timestamps
-from pitools.node.check.evaluate import evaluate
+from pitools.node.check.evaluate import evaluate, remembered
 from pitools.node.check.rule import Check
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, NodeFacts, Row, State, Value
@@ -351,3 +351,50 @@ def test_too_many_groups_hide_failures_alone(most: int) -> None:
     assert states(one, failing[:1]) == ["passed" if most == 0 else "failed"]
     assert states(one, [*failing, {"device": "c", "at": None}]) == ["unknown"]
     assert states(one, [], unknown="no permission") == ["unknown"]
+
+
+def remember(one: Check, rows: Sequence[Row], before: NodeFacts | None = None, **more: Any) -> NodeFacts:
+    """Return the facts as the next gathering has them: with what failed."""
+    now = facts(one.table, rows, **more)
+    return msgspec.structs.replace(now, failed=remembered(evaluate([one], now, before), now, before))
+
+
+GONE = [{"target": "/", "responds": True}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "expected"),
+    [
+        (GONE, {}, "unknown"),
+        ([], {"unknown": "no answer"}, "unknown"),
+        (GONE, {"boot": "b2"}, "passed"),
+        ([*GONE, {"target": "/scratch", "responds": True}], {}, "passed"),
+        ([*GONE, {"target": "/scratch", "responds": False}], {}, "failed"),
+    ],
+    ids=["gone", "not read", "another boot", "heals", "fails"],
+)
+def test_what_failed_and_is_gone_is_not_healed(rows: list[Row], more: dict[str, Any], expected: State) -> None:
+    """It heals where it is there again, or after a boot, however many reports later. A process may go."""
+    one = check("mounts", "responds", equals=True)
+    before = remember(one, [*GONE, {"target": "/scratch", "responds": False}])
+    for _ in range(2):
+        assert states(one, rows, before, **more) == [expected]
+        before = remember(one, rows, before, **more)
+    mild = msgspec.structs.replace(one, action="report")
+    assert states(mild, GONE, remember(mild, [{"target": "/scratch", "responds": False}])) == ["passed"]
+    of_processes = check("processes", "cpu_s", max=1)
+    assert states(of_processes, [], remember(of_processes, [{"pid": 7, "cpu_s": 9}])) == ["passed"]
+
+
+def test_an_event_ends_by_its_line_and_not_by_its_age() -> None:
+    """One that a line ends is unknown until then; the finding of another says that it is of an event."""
+    lost: Row = {"kind": "gpu", "state": "lost", "device": "g1", "at": at(100)}
+    one = check("kernel_log", where={"state": "lost"}, max_age="2h", group_by=("device",), max_count=0)
+    ends = msgspec.structs.replace(one, cleared_by={"state": "ok"})
+    before = remember(ends, [lost])
+    ok: Row = {**lost, "state": "ok"}
+    assert states(ends, [], before) == ["unknown"]
+    assert states(ends, [{**ok, "at": at(110)}], before) == ["unknown"]
+    assert states(ends, [{**ok, "device": "g2", "at": at(90)}], before) == ["unknown"]
+    assert states(ends, [{**ok, "at": at(90)}], before) == states(one, [], remember(one, [lost])) == ["passed"]
+    assert [evaluate([each], facts("kernel_log", [lost]))[0].is_event for each in (one, ends)] == [True, False]

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pitools.commands import node_check
+from pitools.core import timestamps
 from pitools.core.errors import ConfigError, NoSpace, UsageError
 from pitools.core.record import decode_json
 from pitools.node import report as reporting
@@ -192,6 +193,28 @@ def test_a_rate_is_of_the_last_report(config: NodeConfig, monkeypatch: pytest.Mo
     assert path.read_bytes() == good
     Path(config.state).chmod(0o755)
     assert state(report=False) == "failed"
+
+
+def test_what_failed_and_is_gone_is_unknown_until_it_is_dealt_with(
+    config: NodeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount that hung and is gone passes no check while the node is drained; once a person returned it, it does."""
+    rows: list[Row] = [{"target": "/scratch", "responds": False}]
+    monkeypatch.setattr(collectors, "COLLECTORS", (Collector("mounts", "test", lambda _query: rows),))
+    config = with_checks(config, Check(name="responds", table="mounts", key="responds", equals=True))
+
+    def state(handled_until: str) -> str:
+        handled = Path(config.spool) / "control/handled.json"
+        handled.parent.mkdir(exist_ok=True)
+        handled.write_text(json.dumps({"n01": handled_until}))
+        checked = this_node.check_node(config, "n01")
+        write_report(config, checked)
+        return checked.findings[0].state
+
+    assert state(DRAINED) == "failed"
+    rows.clear()
+    assert [state(DRAINED), state(DRAINED), state(timestamps.now_rfc3339())] == ["unknown"] * 3
+    assert state("") == "passed"
 
 
 def test_what_is_unknown_is_one_line_of_a_table() -> None:
