@@ -50,12 +50,18 @@ def attribute(
         raise UsageError(f'"{plot.name}" (expected .png, .svg or .html)', where="--plot")
     found = find_files([find_source(source, site_name) for source in sources])
     if dumps := [each.path for each in found if each.form == "flight"]:
-        hangs = find_hangs(dumps)
+        unread: list[str] = []
+        hangs = find_hangs(dumps, unread)
         with Output(form, _HANG_COLUMNS) as out:
             for hang in hangs:
                 out(hang)
+        for line in unread:
+            click.echo(f"pit: note: {line}", err=True)
         if not hangs:
-            click.echo(f"pit: {len(dumps)} Flight Recorder dumps, and no collective that waits for a rank", err=True)
+            click.echo(
+                f"pit: {len(dumps) - len(unread)} Flight Recorder dumps, and no collective that waits for a rank",
+                err=True,
+            )
         if all(each.form in ("flight", UNREADABLE) for each in found):
             return
     table = read_table(found)

@@ -113,6 +113,27 @@ def test_a_cut_trace_is_read_until_there(tmp_path: Path) -> None:
         assert "only the events before are used" in got.notes[-1]
 
 
+def test_a_damaged_trace_is_read_until_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the event before the damage, wherever in a slice it is; and little of the file after that."""
+    path = trace(tmp_path / "t.json", [event("kernel", f"k{i}", i * 10.0, 5.0, list=[{}, {}]) for i in range(9000)])
+    content = path.read_bytes()
+    monkeypatch.setattr(kineto, "_MAX_EVENT", 1 << 18)
+    for number in (1, 500, 4000):
+        path.write_bytes(content.replace(f'"k{number}"'.encode(), b'"k" x "'))
+        for size in (8 << 20, 1 << 16):
+            chunks: list[bytes] = []
+            monkeypatch.setattr(
+                kineto,
+                "read_chunks",
+                lambda path, notes, size=size, chunks=chunks: (
+                    chunks.append(each) or each for each in read_chunks(path, notes, size)
+                ),
+            )
+            got = read_kineto(path, Names())
+            assert (len(got.spans), len(got.notes)) == (number, 1)
+            assert sum(map(len, chunks)) <= content.index(f'"k{number}"'.encode()) + (1 << 18) + 2 * size
+
+
 def steps_of_10_ms(work: list[dict[str, Any]], count: int = 20) -> list[dict[str, Any]]:
     """Marks of steps, in each a launch of 1 ms, then the device's work: PyTorch's order."""
     marks = [event("user_annotation", f"ProfilerStep#{i}", i * 1e4, 1e4, "main") for i in range(count)]
@@ -293,7 +314,7 @@ def test_damaged_files_are_read_or_refused(profiles: Path, tmp_path: Path, form:
     path.write_bytes(content)
     try:
         if form == "flight":
-            find_hangs([path])
+            find_hangs([path], [])
         else:
             got = READERS[form](path, Names())
             assert (got.spans.end_ns >= got.spans.start_ns).all()
@@ -469,19 +490,38 @@ def test_a_hang_names_the_ranks_that_are_missing(tmp_path: Path) -> None:
     for rank, states in ((0, waits), (1, done), (3, waits)):
         paths.append(tmp_path / f"nccl_trace_rank_{rank}")
         paths[-1].write_bytes(pickle.dumps(dump(states)))
-    (hang,) = find_hangs(paths)
+    (hang,) = find_hangs(paths, [])
     assert (hang.sequence, hang.operation) == (2, "nccl:all_reduce")
     assert (hang.missing, hang.waiting, hang.no_dump) == ([1], [0, 3], [2])
     for path in (paths[0], paths[2]):
         path.write_bytes(pickle.dumps(dump(done | {2: "completed"})))
-    (hang,) = find_hangs(paths)  # as of a broadcast, which its root need not wait for
+    (hang,) = find_hangs(paths, [])  # as of a broadcast, which its root need not wait for
     assert (hang.sequence, hang.missing, hang.waiting) == (2, [1], [])
     paths[1].write_bytes(paths[0].read_bytes())
-    assert find_hangs(paths) == []
+    assert find_hangs(paths, []) == []
     sends = dump(done)
     sends["entries"].append({**dump({3: "started"})["entries"][0], "is_p2p": True})
     paths[1].write_bytes(pickle.dumps(sends))  # a send counts by itself, and not every rank takes part
-    assert find_hangs(paths[:1]) == find_hangs(paths[1:2]) == []
+    assert find_hangs(paths[:1], []) == find_hangs(paths[1:2], []) == []
+
+
+def test_a_damaged_dump_is_one_that_is_missing(tmp_path: Path) -> None:
+    """As of a rank that was killed while it wrote: the others still say where they wait; two of a rank are refused."""
+    paths = [tmp_path / f"dump_{rank}" for rank in range(3)]
+    for rank, path in enumerate(paths):
+        content = pickle.dumps(dump({1: "completed"} if rank == 1 else {1: "completed", 2: "started"}))
+        path.write_bytes(content[: len(content) // 2] if rank == 2 else content)
+    notes: list[str] = []
+    (hang,) = find_hangs(paths, notes)
+    assert (hang.sequence, hang.missing, hang.waiting, hang.no_dump) == (2, [1], [0], [2, 3])
+    assert (len(notes), str(paths[2]) in notes[0]) == (1, True)
+    with pytest.raises(DataError):
+        find_hangs(paths[2:], [])
+    (tmp_path / "b").mkdir()
+    other = tmp_path / "b" / "dump_0"  # another node's, named by its local rank
+    other.write_bytes(paths[0].read_bytes())
+    with pytest.raises(UsageError, match="rank 0 is also in"):
+        find_hangs([*paths, other], [])
 
 
 class Hostile:
@@ -495,7 +535,7 @@ def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path, monkeypatch: p
     path = tmp_path / "dump_0"
     path.write_bytes(pickle.dumps({"entries": [Hostile()], "pg_config": {}}))
     with pytest.raises(DataError, match="it would run"):
-        find_hangs([path])
+        find_hangs([path], [])
     assert not (tmp_path / "ran").exists()
 
 
@@ -520,7 +560,7 @@ def test_a_hostile_dump_takes_neither_time_nor_memory(tmp_path: Path, where: str
     code = (
         "import resource, sys; from pathlib import Path; from pitools.perf.read.flight_recorder import find_hangs\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30,) * 2); resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
-        "print([hang.no_dump for hang in find_hangs([Path(sys.argv[1])])])"
+        "print([hang.no_dump for hang in find_hangs([Path(sys.argv[1])], [])])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "[]\n" if where == "sequence" else "[[]]\n"), done.stderr

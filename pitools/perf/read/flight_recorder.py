@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, UsageError
 from pitools.core.fs import open_regular
 from pitools.core.record import Record
 
@@ -58,16 +58,27 @@ def read_dump(path: Path) -> Mapping[str, Any]:
     return dump
 
 
-def find_hangs(paths: Sequence[Path]) -> list[Hang]:
+def find_hangs(paths: Sequence[Path], notes: list[str]) -> list[Hang]:
     """Return where the ranks of these dumps wait, by group. A dump's rank is the number that its name ends with.
 
-    Raises DataError.
+    A damaged dump, as of a rank that was killed while it wrote, is one that is missing, said in the notes. Raises
+    DataError if all are, UsageError for two of one rank.
     """
     members: dict[str, set[int]] = {}
     logs: dict[str, dict[int, _Log]] = {}
-    ranks = {_rank_of(path): path for path in paths}
-    for rank, path in ranks.items():
-        dump = read_dump(path)
+    dumps: dict[int, Mapping[str, Any]] = {}
+    named: dict[int, Path] = {}
+    for path in paths:
+        if (earlier := named.setdefault(rank := _rank_of(path), path)) != path:
+            problem = f"rank {rank} is also in {earlier} (expected one dump a rank, named by its number in the job)"
+            raise UsageError(problem, where=str(path), hint="name the dumps of one job, such as dump_0 to dump_7")
+        try:
+            dumps[rank] = read_dump(path)
+        except DataError as error:
+            notes.append(f"not used: {error}")
+            if len(notes) == len(paths):
+                raise
+    for rank, dump in dumps.items():
         for name, group in _members(dump):
             members.setdefault(name, set()).update(group)
         for entry in dump["entries"]:
@@ -79,7 +90,7 @@ def find_hangs(paths: Sequence[Path]) -> list[Hang]:
                     entry.get("state") == "completed",
                     _text(entry.get("profiling_name")),
                 )
-    hangs = [_hang(name, members.get(name) or set(ranks), set(ranks), logs[name]) for name in sorted(logs)]
+    hangs = [_hang(name, members.get(name) or set(named), set(dumps), logs[name]) for name in sorted(logs)]
     return [hang for hang in hangs if hang is not None]
 
 

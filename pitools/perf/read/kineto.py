@@ -31,7 +31,7 @@ from pitools.perf.spans import (
     without_nested,
 )
 
-_MAX_EVENT = 256 << 20  # bytes without the end of an event
+_MAX_EVENT = 32 << 20  # bytes without the end of an event
 _CUT_TAIL = 256 << 10  # bytes from a slice's end in which its last event must end
 _CUT_TRIES = 8
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -225,11 +225,10 @@ def _slices(path: Path, notes: list[str]) -> Iterator[list[_Event] | _Frame]:
             if frame := _decode(buffer[: begin.start()].rstrip().rstrip(b",") + b"}", _Frame, where):
                 yield frame
             buffer, offset = buffer[begin.end() :], begin.end()
-        events, used = _cut(buffer, where)
-        if used:
-            yield events
-            buffer, offset = buffer[used:], offset + used
-        elif len(buffer) > _MAX_EVENT:
+        while (cut := _cut(buffer, where))[1]:
+            yield cut[0]
+            buffer, offset = buffer[cut[1] :], offset + cut[1]
+        if len(buffer) > _MAX_EVENT:
             break
     if begin is None:
         raise DataError("no traceEvents (expected a trace of PyTorch's profiler)", where=where)
@@ -237,20 +236,23 @@ def _slices(path: Path, notes: list[str]) -> Iterator[list[_Event] | _Frame]:
         yield frame.traceEvents
         yield frame
         return
-    events, used = _cut(buffer, where)
-    yield events
-    notes.append(f"{path.name}: no valid JSON after byte {offset + used}: only the events before are used")
+    notes.append(f"{path.name}: no valid JSON after byte {offset}: only the events before are used")
 
 
 def _cut(buffer: bytes, where: str) -> tuple[list[_Event], int]:
-    """Return the events of the longest slice that ends between two events, and its bytes; none, 0 if none ends."""
-    tail = max(0, len(buffer) - _CUT_TAIL)
-    cuts = [match.start() + 1 for match in re.finditer(rb"\}\s*,\s*\{", buffer[tail:])]
-    for cut in reversed(cuts[-_CUT_TRIES:]):
-        events = _decode(b"[" + buffer[: tail + cut] + b"]", list[_Event], where)
-        if events is not None:
-            comma = buffer.index(b",", tail + cut)
-            return events, comma + 1
+    """Return the events of a long slice that ends between two events, and its bytes; none, 0 if none ends.
+
+    Where none of the last cuts gives JSON, of half the buffer, and so on: that is how the place of a damage is found.
+    """
+    size = len(buffer)
+    while size:
+        tail = max(0, size - _CUT_TAIL)
+        cuts = [match.start() + 1 for match in re.finditer(rb"\}\s*,\s*\{", buffer[tail:size])]
+        for cut in reversed(cuts[-_CUT_TRIES:]):
+            events = _decode(b"[" + buffer[: tail + cut] + b"]", list[_Event], where)
+            if events is not None:
+                return events, buffer.index(b",", tail + cut) + 1
+        size //= 2
     return [], 0
 
 
