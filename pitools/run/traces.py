@@ -28,6 +28,9 @@ class TraceRequest(Record, frozen=True, kw_only=True, tag="pit.trace-request/1")
     last_step: int
     ranks: str = ""
 
+    def __post_init__(self) -> None:
+        self.includes(0)  # of a damaged file: a ValueError, which makes it no record
+
     @property
     def window(self) -> str:
         """The name of its folder."""
@@ -35,8 +38,9 @@ class TraceRequest(Record, frozen=True, kw_only=True, tag="pit.trace-request/1")
 
     def includes(self, rank: int) -> bool:
         """Return whether a rank is to be traced."""
-        bounds = [part.partition("-") for part in self.ranks.split(",") if part]
-        return not bounds or any(int(first) <= rank <= int(last or first) for first, _, last in bounds)
+        parts = [part.partition("-") for part in self.ranks.split(",") if part]
+        bounds = [(int(first), int(last or first)) for first, _, last in parts]
+        return not bounds or any(first <= rank <= last for first, last in bounds)
 
 
 class RankTrace(Record, frozen=True, kw_only=True, tag="pit.rank-trace/1"):

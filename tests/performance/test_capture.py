@@ -326,6 +326,16 @@ def test_who_is_not_asked_records_nothing(attempt: Path, recorder: type[Recorder
     assert not (attempt / "traces" / "7-9").exists()
 
 
+def test_a_request_for_no_ranks_is_damaged(attempt: Path) -> None:
+    """Whoever wrote it: neither the loop nor `pit perf trace` fails for it."""
+    ask(attempt, 6, 8)
+    path = attempt / "traces" / "request.json"
+    path.write_text(path.read_text().replace('"ranks":""', '"ranks":"0,x"'))
+    (attempt / "steps").mkdir()
+    (attempt / "steps" / "1.jsonl").touch()
+    assert trace_run.pending(attempt) is None
+
+
 def test_a_run_is_traced_from_its_start(attempt: Path, recorder: type[Recorder]) -> None:
     """By a request in its folder, for all attempts; one that continues after these steps does not repeat them."""
     ask(attempt.parents[1], 6, 8, name="trace.json")
