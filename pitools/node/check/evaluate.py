@@ -140,7 +140,9 @@ def _not_seen_healed(
         if one.check != check.name or one.subject in failed or not (one.subject or is_whole):
             continue
         if check.cleared_by:
-            is_seen = any(_group(check, row) == one.subject and str(row["at"]) >= one.evidence_at for row in rows)
+            is_seen = any(
+                _group(check, row) == one.subject and str(row.get("at") or "") >= one.evidence_at for row in rows
+            )
         else:
             is_seen = any(_subject(check, row) == one.subject for row in rows)
         if not is_seen:

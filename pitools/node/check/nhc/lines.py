@@ -1,8 +1,8 @@
 """Read the configuration of LBNL's Node Health Check, `nhc.conf`: its lines for a node as checks of ours.
 
-A line is `TARGET || check arguments`, or `TARGET || VARIABLE=value`. All checks are made; one fails where NHC's would, but
-for check_hw_mcelog, which counts EDAC's lines in the kernel's log and not mcelog's errors. It drains the node (`-0` or
-MARK_OFFLINE=0: is only reported). Nothing is executed of a line: no repair, no kill, no shell expression.
+A line is `TARGET || check arguments`, or `TARGET || VARIABLE=value`. All checks are made; one fails where NHC's would,
+but for check_hw_mcelog, which counts EDAC's lines in the kernel's log and not mcelog's errors. It drains the node (`-0`
+or MARK_OFFLINE=0: is only reported). Nothing is executed of a line: no repair, no kill, no shell expression.
 """
 
 from __future__ import annotations
