@@ -191,7 +191,9 @@ def handled(now: str, incidents: Sequence[Incident], control: Control) -> dict[s
     return {
         one.node: (one.dealt_at or one.over_at) if one.over_at else DRAINED
         for one in incidents
-        if one.phase != "opening" and (one.drained_at or one.is_incomplete) and (not one.over_at or age_s(one.over_at, now) <= oldest_s)
+        if one.phase != "opening"
+        and (one.drained_at or one.is_incomplete)
+        and (not one.over_at or age_s(one.over_at, now) <= oldest_s)
     }
 
 

@@ -475,8 +475,8 @@ def test_each_recovery_action_is_of_one_check() -> None:
     }
     assert of_action == {
         "none": [],
-        **dict.fromkeys(("gpu-reset", "bus-reset", "drain-and-reset"), ["drain"]),
-        **dict.fromkeys(("node-reboot", "system-reboot"), ["reboot"]),
+        **{one: ["drain"] for one in ("gpu-reset", "bus-reset", "drain-and-reset")},
+        **{one: ["reboot"] for one in ("node-reboot", "system-reboot")},
         "drain-p2p": ["drain-after-job"],
         "recover-imex-domain": ["report"],
     }
