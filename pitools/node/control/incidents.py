@@ -26,6 +26,7 @@ REASON_PREFIX = "pit node"
 _OWN_REASON = re.compile(rf"{REASON_PREFIX} \[([A-Za-z0-9._-]+-\d+)\] ([a-z0-9-]+)")
 _OF_OPENED = ("incident", "node", "check", "action", "evidence_at", "message", "boot_id", "hardware", "is_event")
 _INCIDENT_AND_NODE = re.compile(r'"incident":"([^"]*)","node":"([^"]*)"')
+_SIGNS = re.compile(r"""['"\\]|\[(?=[^\s\[\]@]+@)""")  # of a shell; and `[user@time]`, with which Slurm ends a reason
 _MAX_REASON = 200  # bytes: Slurm's tools cut longer ones in their tables
 
 
@@ -99,7 +100,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     def reason(self) -> str:
         """The reason of the node's drain: printable, and short enough for Slurm's tables."""
         text = f"{REASON_PREFIX} [{self.incident}] {self.check}: {self.message}"
-        text = re.sub(r"['\"\\]", " ", printable(text))
+        text = _SIGNS.sub(" ", printable(text))
         return text.encode()[:_MAX_REASON].decode(errors="ignore")
 
     def owns(self, reason: str) -> bool:

@@ -112,8 +112,8 @@ def test_a_return_that_was_made_by_a_tick_that_was_killed_is_one(tmp_path: Path,
 
 def test_a_reason_has_no_sign_that_slurm_or_a_shell_reads() -> None:
     """What a node's devices and users name themselves is in it."""
-    reason = msgspec.structs.replace(incident("drained"), message="""disk "a\nb" is 'c' \\ d""").reason
-    assert reason == "pit node [n1-1] disk: disk  a b  is  c    d"
+    reason = msgspec.structs.replace(incident("drained"), message="""disk "a\nb" is 'c' \\ d [e@f] [0]""").reason
+    assert reason == "pit node [n1-1] disk: disk  a b  is  c    d  e@f] [0]"
 
 
 @pytest.mark.parametrize("state", ["draining", "drained", "failing", "fail"])
