@@ -129,6 +129,7 @@ TABLES: dict[str, Table] = {
         type=_text("file system: ext4, nfs4, lustre, ..."),
         options=_text("mount options, separated by commas"),
         is_read_only=_boolean("mounted read-only"),
+        is_forced_read_only=_boolean("mounted to be written; the kernel has made it read-only since, after an error"),
         responds=_boolean("answers within the time-out and without an error; another one has no further values"),
         size_bytes=_number("size"),
         free_bytes=_number("free for ordinary users"),
@@ -204,6 +205,9 @@ TABLES: dict[str, Table] = {
         "index",
         index=_number("index of the driver; after those, GPUs of the PCI bus that it has not"),
         responds=_boolean("the driver reaches it; None if this process may not use it"),
+        is_lost=_boolean(
+            "NVML says that it is lost or needs a reset, or it fell off the PCI bus; unknown in other cases"
+        ),
         error=_text("why it does not respond; empty if it does"),
         uuid=_text("UUID"),
         serial=_text("serial number"),

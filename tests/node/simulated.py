@@ -61,7 +61,8 @@ def healthy_tables(kind: int) -> dict[str, list[Row]]:
     """Return the rows of a healthy node: with H100, with disks behind an Intel RAID, without disks, with MI300."""
     system = {"clocksource": "tsc", "clock_is_synchronized": True, "memory_used_share": 0.4, "load_1m": 12.0}
     nic = {"kind": "ethernet", "state": "up", "is_virtual": False, "has_default_route": True}
-    root = {"target": "/", "type": "ext4", "responds": True, "is_read_only": False}
+    root = {"target": "/", "device": "/dev/sda2", "type": "ext4", "responds": True}
+    root |= {"is_read_only": False, "is_forced_read_only": False}
     disk = {"is_read_only": False, "state": "live", "smart_passed": True, "temperature_c": 41.0, "media_errors": 0}
     tables: dict[str, list[Row]] = {
         "system": [{**system}],
@@ -153,6 +154,7 @@ def gpu_row(number: int, vendor: str) -> Row:
     row: Row = {
         "index": number,
         "responds": True,
+        "is_lost": False,
         "error": "",
         "pci": f"0000:{0x10 + number:02x}:00.0",
         "serial": f"16549220000{number}",

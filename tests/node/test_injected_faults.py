@@ -194,6 +194,7 @@ FAULTS = [
     Fault("slow clock source", row("system", 0, clocksource="hpet"), "clocksource", "report"),
     Fault("full disk", row("mounts", 0, used_share=1.0, root_used_share=1.0), "disk-full", "drain"),
     Fault("no inodes", row("mounts", 0, inodes_used_share=1.0), "inodes-full", "report"),
+    Fault("disk that went read-only", row("mounts", 0, is_forced_read_only=True), "mount-writable", "drain"),
     Fault("read-only root", row("mounts", 0, is_read_only=True), "root-writable", "drain"),
     Fault("dead root", row("mounts", 0, **SERVER_GONE), "mount-responds", "drain"),
     Fault("hung NFS", row("mounts", 3, **SERVER_GONE), "network-mount-responds", "report"),

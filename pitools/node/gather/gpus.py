@@ -57,7 +57,8 @@ def read_gpus(query: Query) -> Iterator[Row]:
         }
         yield row | {"responds": False}
         error = _error(device)
-        row |= {"responds": not error, "error": error, **_read_pcie(device.folder)}
+        is_lost = pci_responds(device.folder) is False
+        row |= {"responds": not error, "is_lost": is_lost, "error": error, **_read_pcie(device.folder)}
         if vendor == "google":
             row |= {"model": _TPUS[device.device], "driver": device.driver}
             if not error and (error := _tpu_error(device, query.root / "dev")):

@@ -76,6 +76,8 @@ def _parse(line: bytes) -> _Mount | None:
         "type": kind,
         "options": ",".join(dict.fromkeys(options)),
         "is_read_only": is_read_only,
+        # mount(8) sets both; after an error the kernel sets the file system's alone, ext4 since Linux 6.15 a word.
+        "is_forced_read_only": (of_mount[0], of_file_system[0]) == ("rw", "ro") or "emergency_ro" in of_file_system,
     }
     server = device.partition(":/")[0] if kind.startswith("nfs") else _to_text(fields[2])
     return _Mount(path, row, (kind, server))

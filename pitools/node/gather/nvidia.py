@@ -12,12 +12,12 @@ from typing import Any
 from uuid import UUID
 
 from pitools.core.errors import ClusterError, ToolMissing
-from pitools.node.gather.platform import PciDevice
+from pitools.node.gather.platform import PciDevice, pci_responds
 from pitools.node.gather.read import Query, read_text
 from pitools.node.tables import TABLES
 from pitools.node.types import Row, Value
 
-_GPU_IS_LOST, _RESET_REQUIRED = 15, 16  # NVML_ERROR_...
+_LOST = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _NO_PERMISSION = 4
 _MEMORY_V2 = 0x02000028  # whose `used` leaves out what the driver keeps for itself
 _SLOWDOWNS = {
@@ -81,7 +81,7 @@ def read_nvidia_gpus(library: ModuleType, devices: Sequence[PciDevice], query: Q
         handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             row |= {key: value for key, value in _read_gpu(nvml, handle).items() if value is not None}
-            row |= {"responds": not nvml.lost, "error": nvml.lost}
+            row |= {"responds": not nvml.lost, "is_lost": bool(nvml.lost), "error": nvml.lost}
             known.add(row.get("pci"))
             if "pci" not in row:
                 nameless.append(row)
@@ -89,7 +89,8 @@ def read_nvidia_gpus(library: ModuleType, devices: Sequence[PciDevice], query: Q
         elif nvml.code == _NO_PERMISSION:  # to be used by another job alone: neither well nor ill
             yield row | {"responds": None, "error": nvml.error}
         else:
-            nameless.append(row | {"responds": False, "error": nvml.error})
+            is_lost = True if nvml.code in _LOST else None
+            nameless.append(row | {"responds": False, "is_lost": is_lost, "error": nvml.error})
     if is_open:
         nvml.ask("nvmlShutdown")
     missing = [one for one in devices if one.address not in known and _should_be_known(one, query.root)]
@@ -99,7 +100,9 @@ def read_nvidia_gpus(library: ModuleType, devices: Sequence[PciDevice], query: Q
     further = range(count, count + len(missing) - len(nameless))
     nameless += [{"index": index, **common, "responds": False, "error": error} for index in further]
     for row, device in zip_longest(nameless, missing[: len(nameless)]):  # NVML goes by addresses, too
-        yield row | ({"pci": device.address} if device else {})
+        if device:
+            row |= {"pci": device.address} | ({"is_lost": True} if pci_responds(device.folder) is False else {})
+        yield row
 
 
 def _should_be_known(device: PciDevice, root: Path) -> bool:
@@ -126,7 +129,7 @@ class _Nvml:
             return getattr(self._library, function)(*arguments)
         except Exception as error:  # noqa: BLE001 - of NVML or its wrapper, which also meets what it cannot decode
             self.error, self.code = str(error) or type(error).__name__, getattr(error, "value", None)
-            if self.code in (_GPU_IS_LOST, _RESET_REQUIRED):
+            if self.code in _LOST:
                 self.lost = self.error
             return None
 

@@ -106,6 +106,9 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "network-mount-responds": values("responds", bad=False, good=True),
     "other-mount-responds": values("responds", bad=False, good=True, type="fuse.sshfs"),
     "root-writable": values("is_read_only", bad=True, good=False, type="ext4"),
+    "mount-writable": values(
+        "is_forced_read_only", bad=True, good=False, type="xfs", target="/scratch", device="/dev/md0"
+    ),
     "disk-space": values("used_share", bad=0.96, good=0.94),
     "disk-full": values("root_used_share", bad=1.0, good=0.997, type="ext4"),
     "inodes": values("inodes_used_share", bad=0.96, good=0.1),
@@ -132,6 +135,7 @@ SHIPPED: dict[str, tuple[Rows, Rows]] = {
     "rdma-rnr-retries": values("rnr_nak_retry_errors", bad=1, good=0),
     "rdma-ack-timeouts": values("ack_timeouts", bad=301, good=3),
     "rdma-slow-restarts": values("roce_slow_restarts", bad=3001, good=3),
+    "gpu-not-lost": values("is_lost", bad=True, good=False),
     "gpu-needs-reset": values("recovery_action", bad="drain-and-reset", good="none"),
     "gpu-needs-reboot": values("recovery_action", bad="node-reboot", good="none"),
     "gpu-needs-drain": values("recovery_action", bad="drain-p2p", good="drain-and-reset"),
@@ -426,10 +430,17 @@ def test_shipped_checks_are_mild() -> None:
     """What drains a node by default is a short list; shipped checks are valid, and do not contradict each other."""
     draining = {check.name for check in CHECKS.values() if check.action != "report"}
     assert draining == {
-        *("mount-responds", "root-writable", "disk-full", "disk-smart", "disk-state", "raid-works"),
+        *("mount-responds", "root-writable", "mount-writable", "disk-full", "disk-smart", "disk-state", "raid-works"),
         "dimm-uncorrected",
         *("nvme-lost", "disk-lost", "filesystem-lost", "lustre-bug", "nic-lost", "gpu-lost", "gpu-memory-error"),
-        *("gpu-needs-reset", "gpu-needs-reboot", "gpu-needs-drain", "gpu-remap-failed", "gpu-sram-threshold"),
+        *(
+            "gpu-not-lost",
+            "gpu-needs-reset",
+            "gpu-needs-reboot",
+            "gpu-needs-drain",
+            "gpu-remap-failed",
+            "gpu-sram-threshold",
+        ),
     }
     shipped = load_shipped().check
     assert contradiction(shipped) == ""

@@ -115,6 +115,7 @@ H100_ROW = {
     "vendor": "nvidia",
     "driver": "570.86.15",
     "responds": True,
+    "is_lost": False,
     "error": "",
     "model": "NVIDIA H100 80GB HBM3",
     "vbios": "96.00.89.00.01",

@@ -83,6 +83,7 @@ def test_a_gpu_that_is_lost(node: Path, last_rows: Check) -> None:
     }
     rows = last_rows("gpus", read(node, FakeNvml([h100(number) for number in range(4)], fails)))
     assert [rows[index]["responds"] for index in range(4)] == [True, True, False, False]
+    assert [rows[index]["is_lost"] for index in range(4)] == [False, False, True, True]
     assert (rows[2]["pci"], rows[2]["error"], rows[2]["numa_node"]) == ("0000:12:00.0", "GPU is lost", 1)
     assert (rows[3]["pci"], rows[3]["error"], "power_w" in rows[3]) == ("0000:13:00.0", "GPU is lost", False)
     assert "mig_mode" not in rows[0]
@@ -294,6 +295,7 @@ def test_amd_gpus(tmp_path: Path, last_rows: Check, write_tree: Write) -> None:
         "vendor": "amd",
         "numa_node": 1,
         "responds": True,
+        "is_lost": False,
         "error": "",
         "pcie_generation": 5,
         "max_pcie_generation": 5,
@@ -321,6 +323,7 @@ def test_amd_gpus(tmp_path: Path, last_rows: Check, write_tree: Write) -> None:
     }
     assert (rows[1]["responds"], rows[1]["ecc_corrected"]) == (True, None)
     assert (rows[1]["retired_pages"], rows[1]["retired_pages_pending"]) == (1, False)
+    assert [rows[number]["is_lost"] for number in range(3)] == [False, False, True]
     assert (rows[2]["responds"], rows[2]["error"]) == (False, "fell off the PCI bus")
     assert last_rows("gpus", read(tmp_path))[0]["model"] == "AMD Instinct MI300X"
 

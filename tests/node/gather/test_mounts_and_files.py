@@ -35,6 +35,9 @@ MOUNTINFO = r"""
 56 27 0:53 /sub /lustre/sub rw - lustre 10.0.0.2@o2ib:/fs rw,flock
 broken line
 57 27 0:57 / /short rw - tmpfs
+58 27 0:58 / /error rw - ext4 /dev/sdb1 rw,emergency_ro
+59 27 0:59 / /view ro - ext4 /dev/sdb2 rw
+60 27 0:60 / /image ro - ext4 /dev/sdb3 ro
 """.strip()
 
 
@@ -70,6 +73,7 @@ def test_each_mount_is_a_row(proc: Path, asked: list[bytes], last_rows) -> None:
         "type": "xfs",
         "options": "rw,noatime",
         "is_read_only": False,
+        "is_forced_read_only": False,
         "responds": True,
         "size_bytes": 4096000,
         "free_bytes": 1232896,
@@ -83,7 +87,10 @@ def test_each_mount_is_a_row(proc: Path, asked: list[bytes], last_rows) -> None:
     assert {target: row["options"] for target, row in rows.items() if row["is_read_only"]} == {
         "/": "ro,errors=remount-ro,relatime",
         "/soft": "ro",
+        "/view": "ro",
+        "/image": "ro",
     }
+    assert [target for target, row in rows.items() if row["is_forced_read_only"]] == ["/", "/error"]
     assert (rows["/soft"]["responds"], rows["/home"]["responds"]) == (False, None)
     assert (rows["/old"]["device"], asked.count(b"/old"), b"/net" in asked) == ("seen", 1, False)
     assert "/short" not in rows
@@ -107,7 +114,8 @@ def test_whether_a_hidden_mount_responds_is_unknown(
 def test_what_may_hang_is_announced(proc: Path, asked: list[bytes]) -> None:
     """Before a mount of a disk or server is read, its row says that it does not respond; one in memory is just read."""
     announced = [row["target"] for row in read_mounts(Query(root=proc.parent)) if row.get("responds") is False]
-    assert announced == ["/", "/srv/a b\\c", "/home", "/data", "/soft", "/soft", "/lustre", "/lustre/sub"]
+    of_servers = ["/home", "/data", "/soft", "/soft", "/lustre", "/lustre/sub"]
+    assert announced == ["/", "/srv/a b\\c", *of_servers, "/error", "/view", "/image"]
 
 
 def test_a_disk_that_hangs_fails_alone(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:

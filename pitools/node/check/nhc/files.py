@@ -160,8 +160,7 @@ def _point_name(point: str) -> str:
 def space(arguments: list[str], _: dict[str, str], *, key: str, share: str = "", is_free: bool = False) -> Fields:
     """Of free, used and total space or inodes. share: the key for a percentage.
 
-    As NHC has it: df rounds up to whole % and kB, a used limit itself fails, and one of size 0 passes, as does a path
-    that is no mount.
+    As NHC has it: df rounds up to whole % and kB, a used limit itself fails; size 0 passes, as does what is no mount.
     """
     place, low, high, *_rest = needed(arguments, 2 if is_free or share else 1)
     is_count = "inodes" in key or "inodes" in share
