@@ -491,3 +491,15 @@ def test_each_recovery_action_is_of_one_check() -> None:
         "drain-p2p": ["drain-after-job"],
         "recover-imex-domain": ["report"],
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [check.name for check in CHECKS.values() if check.table == "kernel_log" and check.action not in ("none", "report")],
+)
+def test_what_the_log_says_of_the_day_before_drains(name: str) -> None:
+    """A node that was off, or held back by a limit, for hours is still found; and none for what is older."""
+    bad = [{**row, "at": "2026-11-25T13:00:00Z"} for row in SHIPPED[name][0] if isinstance(row, dict)]
+    assert judge([CHECKS[name]], bad) == {"failed"}
+    if CHECKS[name].max_age:
+        assert judge([CHECKS[name]], [{**row, "at": OLD} for row in bad]) == {"passed"}
