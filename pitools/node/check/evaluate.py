@@ -12,7 +12,7 @@ import msgspec
 from pitools.core import units
 from pitools.core.timestamps import seconds_between
 from pitools.node.check.rule import Check, Wanted
-from pitools.node.check.values import is_plain, listed, matches, rate_per_s, shown, unmet
+from pitools.node.check.values import REGEX, is_plain, listed, matches, rate_per_s, shown, unmet
 from pitools.node.tables import TABLES
 from pitools.node.types import FactTable, Finding, NodeFacts, Row, State, Value, draining
 
@@ -243,13 +243,21 @@ def _count_findings(
         bounds = (f"exactly {low}", f"at least {low}", f"at most {high}")
         expected = bounds[0] if low == high else bounds[1] if low is not None and fewest < low else bounds[2]
         where = {**check.where, **dict(zip(check.group_by, values, strict=True))}
-        names = " ".join(f"{key} {shown(value)}" for key, value in where.items())
+        example = members[-1] if members else {}  # its value is read more easily than an expression
+        names = " ".join(
+            f"{key} {shown(example[key] if _is_expression(value) and key in example else value)}"
+            for key, value in where.items()
+        )
         number_text = f"{fewest}" if fewest == most else f"{fewest} or more" if table.unknown else f"{fewest} to {most}"
         message = f"{check.table}{f' with {names}' if names else ''}: {number_text} (expected {expected})"
         if members and "text" in members[-1]:
             message = f"{message}: {shown(members[-1]['text'], _MAX_LINE)}"
         latest = max((str(row["at"]) for row in members if row.get("at")), default=table.read_at)
         yield _finding(check, facts, state, " ".join(map(shown, values)), message, latest)
+
+
+def _is_expression(wanted: Wanted) -> bool:
+    return isinstance(wanted, str) and wanted.startswith(REGEX)
 
 
 def _count(check: Check, rows: Sequence[Row]) -> int:

@@ -399,3 +399,13 @@ def test_an_event_ends_by_its_line_and_not_by_its_age() -> None:
     assert states(ends, [{**ok, "device": "g2", "at": at(90)}], before) == ["unknown"]
     assert states(ends, [{**ok, "at": at(90)}], before) == states(one, [], remember(one, [lost])) == ["passed"]
     assert [evaluate([each], facts("kernel_log", [lost]))[0].is_event for each in (one, ends)] == [True, False]
+
+
+def test_a_message_has_the_value_of_a_row_for_an_expression() -> None:
+    """What was found, where it was; the expression where no row has such a value."""
+    where = {"uid": "re:(?!(?!)$)(?:[1-9][0-9]{3,})", "job_id": ""}
+    rows: list[Row] = [{"pid": 7, "uid": 1001, "job_id": ""}]
+    (found,) = evaluate([check("processes", where=where, max_count=0)], facts("processes", rows))
+    assert found.message == "processes with uid 1001 job_id : 1 (expected at most 0)"
+    (found,) = evaluate([check("processes", where=where, min_count=1)], facts("processes", []))
+    assert "[1-9]" in found.message
