@@ -63,5 +63,5 @@ def _read(source: str, site_name: str) -> list[Measured]:
         return read_table(path)
     run = read_run(path)
     step_s = median(step.wall_s for step in run.steps)
-    work = float(run.steps[-1].rank_samples * run.ranks)
-    return [Measured(run.ranks, step_s, str(run.plan.get("name", "")), work or None)]
+    work = float(median(step.rank_samples for step in run.steps) * run.ranks)  # the last batch may be a partial one
+    return [Measured(run.ranks, step_s, run.plan.name, work or None)]

@@ -44,9 +44,9 @@ class ScalingPoint(Record, frozen=True, kw_only=True, tag="pit.perf-scaling/1"):
 
     measured_s: median of the step's measurements; None for a size that was only asked for. step_s, low_s, high_s: the
     fit and its 90 % band. efficiency: of a GPU, relative to the smallest measured size. limit: the largest term that
-    more GPUs do not shorten, `work` where it is below a tenth of the step; `serial|ring` where models that fit equally
-    well differ: times alone cannot tell a constant from a ring's (n - 1) / n. terms: seconds by term. note: a weakness
-    of the fit.
+    more GPUs do not shorten, `work` if all of these are below a tenth of the step; `serial|ring` where models that fit
+    equally well differ: times alone cannot tell a constant from a ring's (n - 1) / n. terms: seconds by term. note: a
+    weakness of the fit.
     """
 
     layout: str
@@ -83,9 +83,10 @@ def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind
     kind = kind or _kind(measured, where)
     sizes = np.array([point.gpus for point in measured])
     times = np.array([point.step_s for point in measured])
+    are_positive = bool((np.isfinite(times) & (times > 0)).all())
     distinct = [int(size) for size in np.unique(sizes)]
     asked = sorted({*distinct, *at})
-    if len(distinct) < 2 or sizes.min() < 1 or not (times > 0).all() or min(asked, default=1) < 1:
+    if len(distinct) < 2 or sizes.min() < 1 or not are_positive or min(asked, default=1) < 1:
         message = f"sizes {distinct} (expected at least 2, of 1 GPU or more, with times above 0)"
         raise DataError(message, where=where, hint="measure 3 sizes or more with this layout")
     if asked[-1] > (2 if len(distinct) == 2 else 8) * distinct[-1]:
@@ -201,14 +202,16 @@ def _band(sizes: Array, times: Array, kind: Kind, models: Sequence[_Model], aske
 def read_table(path: Path) -> list[Measured]:
     """Read a CSV file with the columns gpus, step_s and, where known, layout and tokens_per_step.
 
-    Raises DataError with the line.
+    Raises DataError with the line, or without rows.
     """
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             rows = csv.DictReader(file)
             numbered = [(rows.line_num, row) for row in rows]
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"not CSV: {error}", where=str(path)) from error
+        if rows.fieldnames and not numbered:
+            raise DataError("no rows", where=str(path), hint="gpus,step_s,layout,tokens_per_step")
         if missing := {"gpus", "step_s"} - set(rows.fieldnames or ()):
             message = f"no column {' and '.join(sorted(missing))}"
             raise DataError(message, where=str(path), hint="gpus,step_s,layout,tokens_per_step")

@@ -17,7 +17,7 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.errors import DataError
-from pitools.core.fs import open_0644
+from pitools.core.fs import open_0644, open_regular
 from pitools.core.record import Record, decode_json
 from pitools.run import run_folder
 from pitools.run.trace_capture import TraceCapture
@@ -178,7 +178,7 @@ def read_steps_after(path: Path, offset: int, *, at_line_start: bool = True) -> 
     at_line_start: whether a line begins at the offset; if not, the rest of that line is skipped.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             data = file.read()
     except OSError:

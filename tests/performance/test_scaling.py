@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pitools.commands.perf_scaling import _read
 from pitools.core.errors import DataError
 from pitools.perf.scaling import Measured, fit_scaling, read_table
+from tests.performance.test_stragglers import write_run
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -101,6 +103,7 @@ def test_kempnerforge_is_predicted_within_3_percent() -> None:
         ([Measured(8, 1.0, work=1.0), Measured(32, 0.5, work=2.0)], ()),  # and this is neither
         ([Measured(8, 1.0, work=1.0), Measured(16, 0.5, work=1.0)], (64,)),  # two sizes reach to 32
         ([Measured(8, 1.0, work=1.0), Measured(16, 0.0, work=1.0)], ()),
+        ([Measured(8, 1.0, work=1.0), Measured(16, float("inf"), work=1.0)], ()),
         ([], ()),
     ],
 )
@@ -113,13 +116,28 @@ def test_what_cannot_be_fitted_is_refused(rows: list[Measured], at: tuple[int, .
 def test_a_table_is_read(tmp_path: Path) -> None:
     """Columns that are not needed are left out; a wrong cell and a missing column are named."""
     path = tmp_path / "steps.csv"
-    path.write_text("gpus,step_s,layout,tokens_per_step,note\n8,1.5,TP=4,65536,x\n16,1.6,,,\n")
+    path.write_text("\ufeffgpus,step_s,layout,tokens_per_step,note\n8,1.5,TP=4,65536,x\n16,1.6,,,\n")
     assert read_table(path) == [Measured(8, 1.5, "TP=4", 65536.0), Measured(16, 1.6)]
     path.write_text("gpus,step_s\n8,fast\n")
     with pytest.raises(DataError) as error:
         read_table(path)
     assert error.value.where.endswith("steps.csv:2")
-    for data in (b"nodes,step_s\n8,1\n", b"gpus,step_s\n8," + b"1" * 200_000, b"gpus,step_s\n8,\xff\n"):
+    for data in (
+        b"gpus,step_s\n",
+        b"",
+        b"nodes,step_s\n8,1\n",
+        b"gpus,step_s\n8," + b"1" * 200_000,
+        b"gpus,step_s\n8,\xff\n",
+    ):
         path.write_bytes(data)
         with pytest.raises(DataError):
             read_table(path)
+
+
+def test_the_work_of_a_run_is_that_of_most_steps(tmp_path: Path) -> None:
+    """And not that of its last, which may have a partial batch."""
+    log = write_run(tmp_path) / "attempts/0/steps/0.jsonl"
+    head, last = log.read_text().rstrip().rsplit("\n", 1)
+    log.write_text(head + "\n" + last.replace('"rank_samples":8', '"rank_samples":3') + "\n")
+    assert log.read_text().count('"rank_samples":3') == 1
+    assert [row.work for row in _read(str(tmp_path), "")] == [32.0]

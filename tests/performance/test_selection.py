@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from pitools.core.errors import UsageError
-from pitools.perf.regression.selection import Selector, parse_selector, select_points
+from pitools.core.errors import DataError, UsageError
+from pitools.perf.regression.selection import (
+    Selected,
+    Selector,
+    compare_selected,
+    parse_selector,
+    select_points,
+    select_runs,
+)
+from pitools.perf.regression.sources import read_run
 from pitools.perf.regression.store import Point, add_points
 from tests.performance.test_stragglers import write_run
 
@@ -106,8 +116,42 @@ def test_stored_points(pit: Pit, tmp_path: Path) -> None:
     (found,) = map(json.loads, done.stdout.splitlines())
     assert (done.returncode, found["verdict"], found["device"]) == (1, "regression", "8xh100")
     assert len(select_points(Selector(commit="beef"), points)) == 18
+    digest = [Point(measure="m", value=1, t="", software="0123456789ab+")]
+    assert len(select_points(Selector(commit="0123456789abcdef"), digest)) == 1
+    assert select_points(Selector(commit="0123456789acdef"), digest) == []
     assert len(select_points(Selector(commit="alpha3", name="bc"), points)) == 1
     assert select_points(Selector(name="rate"), points) == []
+
+
+def test_a_damaged_run_hides_no_other(tmp_path: Path) -> None:
+    """Nor does a pipe in place of a file, which has no end; steps without a duration do not count."""
+    add_run(tmp_path, "good", commit="aaaa1")
+    plans, logs = ["[" * 3000, '{"job": "x"}', ""], [""]
+    files = {"plan.json": plans, "provenance.json": ['{"git": "oops"}', ""], "attempts/0/steps/0.jsonl": logs}
+    for name, texts in files.items():
+        for number, text in enumerate(texts):
+            add_run(tmp_path, f"{name[:4]}{number}", commit="aaaa1")
+            (path := tmp_path / f"{name[:4]}{number}" / name).unlink()
+            path.write_text(text) if text else os.mkfifo(path)
+    found, _ = select_runs(Selector(commit="aaaa", site="alpha"), tmp_path.iterdir())
+    assert [each.point.source for each in found] == ["good"]
+    log = tmp_path / "good/attempts/0/steps/0.jsonl"
+    log.write_text(log.read_text().replace('"wall_s":0.', '"wall_s":0,"was":0.', 5))
+    assert len(read_run(tmp_path / "good").steps) == 34
+
+
+def test_partitions_of_a_site_are_not_mixed() -> None:
+    """Though both sides name their site; those of two sites have their own."""
+    slow, fast = (Point(measure="m", value=1, t="", site="alpha", partition=name) for name in ("slow", "fast"))
+    far = msgspec.structs.replace(fast, site="beta")
+    for other, by_site, verdicts in ((fast, True, None), (far, False, None), (far, True, ["same"])):
+        sides = [Selected(slow)] * 6, [Selected(other)] * 6
+        try:
+            results = compare_selected(*sides, names=("a", "b"), by_site=by_site, min_effect=0.02)
+        except DataError:
+            assert verdicts is None
+        else:
+            assert [one.verdict for one in results] == verdicts
 
 
 @pytest.mark.parametrize("text", ["site:", "site:a,site:b", "commit:abcd,when:now", "commit:abc"])

@@ -11,10 +11,11 @@ import msgspec
 
 from pitools.core.errors import DataError, UsageError
 from pitools.perf.regression.compare import Comparison, compare
-from pitools.perf.regression.sources import point_of_run, read_json, read_numbers
+from pitools.perf.regression.sources import RunOrigin, RunPlan, point_of_run, read_json, read_numbers
 from pitools.perf.regression.store import Point
 
 _MIN_COMMIT = 4  # characters
+_ABBREVIATED = 7  # least characters of a stored commit or digest of which a selector may name more than is stored
 HINT = "commit:SHA, site:NAME, name:REQUEST, or several with commas between"
 
 Key = tuple[str, ...]
@@ -56,33 +57,40 @@ def select_runs(selector: Selector, run_dirs: Iterable[Path]) -> tuple[list[Sele
     found, dirty = [], 0
     for run_dir in run_dirs:
         try:
-            plan, provenance = (read_json(run_dir / name) for name in ("plan.json", "provenance.json"))
-            if selector.site not in ("", plan.get("site")) or selector.name not in ("", plan.get("name")):
+            plan = read_json(run_dir / "plan.json", RunPlan)
+            if selector.site not in ("", plan.site) or selector.name not in ("", plan.name):
                 continue
-            git = provenance.get("git", {})
-            if not str(git.get("commit", "")).startswith(selector.commit):
+            git = read_json(run_dir / "provenance.json", RunOrigin).git
+            if not git.commit.startswith(selector.commit):
                 continue
-            if selector.commit and git.get("dirty"):
+            if selector.commit and git.dirty:
                 dirty += 1
                 continue
             found.append(Selected(point_of_run(run_dir), run_dir))
-        except (DataError, OSError):  # without steps, or another user's
+        except (DataError, OSError):  # without steps, damaged, or another user's
             continue
     return sorted(found, key=lambda each: each.point.t), dirty
 
 
 def select_points(selector: Selector, points: Iterable[Point]) -> list[Selected]:
-    """Return the stored points that a selector selects, oldest first. commit: of `source`, or of `software`."""
+    """Return the stored points that a selector selects, oldest first.
+
+    commit: of `source`, or of `software`; points that were added from runs have neither.
+    """
     return sorted(
         (
             Selected(point)
             for point in points
             if selector.site in ("", point.site)
             and selector.name in ("", point.measure.rpartition("/")[0])
-            and any(text.startswith(selector.commit) for text in (point.source, *point.software.split("+")))
+            and any(_is_commit(text, selector.commit) for text in (point.source, *point.software.split("+")))
         ),
         key=lambda each: each.point.t,
     )
+
+
+def _is_commit(stored: str, selected: str) -> bool:
+    return stored.startswith(selected) or (len(stored) >= _ABBREVIATED and selected.startswith(stored))
 
 
 def select_run(run_dir: Path) -> list[Selected]:
@@ -100,9 +108,10 @@ def compare_selected(
 ) -> list[Comparison]:
     """Compare what both sides have measured on the same device: the runs' medians, or the steps of one run a side.
 
-    by_site: whether the sites differ on purpose, else only measurements of the same site and partition are compared.
-    Raises DataError where the sides have nothing in common.
+    by_site: whether sites may be compared, where the two sides share none; else only measurements of the same site and
+    partition are. Raises DataError where the sides have nothing in common.
     """
+    by_site = by_site and not {each.point.site for each in a} & {each.point.site for each in b}
     first, second = (_by_key(side, by_site) for side in (a, b))
     common = [key for key in first if key in second]
     if not common:

@@ -7,24 +7,64 @@ import io
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pitools.core.errors import DataError
+from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.core.timestamps import to_rfc3339
 from pitools.perf.regression.store import Point
 from pitools.run import run_folder
 from pitools.run.steps import Step, read_steps_after
 
+T = TypeVar("T")
+
+
+class _Job(msgspec.Struct, frozen=True):
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus_per_node: int = 0
+    partition: str = ""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    gpu: str = ""
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """What of a run's plan.json says what its steps measure."""
+
+    name: str = ""
+    site: str = ""
+    job: _Job = _Job()
+    request: _Request = _Request()
+
+
+class _Git(msgspec.Struct, frozen=True):
+    commit: str = ""
+    dirty: bool = False
+
+
+class _Environment(msgspec.Struct, frozen=True):
+    digest: str = ""
+
+
+class RunOrigin(msgspec.Struct, frozen=True):
+    """What of a run's provenance.json names its software."""
+
+    code: str = ""
+    git: _Git = _Git()
+    environment: _Environment = _Environment()
+
 
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of a run's rank 0, without the first of each attempt, which compiles; and its plan and provenance."""
+    """The steps of a run's rank 0, without the first of each attempt, which compiles, and any without a duration."""
 
     steps: list[Step]
-    plan: dict[str, Any]
-    provenance: dict[str, Any]
+    plan: RunPlan
+    origin: RunOrigin
     ranks: int
 
 
@@ -33,31 +73,34 @@ def read_run(run_dir: Path) -> RunSteps:
     steps: list[Step] = []
     ranks = 0
     for attempt in run_folder.attempt_dirs(run_dir):
-        steps += read_steps_after(attempt / "steps" / "0.jsonl", 0)[0][1:]
+        steps += [step for step in read_steps_after(attempt / "steps" / "0.jsonl", 0)[0][1:] if step.wall_s > 0]
         ranks = max(ranks, len(list((attempt / "steps").glob("[0-9]*.jsonl"))))
     if not steps:
         hint = "write steps with pitools.run.steps.StepLog"
         raise DataError("no step log of 2 steps or more", where=str(run_dir), hint=hint)
     return RunSteps(
         steps=steps,
-        plan=read_json(run_dir / "plan.json"),
-        provenance=read_json(run_dir / "provenance.json"),
+        plan=read_json(run_dir / "plan.json", RunPlan),
+        origin=read_json(run_dir / "provenance.json", RunOrigin),
         ranks=ranks,
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's object; an empty one without a file. Raises DataError."""
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return a file's object; one of defaults without a file. Raises DataError, and OSError for a FIFO too."""
     try:
-        return decode_json(path.read_bytes(), dict[str, Any]) if path.exists() else {}
+        with open_regular(path) as file:
+            return decode_json(file.read(), kind)
+    except FileNotFoundError:
+        return kind()
     except msgspec.DecodeError as error:
         raise DataError(str(error), where=str(path)) from error
 
 
 def _read_text(path: Path) -> str:
-    """Return a file's text. Raises DataError."""
+    """Return a file's text, without the mark that Excel puts before it. Raises DataError."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError("not text (expected UTF-8)", where=str(path)) from error
 
@@ -89,6 +132,8 @@ def read_points(path: Path) -> list[Point]:
     except csv.Error as error:
         raise DataError(f"not CSV: {error}", where=str(path)) from error
     for number, row in enumerate(rows, 1 if is_json else 2):
+        if is_json and not row.strip():
+            continue
         try:
             if is_json:
                 point = decode_json(row, Point)
@@ -106,18 +151,16 @@ def read_points(path: Path) -> list[Point]:
 def point_of_run(run_dir: Path) -> Point:
     """Return a run's median step time as a point. Raises DataError."""
     run = read_run(run_dir)
-    job, request = run.plan.get("job", {}), run.plan.get("request", {})
-    environment = run.provenance.get("environment", {})
-    digests = [run.provenance.get("code", ""), environment.get("digest", "")]
-    gpus = job.get("gpus_per_node", 0)
-    kind = request.get("gpu", "") or ("gpu" if gpus else "cpu")
+    job = run.plan.job
+    digests = [run.origin.code, run.origin.environment.digest]
+    kind = run.plan.request.gpu or ("gpu" if job.gpus_per_node else "cpu")
     return Point(
-        measure=f"{run.plan.get('name', run_dir.name)}/step_s",
+        measure=f"{run.plan.name or run_dir.name}/step_s",
         value=median(step.wall_s for step in run.steps),
         t=run.steps[0].t,  # not the last's: a run that goes on, added again, is the same point
-        site=run.plan.get("site", ""),
-        partition=job.get("partition", ""),
-        device=f"{job.get('nodes', 1)}x{gpus or job.get('tasks_per_node', 1)} {kind}",
+        site=run.plan.site,
+        partition=job.partition,
+        device=f"{job.nodes}x{job.gpus_per_node or job.tasks_per_node} {kind}",
         source=run_dir.name,
         software="+".join(digest[:12] for digest in digests if digest),
     )
