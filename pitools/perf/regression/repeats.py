@@ -23,9 +23,11 @@ class Effect(NamedTuple):
     high: float
 
 
-def effect_of_few(a: Sequence[float], b: Sequence[float]) -> Effect:
+def effect_of_few(a: Sequence[float], b: Sequence[float], *, is_b_together: bool = False) -> Effect:
     """Return the effect of few independent positive measurements, such as one of each run.
 
+    is_b_together: whether all of B are of one night and its nodes, and each of A of another: what nights differ by,
+    which A's deviation has, is then in B's mean, however often it was measured.
     The interval is Student's for the means of logarithms with one variance; its quantile is by Wallace's approximation,
     which is a few percent too wide for few runs. Raises DataError for fewer than 2 a side, or a value that is not
     positive.
@@ -35,7 +37,11 @@ def effect_of_few(a: Sequence[float], b: Sequence[float]) -> Effect:
     first, second = np.log(a), np.log(b)
     free = len(first) + len(second) - 2
     variance = (first.var() * len(first) + second.var() * len(second)) / free
-    half = from_normal(_Z, free) * math.sqrt(variance * (1 / len(first) + 1 / len(second)))
+    error = variance * (1 / len(first) + 1 / len(second))
+    if is_b_together:
+        free = len(first) - 1
+        error = first.var(ddof=1) * (1 + 1 / len(first)) + second.var(ddof=1) / len(second)
+    half = from_normal(_Z, free) * math.sqrt(error)
     middle = float(second.mean() - first.mean())
     return Effect(math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half))
 
@@ -45,12 +51,15 @@ def alternate(
 ) -> tuple[list[float], list[float], Effect]:
     """Measure A, B, A, B, and up to two pairs more until the effect decides; return both sides' values, and it.
 
-    measure: returns one measurement, of B if true. known: at least two of A, which then is not measured.
+    measure: returns one measurement, of B if true. known: at least two of A, each of another night, which then is not
+    measured.
     """
     a, b = list(known), list[float]()
     while True:
         if not known:
             a.append(measure(False))
         b.append(measure(True))
-        if len(b) in PAIRS and (is_decided(effect := effect_of_few(a, b)) or len(b) == PAIRS[-1]):
-            return a, b, effect
+        if len(b) in PAIRS:
+            effect = effect_of_few(a, b, is_b_together=bool(known))
+            if is_decided(effect) or len(b) == PAIRS[-1]:
+                return a, b, effect

@@ -1,4 +1,4 @@
-"""Keep measurements in one SQLite file, which several processes may add to and none can change.
+"""Keep measurements in one SQLite file, which several processes may add to; it refuses UPDATE and DELETE.
 
 A series is a measure at one site, on one partition and device. Each point names the software that it was measured
 with: a step where the software is the same on both sides is the cluster's, not the code's. What repeated runs showed
@@ -80,7 +80,8 @@ def read_series(path: Path) -> list[Series]:
         hint = f"pit perf watch {path} --add RUN"
         raise ClusterError("no such store of measurements", where=str(path), hint=hint)
     with _opened(path) as store:
-        rows = store.execute(f"SELECT {', '.join(_FIELDS)} FROM points ORDER BY site, partition, device, measure, t")  # noqa: S608
+        order = "site, partition, device, measure, t, source"
+        rows = store.execute(f"SELECT {', '.join(_FIELDS)} FROM points ORDER BY {order}")  # noqa: S608
         points = [Point(**dict(zip(_FIELDS, row, strict=True))) for row in rows]
     groups = groupby(points, lambda point: (point.site, point.partition, point.device, point.measure))
     return [Series(tuple(group)) for _, group in groups]

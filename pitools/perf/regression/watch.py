@@ -72,7 +72,7 @@ def judge_series(series: Sequence[Series], *, min_effect: float = MIN_EFFECT, si
         )
         for one, (changes, _) in zip(series, found, strict=True)
     ]
-    # What is history is no alarm of today: it counts as a series in which nothing was found.
+    # Changes before `since` are not reported, and count as p = 1.
     p_values = [
         change.p if change else 1.0 if changes else p for change, (changes, p) in zip(recent, found, strict=True)
     ]
@@ -116,8 +116,14 @@ def _verdict(series: Series, change: ChangePoint | None, p: float, q: float, is_
 
 def points_around(series: Series, verdict: SeriesVerdict) -> tuple[list[Point], Point]:
     """Return the newest points of a series before the step of its verdict, and the first one after it."""
-    at = next(i for i, point in enumerate(series.points) if point.t == verdict.changed_at)
+    at = _changed_at(series, verdict)
     return list(series.points[max(0, at - _COMPARED) : at]), series.points[at]
+
+
+def _changed_at(series: Series, verdict: SeriesVerdict) -> int:
+    """Return the number of the first point after a step; points of one day may share its time."""
+    changed = verdict.changed_at, verdict.source
+    return next(i for i, point in enumerate(series.points) if (point.t, point.source) == changed)
 
 
 def is_other_code(before: Point, after: Point) -> bool:
@@ -170,13 +176,15 @@ def _plot_one(axes: Axes, series: Series, verdict: SeriesVerdict) -> None:
     values = [point.value for point in series.points]
     axes.plot(values, ".-", linewidth=0.6, markersize=3, color="0.4")
     if verdict.effect is not None and verdict.before is not None and verdict.after is not None:
-        at = next(i for i, point in enumerate(series.points) if point.t == verdict.changed_at)
+        at = _changed_at(series, verdict)
         colour = {"regression": "tab:red", "improvement": "tab:green"}.get(verdict.verdict, "tab:orange")
         axes.axvline(at - 0.5, color=colour, linewidth=0.8)
         axes.hlines([verdict.before, verdict.after], [0, at], [at - 1, len(values) - 1], colors=colour)
         axes.set_xlabel(
-            f"{verdict.effect:+.1%} at {verdict.changed_at[:10]}, {verdict.source or 'no source'}", fontsize=7
+            f"{verdict.effect:+.1%} at {verdict.changed_at[:10]}, {verdict.source or 'no source'}",
+            fontsize=7,
+            parse_math=False,
         )
     title = " ".join(word for word in (verdict.site, verdict.partition, verdict.device, verdict.measure) if word)
-    axes.set_title(f"{title}: {verdict.verdict}", fontsize=8)
+    axes.set_title(f"{title}: {verdict.verdict}", fontsize=8, parse_math=False)
     axes.tick_params(labelsize=7)
