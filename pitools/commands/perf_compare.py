@@ -102,10 +102,10 @@ def compare(
             out(result)
     for result in results:
         if result.effect_low is None:
-            text = f"{result.a_points} and {result.b_points} numbers are too few to say: measure more"
+            text = f"{result.a_points} and {result.b_points} numbers are too few to say: measure more, 20 steps a side"
             click.echo(f"pit: {result.measure}{': ' * bool(result.measure)}{text}", err=True)
     if any(result.verdict == "inconclusive" and result.effect_low is not None for result in results):
-        click.echo("pit: the interval has both a change that counts and none: measure more, in turn", err=True)
+        click.echo("pit: the interval allows both a change that counts and none: measure more, in turn", err=True)
     ctx.exit(any(result.verdict == "regression" for result in results))
 
 
@@ -130,7 +130,8 @@ def _select(text: str, selector: Selector | None, store: Path | None, site_name:
         if dirty:
             click.echo(f"pit: {text}: {dirty} runs with uncommitted changes are left out", err=True)
     if not found:
-        raise UsageError(f"{text}: nothing measured", where=str(where), hint="pit launch list shows runs")
+        hint = "points of runs have no commit: compare runs, without --store" if store else "pit launch list shows runs"
+        raise UsageError(f"{text}: nothing measured", where=str(where), hint=hint)
     return found
 
 
@@ -144,7 +145,7 @@ def _select(text: str, selector: Selector | None, store: Path | None, site_name:
     shell_complete=completion.complete_runs,
     help="First add a run's median step, once, at its first step's time; or a file of points.",
 )
-@click.option("--since", metavar="TIME", default="14d", show_default=True, help="Report steps of this last time: 14d.")
+@click.option("--since", metavar="TIME", default="14d", show_default=True, help="Report changes no older than this.")
 @click.option("--confirm", is_flag=True, help="Repeat runs to confirm regressions: at most 3, each by 2 to 8 runs.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Also a picture: FILE.png, .svg or .pdf.")
 @_min_effect
@@ -171,7 +172,7 @@ def watch(
 
     --confirm repeats the first run after the step on its nodes: in turn with the last one before it if the code alone
     differs, else against the points before. A regression that these runs do not show is `unconfirmed`, and no exit 1.
-    Each runs for 50 steps. The results are stored: a step is tried once.
+    Each runs for 50 steps. The results are stored by the first run after the step, which is tried once.
 
     \b
     pit perf watch perf.sqlite --add RUN --confirm

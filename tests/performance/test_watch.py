@@ -151,7 +151,7 @@ def test_a_picture(tmp_path: Path) -> None:
     """Of series with and without a step, in each format."""
     pytest.importorskip("matplotlib")
     rng = np.random.default_rng(5)
-    series = [Series(tuple(points(f"m{n}", noise(rng, 1 + 0.1 * n)))) for n in range(4)]
+    series = [Series(tuple(points(f"a$\\foo{{$/{n}", noise(rng, 1 + 0.1 * n)))) for n in range(4)]
     for name in ("a.png", "a.svg"):
         plot_series(series, judge_series(series), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -159,10 +159,10 @@ def test_a_picture(tmp_path: Path) -> None:
 
 
 def test_points_of_files(tmp_path: Path) -> None:
-    """CSV and JSON Lines give the same points, times in UTC; a bad line is named."""
-    (tmp_path / "a.csv").write_text("measure,value,t,better\nrate,2.5,2026-01-01T02:00:00+02:00,higher\n")
+    """CSV of Excel and JSON Lines give the same points, times in UTC; a bad line is named, an empty one left out."""
+    (tmp_path / "a.csv").write_text("\ufeffmeasure,value,t,better\nrate,2.5,2026-01-01T02:00:00+02:00,higher\n")
     (tmp_path / "a.jsonl").write_text(
-        '{"schema":"pit.perf-point/1","measure":"rate","value":2.5,"t":"2026-01-01T00:00:00Z","better":"higher"}\n'
+        '{"schema":"pit.perf-point/1","measure":"rate","value":2.5,"t":"2026-01-01T00:00:00Z","better":"higher"}\n\n'
     )
     expected = [Point(measure="rate", value=2.5, t="2026-01-01T00:00:00.000Z", better="higher")]
     assert read_points(tmp_path / "a.csv") == read_points(tmp_path / "a.jsonl") == expected
@@ -205,14 +205,17 @@ def test_two_runs_compared(factor: float, better: str, verdict: str) -> None:
 
 
 def test_too_few_to_compare() -> None:
-    """Four numbers a side decide nothing, and numbers that are not positive are refused."""
-    assert compare([1.0] * 4, [2.0] * 4).verdict == "inconclusive"
+    """Fewer than 20 in a row decide nothing, of runs four; numbers that are not positive are refused."""
+    a = 1 + 0.01 * np.random.default_rng(9).standard_normal(20)
+    assert compare(a[:19], 2 * a).verdict == "inconclusive"
+    assert compare(a, 2 * a).verdict == "regression"
+    assert compare(a[:6], 2 * a[:6], of_runs=True).verdict == "regression"
     for bad in ([], [0.0], [float("nan")]):
         with pytest.raises(DataError):
             compare([1.0], bad)
 
 
-@pytest.mark.parametrize("n", [12, 100])
+@pytest.mark.parametrize("n", [20, 100])
 @pytest.mark.parametrize("phi", [0.0, 0.5])
 def test_equal_runs_hardly_ever_differ(n: int, phi: float) -> None:
     """Of 400 pairs of equal runs at most 1 in 100 and the binomial error differ, also with correlated steps."""
