@@ -87,8 +87,9 @@ def advise(
 
 
 def find_run_of(path: Path) -> Path | None:
-    """Return the run's folder that a path is, or is in; None for a path outside of one."""
-    return next((each for each in (path, *path.absolute().parents) if (each / "plan.json").is_file()), None)
+    """Return the run's folder that a path is, or whose attempts it is in; None for a path outside of one."""
+    above = (each.parent for each in path.absolute().parents if each.name == "attempts")
+    return next((each for each in (path, *above) if (each / "plan.json").is_file()), None)
 
 
 def _propose(path: Path, run_dir: Path | None) -> list[Proposal]:

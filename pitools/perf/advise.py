@@ -43,8 +43,8 @@ class Trial(Record, frozen=True, kw_only=True, tag="pit.perf-trial/1"):
     """What a change of the request gained, by runs without (A) and with it (B) in turn on the same nodes.
 
     predicted, ceiling: of the proposal, as shares of a step. gain: 1 - B ÷ A, with a 95 % interval. verdict: whether
-    the gain is `as-predicted`, to within 2 % of a step, `less` or `more`; `none` where the interval has 0 and not what
-    was predicted, or is below 0; `inconclusive` where it has both. a_step_s, b_step_s: mean step of each run, seconds.
+    the gain is `as-predicted`, to within 2 % of a step, `less` or `more`; `none`: the interval reaches 0 or less and
+    excludes the predicted gain; `inconclusive` where it has both. a_step_s, b_step_s: mean step of each run, seconds.
     """
 
     cause: str
@@ -111,7 +111,8 @@ def least_steps(proposal: Proposal | None, changes: Mapping[str, str]) -> int:
     """Return how many steps show a change: two intervals of checkpoints; 0 for any other."""
     if proposal is None or proposal.cause != "checkpoint":
         return 0
-    return 2 * max((int(text) for text in changes.values() if text.isdecimal()), default=0)
+    known = [text for key, text in changes.items() if key.rpartition(".")[2] in _DOUBLED["checkpoint"]]
+    return 2 * max((int(text) for text in known if text.isdecimal()), default=0)
 
 
 def decides(predicted: float) -> Callable[[Effect], bool]:

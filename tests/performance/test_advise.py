@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pitools.commands.perf_advise import find_run_of
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.launch.api import launch, runs
 from pitools.launch.timed_rerun import repeat_steps
@@ -79,8 +80,16 @@ def test_a_change_is_proposed_where_a_key_is_known(
 def test_checkpoints_are_seen_in_two_intervals() -> None:
     """Of fewer steps the change would gain all of them; other causes need no more than others."""
     input_wait, checkpoint = propose(verdict("input", "checkpoint"), {}, {})
-    assert least_steps(checkpoint, {"args.save_every": "100", "name": "x"}) == 200
+    assert least_steps(checkpoint, {"args.save_every": "100", "name": "x", "args.batch_size": "4096"}) == 200
     assert least_steps(input_wait, {"args.workers": "100"}) == least_steps(None, {"a": "100"}) == 0
+
+
+def test_the_run_of_a_trace(tmp_path: Path) -> None:
+    """Is the one whose attempts it is in, and no other folder above that has a plan.json."""
+    (tmp_path / "plan.json").touch()
+    trace = tmp_path / "attempts/0/traces/10-14/rank0.json"
+    assert find_run_of(tmp_path) == find_run_of(trace) == tmp_path
+    assert find_run_of(tmp_path / "trace.json") is None
 
 
 def test_a_straggler_on_the_only_node_cannot_be_left_out() -> None:
