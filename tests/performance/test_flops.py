@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def test_frozen_towers_cost_what_they_compute() -> None:
         ("NVIDIA GeForce RTX 4090", 165), ("TPU v5 lite", 197), ("TPU v4", 275),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA GeForce RTX 4090 D", None), ("TPU v5", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("NVIDIA A10G", None), ("NVIDIA GH200 480GB", None), ("cpu", None),
-        ("NVIDIA H200 NVL", None), ("", None),
+        ("GRID A100-10C", None), ("NVIDIA A100-40C", None), ("TPU v4 lite", None), ("NVIDIA H200 NVL", None),
+        ("", None),
     ],
 )  # fmt: skip
 def test_peaks_by_the_names_of_drivers(name: str, tflops: float | None) -> None:
@@ -107,16 +109,17 @@ def test_every_peak_has_its_source() -> None:
     for peak in read_peaks():
         assert peak.source
         assert peak.date
-        assert find_peak(peak.device, peak.dtype, peak.sum_dtype) == peak
+        assert find_peak(peak.device, peak.dtype) == peak
 
 
 def test_more_than_the_peak_is_refused() -> None:
-    """As is a speed of nothing; without a peak there is no utilization."""
+    """As is a speed or a peak that is none; without a peak there is no utilization."""
     model = ModelFile(towers={"t": Tower(**BASE)})
     with pytest.raises(UsageError):
         utilization(model, 1e9, 1, "NVIDIA H100 80GB HBM3", "bf16")
-    with pytest.raises(UsageError):
-        utilization(model, 0.0, 1, "NVIDIA H100 80GB HBM3", "bf16")
+    for speed, peak in ((0.0, None), (math.inf, None), (1e3, 0.0), (1e3, -5.0), (1e3, math.nan)):
+        with pytest.raises(UsageError):
+            utilization(model, speed, 1, "NVIDIA H100 80GB HBM3", "bf16", peak)
     assert {row.mfu for row in utilization(model, 1e3, 1, "NVIDIA Unheard", "bf16")} == {None}
     assert utilization(model, 1e3, 2, "NVIDIA Unheard", "bf16", 100.0)[0].peak_source == "given"
 

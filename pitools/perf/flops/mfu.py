@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -20,14 +21,14 @@ from pitools.perf.flops.model import CONVENTIONS, ModelFile, flops_per_token
 _SIZES = (1024, 2048, 4096, 8192)
 _SECONDS_A_SIZE = 1.0
 # Words of a driver's name that make another device of it, with another rate.
-_VARIANTS = frozenset(("d", "laptop", "max", "mig", "nvl", "pcie", "q", "super", "ti"))
+_VARIANTS = frozenset(("d", "grid", "laptop", "lite", "max", "mig", "nvl", "pcie", "q", "super", "ti"))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rate of a device for dense products. names: other names of it.
 
-    dtype, sum_dtype: of the inputs and of the sum. tflops: 1e12 operations per second. source, date: of the figure.
+    dtype: of the inputs; sums are in fp32. tflops: 1e12 operations per second. source, date: of the figure.
     """
 
     device: str
@@ -36,7 +37,6 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     date: str
     names: tuple[str, ...] = ()
     dtype: str = "bf16"
-    sum_dtype: str = "fp32"
 
 
 class _PeakTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,14 +76,17 @@ def read_peaks() -> tuple[Peak, ...]:
     return convert_tables(read_toml(path), _PeakTable, str(path)).peak
 
 
-def find_peak(device: str, dtype: str, sum_dtype: str = "fp32") -> Peak | None:
+def find_peak(device: str, dtype: str) -> Peak | None:
     """Return the peak of a device by the name that its driver gives; None for an unknown one, never a guess.
 
     All words of an entry's name must be in the device's, and all of `_VARIANTS` in the device's in the entry's.
+    A profile of a vGPU, such as 10C, is a share of a device: unknown.
     """
     words = set(_words(device))
+    if any(re.fullmatch(r"\d+[abcq]", word) for word in words):
+        return None
     for peak in read_peaks():
-        if (peak.dtype, peak.sum_dtype) == (dtype, sum_dtype):
+        if peak.dtype == dtype:
             for name in (peak.device, *peak.names):
                 if words.issuperset(_words(name)) and not (words - set(_words(name))) & _VARIANTS:
                     return peak
@@ -102,8 +105,10 @@ def utilization(
     tokens_per_s: of the main tower, over all devices. peak_tflops: of one device, instead of the table's. Raises
     UsageError if the figures give more than the peak: one of them must be wrong.
     """
-    if not tokens_per_s > 0 or devices < 1:
-        raise UsageError(f"{tokens_per_s:g} tokens/s on {devices} devices (expected more than 0)")
+    if not 0 < tokens_per_s < math.inf or devices < 1:
+        raise UsageError(f"{tokens_per_s:g} tokens/s on {devices} devices (expected more than 0, and finite)")
+    if peak_tflops is not None and not 0 < peak_tflops < math.inf:
+        raise UsageError(f"a peak of {peak_tflops:g} TFLOP/s (expected more than 0, and finite)", where="--peak")
     known = None if peak_tflops else find_peak(device, dtype)
     peak = peak_tflops or (known.tflops if known else None)
     source = "given" if peak_tflops else f"{known.source} ({known.date})" if known else ""
