@@ -120,7 +120,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         if move_error := interrupted_move(run_dir):
             text = f"{move_error.message}; to complete it: {move_error.hint}"
     click.echo(f"pit: {text}", err=True)
-    for line in slow_ranks.describe_slow_ranks(run_dir):
+    for line in slow_ranks.describe_slow_ranks(run_dir, site):
         click.echo(f"pit: {line}", err=True)
     if len(attempt_dirs(run_dir)) > 1:
         click.echo(f"pit: what an earlier attempt printed: pit launch logs {run_dir.name} --attempt N", err=True)

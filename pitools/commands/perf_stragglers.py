@@ -40,12 +40,16 @@ def stragglers(ctx: click.Context, run: str, min_effect: float, site_name: str, 
     pit perf stragglers RUN --format hosts
     """
     from pitools.core.output import Output
+    from pitools.launch.diagnosis.slow_ranks import hardware_classes
     from pitools.launch.run_lookup import find_run_dir
     from pitools.perf.stragglers import find_stragglers, read_rank_times
+    from pitools.site.load import load_site
 
     run_dir = find_run_dir(run, site_name)
     times = read_rank_times(run_dir)
-    classes = _hardware(set(times.nodes.values()), site_name)
+    classes, note = hardware_classes(set(times.nodes.values()), load_site(site_name))
+    if note:
+        click.echo(f"pit: note: {note}", err=True)
     found = find_stragglers(times, min_effect=min_effect, classes=classes)
     with Output(form, COLUMNS) as out:
         for straggler in found:
@@ -72,24 +76,3 @@ def _report(run_dir: Path, found: Sequence[Straggler]) -> set[str]:
         return set()
     reported = report_stragglers(site, run_dir, found) if site else set()
     return reported & suspicions_of_site(site).keys() if site and reported else set()  # not without a spool
-
-
-def _hardware(nodes: set[str], site_name: str) -> dict[str, str]:
-    """Return the GPUs and CPUs of each node; of none where Slurm does not say."""
-    from pitools.core import hostlist
-    from pitools.core.errors import PitError
-    from pitools.site.connect import client
-    from pitools.site.load import load_site
-
-    site = load_site(site_name)
-    if site.scheduler != "slurm" or not nodes:
-        return {}
-    try:
-        known = client(site).nodes(hostlist.fold(nodes))
-    except PitError as error:
-        click.echo(f"pit: note: all nodes count as one kind of hardware: {error.message}", err=True)
-        return {}
-    classes = {node.node: f"{node.gpus} GPUs {node.gpu_type}, {node.cpus} CPUs" for node in known if node.node in nodes}
-    if len(set(classes.values())) > 1:
-        click.echo(f"pit: note: {len(set(classes.values()))} kinds of hardware, compared apart", err=True)
-    return classes

@@ -9,17 +9,19 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from pitools.core import hostlist
 from pitools.core.errors import PitError
 from pitools.core.record import decode_json
 from pitools.node.site_suspicion import report_cause
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, CauseKind, Decision, Evidence
+from pitools.site.connect import client
 from pitools.site.schema import Site
 
 if TYPE_CHECKING:
@@ -31,26 +33,45 @@ _DAY_S = 86400.0  # as long as a suspicion lasts
 _OF_NODE: dict[str, CauseKind] = {"compute": "node", "input": "node", "network": "network"}
 
 
-def describe_slow_ranks(run_dir: Path) -> Iterator[str]:
+def hardware_classes(nodes: Set[str], site: Site) -> tuple[dict[str, str], str]:
+    """Return the GPUs and CPUs of each node, none where Slurm does not say, and a note for the user, "" without one."""
+    if site.scheduler != "slurm" or not nodes:
+        return {}, ""
+    try:
+        known = client(site).nodes(hostlist.fold(nodes))
+    except PitError as error:
+        return {}, f"all nodes count as one kind of hardware: {error.message}"
+    classes = {node.node: f"{node.gpus} GPUs {node.gpu_type}, {node.cpus} CPUs" for node in known if node.node in nodes}
+    kinds = len(set(classes.values()))
+    return classes, f"{kinds} kinds of hardware, compared apart" if kinds > 1 else ""
+
+
+def describe_slow_ranks(run_dir: Path, site: Site) -> Iterator[str]:
     """Yield a line for each slow rank of a run's last attempt, with its node. Large logs and traces are not read."""
     attempt = run_folder.last_attempt(run_dir)
     if attempt is None:
         return
     described: set[int] = set()
-    for rank, line in (*_by_step_logs(run_dir, attempt), *_by_traces(run_dir, attempt), *_by_events(run_dir, attempt)):
+    for rank, line in (
+        *_by_step_logs(run_dir, attempt, site),
+        *_by_traces(run_dir, attempt),
+        *_by_events(run_dir, attempt),
+    ):
         if rank not in described:
             described.add(rank)
             yield line
 
 
-def _by_step_logs(run_dir: Path, attempt: Path) -> Iterator[tuple[int, str]]:
+def _by_step_logs(run_dir: Path, attempt: Path, site: Site) -> Iterator[tuple[int, str]]:
     logs = list((attempt / "steps").glob("*.jsonl"))
     if len(logs) < 2 or _size(logs) > _MAX_BYTES:
         return
     from pitools.perf.stragglers import find_stragglers, read_rank_times
 
     with contextlib.suppress(PitError):  # too few steps
-        for one in find_stragglers(read_rank_times(run_dir)):
+        times = read_rank_times(run_dir)
+        classes, _ = hardware_classes(set(times.nodes.values()), site)
+        for one in find_stragglers(times, classes=classes):
             text = f"its {one.cause} takes {one.effect:.1%} of a step longer, in {one.steps} steps"
             yield one.rank, f"rank {one.rank}{_on(one.node)} is slow: {text}; see: pit perf stragglers {run_dir.name}"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pitools.launch.diagnosis import slow_ranks
 from pitools.launch.diagnosis.slow_ranks import describe_slow_ranks, report_stragglers
 from pitools.launch.recovery.apply_decision import apply_decision
 from pitools.node import blames
@@ -17,6 +19,8 @@ from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Decision
 from pitools.site.schema import NodeHealth, Site
 from tests.performance.test_stragglers import write_run
+
+LOCAL = Site(name="local", scheduler="local")
 
 
 @pytest.fixture
@@ -53,12 +57,26 @@ def test_slow_ranks_are_described_once(tmp_path: Path) -> None:
         file.write(
             '{"event":"straggler"\n{"schema":"pit.event/1","t":"","event":"straggler","detail":{"attempt":"0"}}\n'
         )
-    by_log, by_event = describe_slow_ranks(run)
+    by_log, by_event = describe_slow_ranks(run, LOCAL)
     assert by_log.startswith("rank 2 on n1 is slow: its compute takes ")
     assert by_log.endswith("see: pit perf stragglers run")
     assert by_event == "rank 1 on n0 was slow at step 60: 0.14 s of its own a step, the others 0.1 s"
-    assert list(describe_slow_ranks(write_run(tmp_path / "healthy"))) == []
-    assert list(describe_slow_ranks(tmp_path)) == []
+    assert list(describe_slow_ranks(write_run(tmp_path / "healthy"), LOCAL)) == []
+    assert list(describe_slow_ranks(tmp_path, LOCAL)) == []
+
+
+def test_ranks_are_compared_with_their_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pit perf stragglers` does: a rank whose node has another kind of GPU is not slow."""
+    run = write_run(tmp_path, slow=2)
+    record = run_folder.RankRecord(rank=2, world_size=4, local_rank=0, node="n7", pid=1, coordinator="", data={})
+    run_folder.write_record(run / "attempts/0/ranks/2.json", record)
+    for gpus, count in (("h100", 1), ("a100", 0)):
+        known = [
+            SimpleNamespace(node=name, gpus=8, gpu_type=gpus if name == "n7" else "h100", cpus=64)
+            for name in ("n0", "n1", "n7")
+        ]
+        monkeypatch.setattr(slow_ranks, "client", lambda _, known=known: SimpleNamespace(nodes=lambda _: known))
+        assert len(list(describe_slow_ranks(run, Site(name="s", scheduler="slurm")))) == count
 
 
 def test_a_trace_names_the_slow_node(repo: Path, tmp_path: Path) -> None:
@@ -68,7 +86,7 @@ def test_a_trace_names_the_slow_node(repo: Path, tmp_path: Path) -> None:
     (attempt / "traces" / "10-14").symlink_to(repo / "tests/performance/profiles/torch-slow-rank")
     record = run_folder.RankRecord(rank=1, world_size=2, local_rank=0, node="n7", pid=1, coordinator="", data={})
     run_folder.write_record(attempt / "ranks" / "1.json", record)
-    (line,) = describe_slow_ranks(tmp_path)
+    (line,) = describe_slow_ranks(tmp_path, LOCAL)
     assert line.startswith("rank 1 on n7 is slow: the others wait for rank 1")
 
 
