@@ -129,7 +129,9 @@ def test_repeated_runs_decide(effect: Effect, decided: bool, verdict: str) -> No
     (found,) = judge_series([Series(tuple(points))])
     before, after = points_around(Series(tuple(points)), found)
     assert (before, after) == (points[2:22], points[22])
-    twice = [msgspec.structs.replace(point, t=points[(i + 1) // 2].t, source=f"{i:02}") for i, point in enumerate(points)]
+    twice = [
+        msgspec.structs.replace(point, t=points[(i + 1) // 2].t, source=f"{i:02}") for i, point in enumerate(points)
+    ]
     (shared,) = judge_series([Series(tuple(twice))])
     assert points_around(Series(tuple(twice)), shared) == (twice[2:22], twice[22])
     assert confirms(0.02)(effect) is decided
