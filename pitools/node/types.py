@@ -64,7 +64,7 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
 
     action: what to do if it failed. is_shadow: reported, never acted upon. evidence_at: when the facts were read, or
     when the kernel logged the event. hint: what an operator does next, of one that failed. is_event: of something that
-    happened, and is not seen any more once its evidence is old.
+    happened, and is not seen any more once its evidence is old. table: of the facts that it is about.
     """
 
     node: str
@@ -78,6 +78,7 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.node-finding/1"):
     is_shadow: bool = False
     hint: str = ""
     is_event: bool = False
+    table: str = ""
 
 
 def is_at_least(action: Action, mildest: Action) -> bool:

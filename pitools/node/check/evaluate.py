@@ -323,6 +323,7 @@ def _finding(
         level=check.level,
         action=check.action,
         subject=subject,
+        table=check.table,
         message=message,
         evidence_at=at or facts.gathered_at,
         is_shadow=check.is_shadow,

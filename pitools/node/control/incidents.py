@@ -24,7 +24,18 @@ REASON_PREFIX = "pit node"
 """With which each of our reasons begins: `pit node [n07-20261126191236] gpu-count: gpus: 7`."""
 
 _OWN_REASON = re.compile(rf"{REASON_PREFIX} \[([A-Za-z0-9._-]+-\d+)\] ([a-z0-9-]+)")
-_OF_OPENED = ("incident", "node", "check", "action", "evidence_at", "message", "boot_id", "hardware", "is_event")
+_OF_OPENED = (
+    "incident",
+    "node",
+    "check",
+    "evidence_at",
+    "message",
+    "action",
+    "boot_id",
+    "hardware",
+    "part",
+    "is_event",
+)
 _INCIDENT_AND_NODE = re.compile(r'"incident":"([^"]*)","node":"([^"]*)"')
 _SIGNS = re.compile(r"""['"\\]|\[(?=[^\s\[\]@]+@)""")  # of a shell; and `[user@time]`, with which Slurm ends a reason
 _MAX_REASON = 200  # bytes: Slurm's tools cut longer ones in their tables
@@ -35,7 +46,7 @@ class EntryKind(StrEnum):
 
     OPENED = "opened"  # the incident begins: the node is to be drained
     DRAINED = "drained"  # Slurm drained it, or has it drained again: the incident is open
-    RELAPSED = "relapsed"  # a check fails again, while the node is drained
+    RELAPSED = "relapsed"  # a check fails again, or asks for more, while the node is drained
     RECOVERED = "recovered"  # its check passes, and none fails that drains, from now on
     BENCHING = "benching"  # the node is asked for its bench
     RETURNING = "returning"  # the node is to be resumed
@@ -45,8 +56,10 @@ class EntryKind(StrEnum):
 
 
 class IncidentEntry(Record, frozen=True, kw_only=True, tag="pit.node-incident-entry/1"):
-    """A line of the journal. at: RFC 3339. message: why. check, action, boot_id, hardware, is_event: of `opened`.
+    """A line of the journal. at: RFC 3339. message: why. check: of `opened`, as are the others where nothing is said.
 
+    action, part (what the finding is about: its table and subject), boot_id, hardware, is_event: also of `relapsed`,
+    where its finding asks for more than was asked for, or fails after that was done.
     evidence_at: of `opened`, when that was seen that drains; of `recovered`, when the node was checked; of `returning`,
     `returned` and `released`, up to when evidence is dealt with, "" for `at`. All by the node's clock.
     """
@@ -62,6 +75,7 @@ class IncidentEntry(Record, frozen=True, kw_only=True, tag="pit.node-incident-en
     boot_id: str = ""
     hardware: dict[str, str] = {}
     is_event: bool = False
+    part: str = ""
 
 
 Phase = Literal["opening", "drained", "recovered", "returning", "over"]
@@ -86,6 +100,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     boot_id: str = ""
     hardware: dict[str, str] = {}
     is_event: bool = False
+    part: str = ""
     phase: Phase = "opening"
     drained_at: str = ""
     recovered_at: str = ""
@@ -143,7 +158,8 @@ def fold(lines: Iterable[IncidentEntry | journal.DamagedLine]) -> dict[str, Inci
                 incidents[before.incident] = msgspec.structs.replace(before, **changes)
             newest[line.node] = line.incident
         if not is_first:
-            incidents[line.incident] = msgspec.structs.replace(incidents[line.incident], **_changes(line))
+            one = incidents[line.incident]
+            incidents[line.incident] = msgspec.structs.replace(one, **_changes(line), **_demand(line, one))
     return incidents
 
 
@@ -173,6 +189,16 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
             dealt = {"dealt_at": entry.evidence_at} if entry.evidence_at or entry.kind is EntryKind.RELEASED else {}
             return {"phase": "over", "over_at": entry.at, "outcome": str(entry.kind), **dealt}
     return {}
+
+
+def _demand(entry: IncidentEntry, before: Incident) -> dict[str, object]:
+    """Return what a relapse asks for. Of a part that is gone since, and before a boot, the serial number is kept."""
+    if entry.kind is not EntryKind.RELAPSED or entry.action == "none":
+        return {}
+    known = before.hardware if entry.boot_id == before.boot_id else {}
+    hardware = {**known, **entry.hardware}
+    asked = {name: getattr(entry, name) for name in ("action", "part", "boot_id", "is_event")}
+    return {**asked, "hardware": hardware}
 
 
 def new_id(node: str, at: str, incidents: Collection[str]) -> str:

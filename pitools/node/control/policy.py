@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from pitools.core import timestamps, units
 from pitools.core.record import Record
 from pitools.core.timestamps import seconds_between
@@ -66,10 +68,11 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
 
     act: `drain`; `hold` (a limit, or old evidence, holds the drain back); `return`; `bench` (asked for once, and
     awaited for an hour). The others are only noted: `recover` (the check of a drained node passes, and none
-    fails that drains), `relapse` (one fails again), `escalate` (left to a person), `release` (somebody else resumed the
-    node, or drained it anew), `adopt` (it is drained with a reason of ours that no open incident has). incident: "" of
-    a `hold`, and of a `drain` that is not begun. action, evidence_at, is_event: of the finding that drains; for other
-    acts evidence_at is that of the journal's entry. held_by: the keys of [control] that hold it back, and why.
+    fails that drains), `relapse` (one fails again, or asks for more), `escalate` (left to a person), `release`
+    (somebody else resumed the node, or drained it anew), `adopt` (it is drained with a reason of ours that no open
+    incident has). incident: "" of a `hold`, and of a `drain` that is not begun. action, evidence_at, is_event, part
+    (its table and subject): of the finding that drains, or that is to be seen to from now on; for other acts
+    evidence_at is that of the journal's entry. held_by: the keys of [control] that hold it back, and why.
     """
 
     node: str
@@ -82,6 +85,7 @@ class ActRow(Record, frozen=True, kw_only=True, tag="pit.node-act/1"):
     action: Action = "none"
     evidence_at: str = ""
     is_event: bool = False
+    part: str = ""
     held_by: str = ""
 
 
@@ -168,18 +172,19 @@ def may_drain(view: NodeView) -> bool:
 def _worst_findings(
     now: str, report: NodeReport, past: Sequence[Incident], control: Control
 ) -> tuple[Finding | None, Finding | None]:
-    """Return the severest finding that drains a node, the oldest of equals; and that of evidence which is too old.
-
-    Evidence of before the end of the node's last incident was dealt with.
-    """
-    ends = [one.dealt_at or one.over_at for one in past if one.drained_at or one.is_incomplete]
-    dealt_with = max((one for one in ends if age_s(one, report.checked_at) < float("inf")), default="")
+    """Return the severest finding that drains a node, the oldest of equals; and that of evidence which is too old."""
     by_age: tuple[list[Finding], list[Finding]] = [], []
-    for one in draining(report.findings):
-        if one.evidence_at > dealt_with:
-            by_age[age_s(one.evidence_at, now) > units.parse_duration(control.max_evidence_age)].append(one)
+    for one in _not_dealt_with(report, past):
+        by_age[age_s(one.evidence_at, now) > units.parse_duration(control.max_evidence_age)].append(one)
     recent, old = (min(each, key=severest_first, default=None) for each in by_age)
     return recent, old
+
+
+def _not_dealt_with(report: NodeReport, past: Sequence[Incident]) -> list[Finding]:
+    """Return the findings that drain a node, but for evidence of before the end of its last incident."""
+    ends = [one.dealt_at or one.over_at for one in past if one.drained_at or one.is_incomplete]
+    dealt_with = max((one for one in ends if age_s(one, report.checked_at) < float("inf")), default="")
+    return [one for one in draining(report.findings) if one.evidence_at > dealt_with]
 
 
 def handled(now: str, incidents: Sequence[Incident], control: Control) -> dict[str, str]:
@@ -212,7 +217,12 @@ def _drain_or_hold(node: str, finding: Finding, *, held_by: str = "") -> ActRow:
         action=finding.action,
         evidence_at=finding.evidence_at,
         is_event=finding.is_event,
+        part=_part(finding),
     )
+
+
+def _part(finding: Finding) -> str:
+    return f"{finding.table} {finding.subject}"
 
 
 def _drain_within_limits(
@@ -310,7 +320,11 @@ def _follow_incident(
         return
     failure, is_for_person = _why_not_well(incident, report)
     if failure:
-        if incident.phase != "drained":
+        if demand := _new_demand(incident, report, of_node):
+            relapse = decision("relapse", f"{demand.check}: {demand.message}")
+            more = {"action": demand.action, "is_event": demand.is_event, "part": _part(demand)}
+            yield msgspec.structs.replace(relapse, **more)
+        elif incident.phase != "drained":
             yield decision("relapse", failure)
         if is_for_person and not incident.is_escalated:
             yield decision("escalate", f"{failure}: {to_person}")
@@ -392,12 +406,27 @@ def _failure(report: NodeReport) -> str:
     return next((f"{one.check}: {one.message}" for one in draining(report.findings)), "")
 
 
+def _new_demand(incident: Incident, report: NodeReport, of_node: Sequence[Incident]) -> Finding | None:
+    """Return the severest finding that drains, if an incident is to see to it from now on; else None.
+
+    It asks for more than the incident does, or fails after the boot or the new part that the incident asked for.
+    """
+
+    def severity(one: Finding | Incident) -> tuple[int, bool]:
+        return ACTIONS.index(one.action), one.is_event
+
+    worst = max(_not_dealt_with(report, of_node), key=severity, default=None)
+    if worst is None or severity(worst) > severity(incident):
+        return worst
+    return worst if _is_over_at_once(incident, report) and not _missing_remedy(incident, report) else None
+
+
 def _missing_remedy(incident: Incident, report: NodeReport) -> str:
     """Return what the incident's action demands and has not happened; "" if nothing."""
     if incident.action == "reboot" and not _has_booted(incident, report):
         return "it was not rebooted"
     if incident.action == "repair" and not _has_new_part(incident, report):
-        return "no part was replaced"
+        return f"no part was replaced of {incident.part.strip()}"
     if incident.is_event and not _is_over_at_once(incident, report):
         return (
             f"{incident.check} is of an event, which passes once that is old: it was not rebooted, nor a part replaced"
@@ -406,16 +435,20 @@ def _missing_remedy(incident: Incident, report: NodeReport) -> str:
 
 
 def _is_over_at_once(incident: Incident, report: NodeReport) -> bool:
-    """Return whether the node booted again or has a new part: then its checks need not pass for a while."""
+    """Return whether the node booted again or has a new part, and no check failed since: none need pass for long."""
     return _has_booted(incident, report) or _has_new_part(incident, report)
 
 
 def _has_booted(incident: Incident, report: NodeReport) -> bool:
-    """Return whether the node booted since its drain. A boot id that could not be read says nothing."""
+    """Return whether the node booted since the demand. A boot id that could not be read says nothing."""
     return bool(incident.boot_id and report.boot_id and report.boot_id != incident.boot_id)
 
 
 def _has_new_part(incident: Incident, report: NodeReport) -> bool:
-    """Return whether a device has a serial number that none had. One that is gone, back or renamed is no new part."""
-    before = set(incident.hardware.values())
-    return any(device in incident.hardware and one not in before for device, one in report.hardware.items())
+    """Return whether the part in question has a serial number that none had: the device of the finding's subject, else
+    all of its table. One that is gone, back or renamed is no new part.
+    """
+    words, before = incident.part.split(), set(incident.hardware.values())
+    named = {key for key in incident.hardware if not set(words).isdisjoint(key.split()[1:2])}
+    parts = named or {key for key in incident.hardware if words[:1] == key.split()[:1]}
+    return any(key in parts and one not in before for key, one in report.hardware.items())

@@ -259,6 +259,9 @@ class Controller:
                 why_not = self._return(decision, incidents[decision.incident])
             elif decision.act == "bench":
                 self._append(decision, EntryKind.BENCHING)
+            elif decision.act == "relapse" and decision.action != "none":
+                report = reports[decision.node]
+                self._append(decision, EntryKind.RELAPSED, boot_id=report.boot_id, hardware=report.hardware)
             elif decision.act in _NOTES:
                 if decision.act == "adopt" and decision.incident not in incidents:
                     reason = decision.why.partition(f"[{decision.incident}] {decision.check}: ")[2]
@@ -299,6 +302,7 @@ class Controller:
             check=decision.check,
             action=decision.action,
             evidence_at=decision.evidence_at,
+            part=decision.part,
             message=decision.why,
             boot_id=report.boot_id,
             hardware=report.hardware,
@@ -326,7 +330,9 @@ class Controller:
     def _look_again(self, node: str) -> NodeView:
         return node_views(self._client.nodes(node), ())[node]
 
-    def _append(self, decision: ActRow, kind: EntryKind) -> None:
+    def _append(
+        self, decision: ActRow, kind: EntryKind, *, boot_id: str = "", hardware: dict[str, str] | None = None
+    ) -> None:
         append_entry(
             self._folder / "journal.jsonl",
             IncidentEntry(
@@ -337,6 +343,11 @@ class Controller:
                 check=decision.check,
                 message=decision.why,
                 evidence_at=decision.evidence_at,
+                action=decision.action,
+                is_event=decision.is_event,
+                part=decision.part,
+                boot_id=boot_id,
+                hardware=hardware or {},
             ),
         )
 

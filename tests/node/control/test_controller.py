@@ -438,17 +438,24 @@ def test_a_begun_drain_is_made_only_while_a_report_asks_for_it(
 @pytest.mark.parametrize(
     ("before", "after", "act"),
     [
-        ({"gpu0": "a", "gpu1": "b"}, {"gpu0": "c", "gpu1": "b"}, "return"),
-        ({"gpu0": "a", "gpu1": "b"}, {"gpu1": "b"}, "relapse"),
-        ({"gpu1": "b"}, {"gpu0": "a", "gpu1": "b"}, "escalate"),
-        ({"nvme0": "a", "nvme1": "b"}, {"nvme0": "b", "nvme1": "a"}, "escalate"),
-        ({}, {"gpu0": "a"}, "escalate"),
-        ({"gpu0": "a"}, {}, "relapse"),
+        ("gpus sda:a sdb:b", "gpus sda:c sdb:b", "return"),
+        ("gpus sda:a sdb:b", "gpus sdb:b", "relapse"),
+        ("gpus sdb:b", "gpus sda:a sdb:b", "escalate"),
+        ("gpus sda:a sdb:b", "gpus sda:b sdb:a", "escalate"),
+        ("gpus", "gpus sda:a", "escalate"),
+        ("gpus sda:a", "gpus", "relapse"),
+        ("block_devices sda:a sdb:b", "block_devices sda:a sdb:c", "escalate"),
+        ("block_devices sda:a sdb:b", "block_devices sda:c sdb:b", "return"),
     ],
-    ids=["replaced", "gone", "back", "renamed", "first read", "not read"],
+    ids=["replaced", "gone", "back", "renamed", "first read", "not read", "another one", "the one"],
 )
-def test_only_a_new_serial_number_is_a_repair(before: dict[str, str], after: dict[str, str], act: str) -> None:
-    """A GPU that fell off the bus and came back, or disks in another order, are no new part."""
+def test_only_a_new_serial_number_is_a_repair(before: str, after: str, act: str) -> None:
+    """A GPU that fell off the bus and came back, or disks in another order, are no new part; nor is another part."""
+
+    def hardware(text: str) -> dict[str, str]:
+        table, *devices = text.split()
+        return {f"{table} {name} serial": serial for name, _, serial in (one.partition(":") for one in devices)}
+
     now = "2026-11-01T12:00:00.000Z"
     incident = incidents.Incident(
         incident="n03-1",
@@ -458,12 +465,13 @@ def test_only_a_new_serial_number_is_a_repair(before: dict[str, str], after: dic
         opened_at="2026-11-01T10:00:00.000Z",
         evidence_at="2026-11-01T10:00:00.000Z",
         message="broken",
-        hardware=before,
+        hardware=hardware(before),
+        part="gpus 3" if before.startswith("gpus") else "block_devices sda",
         phase="recovered",
         drained_at="2026-11-01T10:00:00.000Z",
         recovered_at="2026-11-01T11:00:00.000Z",
     )
-    report = NodeReport(node="n03", boot_id="", checked_at=now, hardware=after, passed=("gpu-count",))
+    report = NodeReport(node="n03", boot_id="", checked_at=now, hardware=hardware(after), passed=("gpu-count",))
     view = policy.NodeView("n03", is_drained=True, is_down=False, has_jobs=False, reason=incident.reason)
     decisions = policy.decide(
         now, {"n03": view}, {"n03": report}, [incident], Control(), {"n03": policy.Sight(now, now, now)}

@@ -118,7 +118,7 @@ class World:
                     node=name,
                     boot_id=f"boot{self.boots[name]}",
                     checked_at=now,
-                    hardware={"gpu0": f"serial{self.serials[name]}"},
+                    hardware={"gpus 0000:01:00.0 serial": f"serial{self.serials[name]}"},
                     findings=tuple(findings),
                     passed=tuple(passed),
                 ),
@@ -131,6 +131,7 @@ class World:
             state="failed",
             level="critical",
             action=action,
+            table="gpus",
             message="gpus: 7 (expected exactly 8)",
             evidence_at=timestamps.now_rfc3339(),
         )
