@@ -87,7 +87,8 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     phase: opening (the drain is intended), drained, recovered (since the report of `recovered_at` its check passes, and
     none fails that drains), returning (the return is intended) or over. asked_at: since when its bench is awaited.
     outcome: kind of the entry that ended it. dealt_at: evidence up to then, by the node's clock, is dealt with, "" for
-    over_at. is_escalated: only a person may return it. is_incomplete: a damaged line of the journal is, or may be, its.
+    over_at. is_escalated: only a person may return it, and for_person is why. is_incomplete: a damaged line of the
+    journal is, or may be, its.
     """
 
     incident: str
@@ -109,6 +110,7 @@ class Incident(Record, frozen=True, kw_only=True, tag="pit.node-incident/1"):
     dealt_at: str = ""
     outcome: str = ""
     is_escalated: bool = False
+    for_person: str = ""
     is_incomplete: bool = False
 
     @property
@@ -184,7 +186,7 @@ def _changes(entry: IncidentEntry) -> dict[str, object]:
         case EntryKind.RETURNING:
             return {"phase": "returning", "dealt_at": entry.evidence_at}
         case EntryKind.ESCALATED:
-            return {"is_escalated": True}
+            return {"is_escalated": True, "for_person": entry.message}
         case EntryKind.RETURNED | EntryKind.RELEASED:
             dealt = {"dealt_at": entry.evidence_at} if entry.evidence_at or entry.kind is EntryKind.RELEASED else {}
             return {"phase": "over", "over_at": entry.at, "outcome": str(entry.kind), **dealt}

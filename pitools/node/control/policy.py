@@ -268,7 +268,7 @@ def _adopt(view: NodeView, of_node: Sequence[Incident]) -> Iterator[ActRow]:
     why = f"drained with our reason, but without an open incident: {view.reason}"
     yield ActRow(act="adopt", node=view.node, incident=incident, check=check, why=why)
     problem = "is over" if known else "is not there"
-    why = f"in the journal its incident {problem}: a person returns it, with `pit node return {view.node}`"
+    why = f"in the journal its incident {problem}: a person returns it, with `pit node return NODE`"
     yield ActRow(act="escalate", node=view.node, incident=incident, check=check, why=why)
 
 
@@ -290,7 +290,7 @@ def _follow_incident(
             act=act, node=view.node, incident=incident.incident, check=incident.check, why=why, evidence_at=at
         )
 
-    to_person = f"a person returns it, with `pit node return {view.node}`"
+    to_person = "a person returns it, with `pit node return NODE`"
     is_unchanged = incident.owns(view.reason)
     if incident.phase == "opening":
         # A drain that was begun, and perhaps not made: only while a fresh report still asks for it, and not where the
@@ -353,6 +353,14 @@ def _follow_incident(
             yield decision("escalate", f"its bench has had no result for an hour{problem}: {to_person}")
         else:
             yield decision("bench", "its next report is to have its bench")
+
+
+def shown_state(incident: Incident, report: NodeReport) -> str:
+    """Return what an operator reads first of a node with an open incident: its own check's state, else what fails."""
+    for one in sorted(report.findings, key=lambda one: one.state != "failed"):
+        if one.check == incident.check:
+            return f"{one.check}{'' if one.state == 'failed' else f' is {one.state}'}: {one.message}"
+    return _why_not_well(incident, report)[0] or f"{incident.check} passes"
 
 
 def _why_not_well(incident: Incident, report: NodeReport) -> tuple[str, bool]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -45,6 +47,7 @@ from pitools.node.control.policy import (
     report_problem,
     see,
     severest_first,
+    shown_state,
     why_not_returned,
 )
 from pitools.node.types import NodeReport, age_s
@@ -59,6 +62,8 @@ _NOTES: dict[Act, EntryKind] = {
     "release": EntryKind.RELEASED,
 }
 _SIGHTS = "sights.json"
+_MOST_HELD_LINES = 4
+_LIMIT = re.compile(r"max_\w+ = [^,:\s]+")
 _DOWN_FLAGS = {"not_responding", "powered_down", "powering_down"}
 
 
@@ -66,8 +71,9 @@ class NodeRow(Record, frozen=True, kw_only=True, tag="pit.node-health/1"):
     """A line of `pit node list`. state: Slurm's, with flags, as `idle+drain`. incident, phase, check: of the open one.
 
     report_age_s, failed, unknown: of the last report and its findings; None without one. The age is None, too, where
-    the clock of the node is wrong. finding: why its report is not used, else the failure whose drain is held back, and
-    by what, else its severest failure. suspicion: how many users suspect it, and the newest reason.
+    the clock of the node is wrong. finding: why a person is needed, if so; then why its report is not used, else the
+    failure whose drain is held back, and by what, else the state of its incident's check, and without one its severest
+    failure. suspicion: how many users suspect it, and the newest reason.
     """
 
     node: str
@@ -196,14 +202,10 @@ class Controller:
         nodes = node_views(self._client.nodes(), self._client.topology())
         reports, problems = spool.read_reports(self._spool, nodes)
         decisions = decide(now, nodes, reports, list(incidents.values()), control, sights)
-        held = (
-            (one.node, f"not drained: held back by [control] {one.held_by}; see: pit node list")
-            for one in decisions
-            if one.act == "hold"
-        )
-        problems = [*damaged, *problems, *_fold_by_reason([*_unheard(nodes, reports, now, control), *held])]
+        unheard = _fold_by_reason(_unheard(nodes, reports, now, control))
+        problems = [*damaged, *problems, *unheard, *_held_lines(decisions)]
         if not act:
-            return TickResult(decisions, self.new_lines(problems))
+            return TickResult(decisions, self.new_lines([*problems, *_for_person(incidents.values())]))
         drained = {one.node for one in incidents.values() if one.phase != "over"}
         drained |= {one.node for one in decisions if one.act in ("drain", "adopt")}
         self._keep(_SIGHTS, see(now, nodes, reports, drained, sights))
@@ -215,6 +217,7 @@ class Controller:
         decisions = [one for one in decisions if one.act != "bench" or not incidents[one.incident].asked_at]
         rows = [self._carry_out(one, reports, incidents) for one in decisions]
         of_now = list((self.incidents() if rows else incidents).values())
+        problems += _for_person(of_now)
         self._keep(spool.HANDLED, handled(timestamps.now_rfc3339(), of_now, control))
         try:
             blames.make_folder(self._spool)
@@ -389,6 +392,24 @@ def _unheard(
             yield name, f"{problem}: not watched; on such a node: pit node check --report"
 
 
+def _held_lines(decisions: Iterable[ActRow]) -> list[str]:
+    """Return a line for the nodes that each limit holds back; one for all where these would be many."""
+    held = [one for one in decisions if one.act == "hold"]
+    more = "; see: pit node list"
+    lines = _fold_by_reason((one.node, f"not drained: held back by [control] {one.held_by}{more}") for one in held)
+    if len(lines) <= _MOST_HELD_LINES:
+        return lines
+    counts = Counter(key for one in held for key in set(_LIMIT.findall(one.held_by)))
+    limits = ", ".join(f"{key} ({count})" for key, count in sorted(counts.items()))
+    return [f"{len(held)} nodes are not drained: held back by [control] {limits}{more}"]
+
+
+def _for_person(incidents: Iterable[Incident]) -> list[str]:
+    """Return a line for the nodes that are left to a person, for each reason."""
+    left = (one for one in incidents if one.is_escalated and one.phase != "over")
+    return _fold_by_reason((one.node, f"for a person: {one.for_person}") for one in left)
+
+
 def _fold_by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
     """Return a line for the nodes of each reason."""
     nodes: dict[str, list[str]] = {}
@@ -403,8 +424,12 @@ def node_row(
     """Return a node's line of `pit node list`. held: the failure whose drain is held back, "" for none."""
     failed = sorted((one for one in report.findings if one.state == "failed"), key=severest_first) if report else []
     finding = report_problem(report, now, control) or held
-    if failed and not finding:
+    if incident and report and not finding:
+        finding = shown_state(incident, report)
+    elif failed and not finding:
         finding = f"{failed[0].check}: {failed[0].message}"
+    if incident and incident.is_escalated:
+        finding = f"for a person: {incident.for_person}; {finding}"
     return NodeRow(
         node=node.node,
         state="+".join((node.state, *node.flags)),

@@ -304,3 +304,64 @@ def test_a_list_has_every_node(tmp_path: Path, clock: Clock) -> None:
         ("idle", "", 0),
     ]
     assert rows[3].finding == "gpu-count: gpus: 7 (expected exactly 8)"  # the severest that counts
+
+
+def test_who_needs_a_person_is_told_once_and_listed(tmp_path: Path, clock: Clock) -> None:
+    """On stderr, for cron to mail, in one line for nodes of one reason; also where the journal was lost."""
+    world = World(tmp_path, clock, max_share_leaf=1.0, max_share_partition=1.0)
+    controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    told = []
+    for faulty in ({"n03": "reboot", "n04": "reboot"}, {}, {}, {}):
+        clock.pass_minutes(11)
+        world.faulty = faulty  # type: ignore[assignment]
+        world.report()
+        told += [line for line in controller.tick(act=True).problems if "for a person" in line]
+    (line,) = told
+    assert line.startswith("n[03-04]: for a person: it was not rebooted: ")
+    assert "pit node return" in line
+    rows = {row.node: row for row in controller.node_rows()[0]}
+    assert rows["n03"].finding.startswith("for a person: it was not rebooted")
+    (tmp_path / "control" / "journal.jsonl").unlink()
+    (line,) = controller.tick(act=True).problems
+    assert line.startswith("n[03-04]: for a person: in the journal its incident is not there")
+
+
+@pytest.mark.parametrize(
+    ("state", "finding"), [("unknown", "gpu-count is unknown: no mount"), ("", "gpu-count passes")]
+)
+def test_of_a_drained_node_its_own_check_is_listed(tmp_path: Path, clock: Clock, state: str, finding: str) -> None:
+    """Not a warning that fails on all nodes."""
+    world = World(tmp_path, clock)
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    clock.pass_minutes(1)
+    own = msgspec.structs.replace(world.finding("n03", "gpu-count", "drain"), state=state, message="no mount")
+    warning = world.finding("n03", "clock-ok", "report")
+    report = NodeReport(
+        node="n03",
+        boot_id="boot0",
+        checked_at=timestamps.now_rfc3339(),
+        hardware={"gpus 0000:01:00.0 serial": "serial0"},
+        findings=(warning, own) if state else (warning,),
+        passed=() if state else ("gpu-count",),
+    )
+    spool.write_report(tmp_path, report)
+    rows, _ = tick.Controller(world.slurm, world.config).node_rows()  # type: ignore[arg-type]
+    assert rows[3].finding == finding
+
+
+def test_holds_of_many_limits_are_a_line(tmp_path: Path, clock: Clock) -> None:
+    """Where a fault is on many leaves, or each node's evidence has its own age."""
+    world = World(tmp_path, clock)
+    for name in NODES[:6]:
+        clock.pass_minutes(1)
+        world.faulty = {name: "drain"}
+        world.report(only=name)
+    evidence = {name: (tmp_path / f"{name}.json").read_bytes() for name in NODES[:6]}
+    clock.pass_minutes(70)
+    for data in evidence.values():
+        report = msgspec.json.decode(data, type=NodeReport)
+        spool.write_report(tmp_path, msgspec.structs.replace(report, checked_at=timestamps.now_rfc3339()))
+    told = [one for one in tick.Controller(world.slurm, world.config).tick(act=True).problems if "held" in one]  # type: ignore[arg-type]
+    assert told == ["6 nodes are not drained: held back by [control] max_evidence_age = 1h (6); see: pit node list"]
