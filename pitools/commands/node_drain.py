@@ -103,7 +103,10 @@ def drain(act: bool | None, config_path: Path | None, site_name: str, form: str)
     if result.rows and not is_acting:
         _print_lines(["a dry run: nothing was changed; to act: pit node drain --act"])
     if failed := [row for row in result.rows if row.error]:
-        raise ClusterError(f"{len(failed)} acts failed: {failed[0].node}: {failed[0].error}", hint="run this again")
+        raise ClusterError(
+            f"{len(failed)} acts failed: {failed[0].node}: {failed[0].error}",
+            hint="mend that; the next tick tries it again",
+        )
 
 
 @click.command("return")
@@ -123,11 +126,12 @@ def return_command(
     from pitools.core import hostlist
     from pitools.core.output import Output
 
-    names = [name for text in nodes for name in hostlist.expand(text)]
+    names = list(dict.fromkeys(name for text in nodes for name in hostlist.expand(text)))
     result = load_controller(config_path, site_name).return_nodes(names)
     with Output(form, ACT_COLUMNS) as out:
         for row in result.rows:
             out(row)
+    _print_lines(result.problems)
     if left := [row for row in result.rows if not row.done]:
         _print_lines(f"{row.node} is not returned: {row.error or row.why}" for row in left)
         if ours := hostlist.fold(row.node for row in left if row.incident):
@@ -147,11 +151,13 @@ def watch(act: bool | None, every: str, config_path: Path | None, site_name: str
     import sys
     import time
 
-    from pitools.core.errors import ClusterError, TryLater
+    from pitools.core.errors import PitError, UsageError
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
 
     every_s = parse_duration(every)
+    if every_s <= 0:
+        raise UsageError(f'--every: "{every}" is no time between ticks (expected at least 1s)', hint="--every 60s")
     controller, may_act = _load(config_path, site_name)
     shown: list[ActRow] = []
     # A table would be printed at the end.
@@ -160,7 +166,7 @@ def watch(act: bool | None, every: str, config_path: Path | None, site_name: str
         while True:
             try:
                 rows, problems = controller.tick(act=may_act if act is None else act)
-            except (TryLater, ClusterError) as error:
+            except PitError as error:  # as cron does: the next tick may not have it
                 rows, problems = shown, controller.new_lines([str(error)])
             for row in rows:
                 if row not in shown:

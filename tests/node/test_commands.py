@@ -156,7 +156,9 @@ def test_a_report_drains_the_node(machine: Machine) -> None:
     assert (second["incident"], second["report_age_s"], second["failed"]) == ("", None, None)
     history, incident, finding = machine.pit("show", "n01")
     assert (history["incidents"], incident["phase"], finding["check"]) == (1, "drained", "scratch")
-    done = machine.run("return", "n[01-02]")
+    (machine.folder / "spool" / "n02.json").write_text("{")
+    done = machine.run("return", "n[01-02]", "n02")
+    assert "n02.json: not a report" in done.stderr
     assert [json.loads(line)["done"] for line in done.stdout.splitlines()] == [False, False]
     assert "scontrol update nodename=n01 state=resume" in done.stderr  # n02 is not ours
     (machine.folder / "scratch").touch()
@@ -248,6 +250,7 @@ def test_facts_and_their_tables(machine: Machine) -> None:
         (("show", "n77"), 2, "n77"),
         (("drain", "--site", "local"), 2, "no Slurm"),
         (("watch", "--every", "soon"), 2, "soon"),
+        (("watch", "--every", "0s"), 2, "--every"),
         (("dra",), 2, "drain"),
     ],
 )
@@ -281,11 +284,16 @@ def test_a_watch_prints_an_act_once(machine: Machine) -> None:
     config = str(machine.config)
     machine.pit("check", "--report", "--config", config, code=1)
     env = {**os.environ, "PIT_SITE_PATH": str(machine.folder / "sites"), "PIT_SITE": "here"}
-    argv = [sys.executable, "-m", "pitools", "node", "watch", "--every", "0s"]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
+    argv = [sys.executable, "-m", "pitools", "node", "watch", "--every", "1s"]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
+            assert process.stderr is not None
             rows = [json.loads(process.stdout.readline())]
+            (machine.folder / "spool").rename(machine.folder / "away")
+            while "spool" not in (line := process.stderr.readline()):
+                assert line
+            (machine.folder / "away").rename(machine.folder / "spool")
             machine.pit("check", "--report", "--config", config, "--node", "n02", code=1)
             rows.append(json.loads(process.stdout.readline()))
         finally:

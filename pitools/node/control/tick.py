@@ -131,6 +131,8 @@ class Controller:
             for name in names:
                 _require_node(name, nodes)
             reports, problems = spool.read_reports(self._spool, nodes)
+            files = tuple(f"{self._spool / name}.json: " for name in names)
+            problems = [one for one in problems if one.startswith(files)]
             open_by_node = {one.node: one for one in incidents.values() if one.phase != "over"}
             now = timestamps.now_rfc3339()
             rows = []
