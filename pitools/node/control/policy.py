@@ -156,7 +156,7 @@ def is_ours(view: NodeView) -> bool:
 def report_problem(report: NodeReport | None, now: str, control: Control) -> str:
     """Return why a node's report counts as none; "" if it counts."""
     if report is None:
-        return "no report"
+        return "no report that can be used"
     age = age_s(report.checked_at, now)
     if age == float("inf"):
         return "its report is of the future, or of no time: a clock is wrong"

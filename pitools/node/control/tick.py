@@ -157,7 +157,11 @@ class Controller:
         spool.require_usable(self._spool)
         folder = self._folder if self._folder.exists() else self._spool
         if not os.access(folder, os.W_OK):
-            hint = f"drain and return as {owner_name(folder)}; only to look: pit node list, pit node drain --dry-run"
+            to_look = "only to look: pit node list, pit node drain --dry-run"
+            if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                hint = f"mount it for writing; {to_look}"
+                raise ClusterError("its file system is read-only", where=str(folder), hint=hint)
+            hint = f"drain and return as {owner_name(folder)}; {to_look}"
             raise ClusterError(f"user {user_name(os.geteuid())} cannot write there", where=str(folder), hint=hint)
         spool.require_usable(folder, "journal of incidents")
         try:

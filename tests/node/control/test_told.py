@@ -257,10 +257,15 @@ def test_a_journal_that_others_can_change_is_refused(tmp_path: Path, clock: Cloc
     assert world.slurm.calls == calls
 
 
-def test_who_cannot_write_is_told_how_to_look(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a folder is made, or the lock asked for."""
+@pytest.mark.parametrize(("flags", "problem"), [(0, "user root"), (os.ST_RDONLY, "read-only")])
+def test_who_cannot_write_is_told_how_to_look(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, flags: int, problem: str
+) -> None:
+    """Before a folder is made, or the lock asked for; where no user can, this is no question of the user."""
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ClusterError) as caught:
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((0,) * 8 + (flags, 255)))
+    monkeypatch.setattr(tick, "user_name", lambda _: "root")
+    with pytest.raises(ClusterError, match=problem) as caught:
         tick.Controller(World(tmp_path, clock).slurm, NodeConfig(spool=str(tmp_path))).tick(act=True)  # type: ignore[arg-type]
     assert "pit node list" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
