@@ -22,7 +22,7 @@ from pitools.core import hostlist, timestamps
 from pitools.core.errors import ClusterError, ConfigError, PitError, UsageError, suggest
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock, owner_name
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.core.trust import user_name
 from pitools.node import blames, spool
 from pitools.node.check.config import CONFIG_PATH, Control, NodeConfig
@@ -242,7 +242,7 @@ class Controller:
     def _sights(self) -> dict[str, Sight]:
         """Return what the last tick saw; nothing if that is lost, and then each stable time begins anew."""
         try:
-            return msgspec.json.decode((self._folder / _SIGHTS).read_bytes(), type=dict[str, Sight])
+            return decode_json((self._folder / _SIGHTS).read_bytes(), dict[str, Sight])
         except (OSError, msgspec.DecodeError):
             return {}
 
