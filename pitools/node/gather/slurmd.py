@@ -42,8 +42,8 @@ def find_slurmd(proc: Path = Path("/proc"), node: str = "") -> int | None:
             uid = status.partition(b"\nUid:")[2].split()[:1]  # the real one: of a set-uid program it is the user's
             if not uid or uid[0] not in owners:
                 continue
-            name = _option(_command_line(proc, int(pid)), "-N")
-            if not node or name in ("", node):
+            arguments = _command_line(proc, int(pid))
+            if arguments[0] and (not node or _option(arguments, "-N") in ("", node)):  # else it has just ended
                 return int(pid)
     return None
 

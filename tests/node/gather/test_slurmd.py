@@ -68,7 +68,8 @@ def daemons(tmp_path: Path, write_tree: Write) -> Path:
 
 
 def test_the_slurmd_of_this_node_is_found(daemons: Path, write_tree: Write) -> None:
-    """One that was started as another node is not it; one without a name is."""
+    """One that was started as another node is not it, nor one that ends just now; one without a name is."""
+    write_tree(daemons, process("8", "slurmd", "S", ""))
     assert [slurmd.find_slurmd(daemons, node) for node in ("n01", "n02", "n03", "")] == [11, 12, None, 11]
     write_tree(daemons, process("9", "slurmd", "S", "slurmd\0-D\0"))
     assert slurmd.find_slurmd(daemons, "n03") == 9
