@@ -30,7 +30,7 @@ COMPARE_COLUMNS = (
 WATCH_COLUMNS = ("site", "partition", "device", "measure", "verdict", "effect", "changed_at", "source", "changed", "q")
 _min_effect = click.option(
     "--min-effect",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=1),
     default=0.02,
     show_default=True,
     help="Least relative change that counts.",
@@ -190,9 +190,12 @@ def watch(
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f'"{plot.name}" (expected .png, .svg or .pdf)', where="--plot")
     try:
-        begin = to_rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(since)))
+        since_s = parse_duration(since)
+        begin = to_rfc3339(datetime.now(UTC) - timedelta(seconds=since_s))
     except OverflowError as error:
         raise UsageError(f"{since} ago is before the year 1 (expected such as 14d)", where="--since") from error
+    if since_s <= 0:
+        raise UsageError(f"{since} reports no change (expected such as 14d)", where="--since")
     if added:
         count = add_points(store, [point for source in added for point in read_points(find_source(source, site_name))])
         click.echo(f"pit: {count} new points", err=True)

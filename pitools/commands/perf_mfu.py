@@ -17,7 +17,11 @@ COLUMNS = ("convention", "mfu", "tflops_per_device", "flops_per_token", "device"
 @click.option("--devices", type=int, default=1, show_default=True, help="Number of devices.")
 @click.option("--device", default="", help='As its driver names it: "NVIDIA H100 80GB HBM3".')
 @click.option(
-    "--dtype", default="bf16", show_default=True, help="Of the products' inputs: bf16, fp16, fp32. Table: bf16."
+    "--dtype",
+    type=click.Choice(["bf16", "fp16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Of the products' inputs. The table has peaks of bf16.",
 )
 @click.option("--peak", type=float, help="TFLOP/s of one device, in place of the table's.")
 @click.option("--calibrate", is_flag=True, help="Measure products on this machine's device instead.")

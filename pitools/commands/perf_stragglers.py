@@ -20,7 +20,7 @@ COLUMNS = ("node", "rank", "cause", "effect", "excess_s", "p", "steps", "ranks")
 @run_argument()
 @click.option(
     "--min-effect",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=1),
     default=0.03,
     show_default=True,
     help="Least excess, as a share of a step.",

@@ -14,7 +14,7 @@ from pitools.perf.flops.mfu import calibrate, find_peak, read_peaks, utilization
 from pitools.perf.flops.model import ModelFile, Tower, attention_pairs, flops_per_sample, flops_per_token, load_model
 from tests.performance import counted_models
 
-BASE = {"layers": 2, "d_model": 512, "heads": 8, "d_ff": 1024, "vocab": 1024, "seq_lens": (256,)}
+BASE = {"layers": 2, "d_model": 512, "heads": 8, "d_ff": 1024, "gated": True, "vocab": 1024, "seq_lens": (256,)}
 SHAPES = {
     "dense": ModelFile(towers={"language": Tower(**BASE)}),
     "gqa": ModelFile(towers={"language": Tower(**BASE, kv_heads=2)}),
@@ -50,7 +50,7 @@ def test_three_counts_agree(name: str, count: object) -> None:
 
 
 # Llama 3 8B.
-LLAMA = {"layers": 32, "d_model": 4096, "heads": 32, "kv_heads": 8, "d_ff": 14336, "vocab": 128256}
+LLAMA = {"layers": 32, "d_model": 4096, "heads": 32, "kv_heads": 8, "d_ff": 14336, "gated": True, "vocab": 128256}
 
 
 def test_published_figures() -> None:
@@ -164,7 +164,7 @@ def test_this_machine_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_wrong_model_file_is_refused(tmp_path: Path, change: str) -> None:
     """With its key; and a main tower that there is not."""
-    keys = {"layers": "2", "d_model": "64", "heads": "4", "d_ff": "128", "seq_lens": "[32]"}
+    keys = {"layers": "2", "d_model": "64", "heads": "4", "d_ff": "128", "gated": "false", "seq_lens": "[32]"}
     path = tmp_path / "model.toml"
     path.write_text("[towers.a]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()))
     assert load_model(path).main_tower.tokens == 32

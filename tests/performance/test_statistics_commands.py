@@ -117,7 +117,8 @@ def test_series_are_watched(pit: Pit, tmp_path: Path) -> None:
     assert (worst["site"], worst["verdict"], worst["changed_at"]) == ("alpha", "regression", times[-8])
     assert [short[key] for key in ("measure", "device", "verdict", "points")] == ["bc/step_s", "2x2 cpu", "short", 1]
     assert (tmp_path / "series.svg").stat().st_size
-    assert pit("perf", "watch", "perf.sqlite", "--since", "999999999d").returncode == 2
+    for option in (("--since", "999999999d"), ("--since", "0d"), ("--min-effect", "2")):
+        assert pit("perf", "watch", "perf.sqlite", *option).returncode == 2
     again = pit("perf", "watch", "perf.sqlite", *adding, "--since", "2d")
     assert "0 new points" in again.stderr
     assert records(again)[0]["verdict"] == "steady"
@@ -139,12 +140,13 @@ def test_sizes_are_fitted(pit: Pit, tmp_path: Path) -> None:
 def test_a_speed_is_related_to_a_peak(pit: Pit, tmp_path: Path) -> None:
     """In three conventions; an unknown device has no utilization; without a speed, exit 2."""
     (tmp_path / "m.toml").write_text(
-        "[towers.language]\nlayers = 32\nd_model = 4096\nheads = 32\nkv_heads = 8\nd_ff = 14336\nvocab = 128256\n"
-        "seq_lens = [8192]\n"
+        "[towers.language]\nlayers = 32\nd_model = 4096\nheads = 32\nkv_heads = 8\nd_ff = 14336\ngated = true\n"
+        "vocab = 128256\nseq_lens = [8192]\n"
     )
     found = records(pit("perf", "mfu", "m.toml", "--tokens-per-s", "80000", "--devices", "8", "--device", "H100 SXM"))
     assert [row["convention"] for row in found] == ["weights", "causal", "full"]
     assert found[1]["mfu"] == pytest.approx(51.47e9 * 10000 / 989.4e12, rel=1e-3)
     assert {row["mfu"] for row in records(pit("perf", "mfu", "m.toml", "--tokens-per-s", "1"))} == {None}
     assert pit("perf", "mfu", "m.toml").returncode == 2
+    assert pit("perf", "mfu", "m.toml", "--tokens-per-s", "1", "--dtype", "bf1").returncode == 2
     assert records(pit("perf", "mfu", "m.toml", "--tokens-per-s", "9", "--peak", "9"))[0]["peak_source"] == "given"

@@ -29,7 +29,8 @@ CONVENTIONS: tuple[Convention, ...] = ("weights", "causal", "full")
 class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A stack of equal transformer layers.
 
-    head_dim: 0 is d_model / heads. kv_heads: 0 is heads. gated: an MLP of three matrices, as SwiGLU, instead of two.
+    head_dim: 0 is d_model / heads. kv_heads: 0 is heads. gated: an MLP of three matrices, as SwiGLU, instead of two; to
+    be given, as the difference is a quarter of the operations, and no other number shows it.
     experts: of a mixture, 0 for none; active_experts: of them for each token; shared_experts: for every token; each has
     d_ff. window: of sliding attention, 0 for none; window_layers: the layers that have it, -1 for all. vocab: of the
     output layer, 0 without one; an embedding table costs nothing. extra_weights: of other matrices, used once a token.
@@ -42,10 +43,10 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     d_model: int
     heads: int
     d_ff: int
+    gated: bool
     seq_lens: tuple[int, ...]
     head_dim: int = 0
     kv_heads: int = 0
-    gated: bool = True
     experts: int = 0
     active_experts: int = 0
     shared_experts: int = 0
