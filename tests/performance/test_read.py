@@ -403,6 +403,21 @@ def test_step_logs_of_a_run_are_read(tmp_path: Path, read: Read) -> None:
     assert (waits[0], waits[1]) == pytest.approx((20e6, 0), abs=2e6)  # the log's times are whole milliseconds
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_never_waits_is_the_one_that_others_wait_for(tmp_path: Path, read: Read, ranks: int) -> None:
+    """Its steps log no communication; the others' is no slow transfer."""
+    for rank in range(ranks):
+        log = StepLog(tmp_path / "attempts" / "0" / "steps", rank)
+        for step in range(12):
+            late_s = 0.025 if rank == 1 else 0.001 * (step * (rank + 3) % 3)
+            times = {"wall_s": 0.076, "input_s": 0.0, "compute_s": 0.05 + late_s, "comm_s": 0.025 - late_s}
+            log.write(step=step, loss=1.0, rank_samples=1, **times)
+        log.close()
+    got = judge(split_steps(read(tmp_path)))
+    assert (got.verdict, got.rank) == ("straggler", 1)
+    assert got.shares["skew"] == pytest.approx(0.024 * (ranks - 1) / ranks / 0.076, abs=0.03)
+
+
 @pytest.mark.parametrize("ending", [b"", b"x" * (3 << 20)])
 def test_a_compressed_log_is_read_without_its_first_step(tmp_path: Path, read: Read, ending: bytes) -> None:
     """A first step of a minute does not count, which is said once for all ranks; nor does what is no line."""

@@ -48,7 +48,7 @@ def match_collectives(table: SpanTable) -> Matched:
     """
     chosen = np.flatnonzero((table.spans.kind == Kind.COMMUNICATION) & ~_ends_apart(table))
     spans, steps = table.spans.where(chosen), table.step_of()[chosen]
-    if len(table.ranks) < 2 or not len(spans):
+    if len(table.ranks) < 2 or not (spans.end_ns > spans.start_ns).any():
         return _none()
     order = np.lexsort((spans.start_ns, spans.rank))
     spans, steps = spans.where(order), steps[order]
@@ -57,7 +57,7 @@ def match_collectives(table: SpanTable) -> Matched:
     key, is_ordinal = _keys(spans, steps, by_step=len(own_steps) > 1)
     order = np.lexsort((spans.rank, key))
     spans, steps, key = spans.where(order), steps[order], key[order]
-    shared, notes = _several_ranks(key, spans.rank), []
+    shared, notes = _several_ranks(key, spans.rank) & _takes_time(key, spans), []
     spans, steps, key = spans.where(shared), steps[shared], key[shared]
     if not len(spans):
         return _none("no collective is in the traces of two ranks: waiting is not told from transfer")
@@ -88,6 +88,12 @@ def _ends_apart(table: SpanTable) -> Bools:
     names = (re.sub("[-_]", "", text.lower()) for text in table.texts)
     named = [index for index, name in enumerate(names) if _ENDS_APART.search(name)]
     return np.isin(table.spans.name, named)
+
+
+def _takes_time(key: Ints, spans: Spans) -> Bools:
+    """Return for each span whether its collective, of this key, lasts on any rank: a step log has one in each step."""
+    lasting = np.unique(key[spans.end_ns > spans.start_ns])
+    return np.isin(key, lasting)
 
 
 def _keys(spans: Spans, steps: Ints, *, by_step: bool) -> tuple[Ints, bool]:

@@ -52,7 +52,7 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
         windows.append((step.step, start, end))
         for kind, value in reversed(parts):
             begin = max(start, end - round(value * 1e9))
-            if begin == end:  # a program without communication has no collective
+            if begin == end and kind is not Kind.COMMUNICATION:  # a rank that others wait for has one of no length
                 continue
             kinds.append(kind)
             starts.append(begin)
