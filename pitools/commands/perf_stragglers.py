@@ -59,6 +59,9 @@ def stragglers(ctx: click.Context, run: str, min_effect: float, site_name: str, 
     if not found:
         steps = len(times.parts["compute"])
         click.echo(f"pit: no slow rank among {len(times.ranks)}, over {steps} steps", err=True)
+    if not times.parts["network"].any():
+        problem = "no rank logs its time in collectives (comm_s): ranks that wait for a slow one look as slow as it"
+        click.echo(f"pit: note: {problem}; see: pit perf trace {run}", err=True)
     ctx.exit(bool(found))
 
 
