@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ def _load(config_path: Path | None, site_name: str) -> tuple[Controller, bool]:
     from pitools.site.connect import client
     from pitools.site.load import load_site
 
+    os.umask(0o022)  # all users read the journal, to choose nodes
     site = load_site(site_name)
     config = load_node_config(config_path, site_name)
     return Controller(client(site), config), config.control.act

@@ -203,15 +203,16 @@ def test_no_node_measures_itself_beside_a_job(
     assert found == ([("unknown", True)] if message else [])
 
 
-def test_all_users_can_read_a_report(machine: Machine) -> None:
-    """Under any umask: choices of nodes read it."""
-    (machine.folder / "scratch").touch()
+def test_all_users_can_read_reports_and_incidents(machine: Machine) -> None:
+    """Under any umask: choices of nodes read them."""
     before = os.umask(0o077)
     try:
-        machine.report()
+        machine.pit("check", "--report", "--config", str(machine.config), code=1)
+        machine.pit("drain", "--act")
     finally:
         os.umask(before)
-    assert (machine.folder / "spool" / "n01.json").stat().st_mode & 0o777 == 0o644
+    for name in ("n01.json", "control/journal.jsonl", "control/handled.json"):
+        assert (machine.folder / "spool" / name).stat().st_mode & 0o777 == 0o644
 
 
 def test_a_report_that_no_controller_uses_says_so(machine: Machine) -> None:
