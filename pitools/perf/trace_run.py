@@ -6,8 +6,12 @@ system caches attributes. So the first step is some seconds ahead, for all ranks
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -21,6 +25,8 @@ from pitools.run.traces import RankTrace, TraceRequest, read_traces
 _AHEAD_S = 3.0
 _TAIL_BYTES = 16 << 10
 _STEADY_STEPS = 8
+_SILENT_S = 10.0
+_ROOM_BYTES = 64 << 10
 HOW_TO_LOG = """\
 add to the program, and run it again:
     log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"]) / "steps", rank)  # from pitools.run.steps import StepLog
@@ -29,11 +35,15 @@ add to the program, and run it again:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank is: its last logged step, -1 before the first. wall_s: of a fast step, among the last `count`."""
+    """Where a rank is: its last logged step, -1 before the first. wall_s: of a fast step, among the last `count`.
+
+    silent_s: time since the last step was logged.
+    """
 
     step: int = -1
     wall_s: float = 0.0
     count: int = 0
+    silent_s: float = 0.0
 
     @property
     def is_steady(self) -> bool:
@@ -52,7 +62,10 @@ def position(attempt: Path, rank: int) -> Position:
     if not steps:
         return Position()
     walls = sorted(step.wall_s for step in steps)
-    return Position(steps[-1].step, walls[len(walls) // 4], len(walls))
+    silent_s = 0.0
+    with contextlib.suppress(ValueError):  # a time that is none
+        silent_s = time.time() - datetime.fromisoformat(steps[-1].t).timestamp()
+    return Position(steps[-1].step, walls[len(walls) // 4], len(walls), silent_s)
 
 
 def first_possible(now: Position) -> int:
@@ -97,8 +110,9 @@ def _request_files(attempt: Path) -> tuple[Path, Path]:
 
 
 def withdraw(attempt: Path) -> None:
-    """Withdraw a request that no rank has begun to carry out."""
-    (attempt / "traces" / traces.REQUEST_FILE).unlink(missing_ok=True)
+    """Withdraw the requests of an attempt, and its run's own. Ranks that record already write their trace."""
+    for path in _request_files(attempt):
+        path.unlink(missing_ok=True)
 
 
 def logging_ranks(attempt: Path) -> list[int]:
@@ -116,15 +130,23 @@ def unfinished(attempt: Path, request: TraceRequest, ranks: Sequence[int]) -> li
 def describe(attempt: Path, request: TraceRequest, left: Sequence[int]) -> str:
     """Return what a request waits for: its first step, its last, or the files. left: ranks that are unfinished."""
     now = position(attempt, left[0])
-    steps = f"steps {request.first_step} to {request.last_step}"
+    steps, at = f"steps {request.first_step} to {request.last_step}", f"the run is at step {now.step}"
+    if now.silent_s > max(_SILENT_S, 3 * now.wall_s):  # it saves, or hangs
+        at += f", and has logged no step for {now.silent_s:.0f} s"
     if now.step < request.first_step - 1:
         about = (request.first_step - 1 - now.step) * now.wall_s
-        return f"waits for {steps}: the run is at step {now.step}, {about:.0f} s before them"
+        return f"waits for {steps}: {at}, {about:.0f} s before them"
     who = f"rank {left[0]}" if len(left) == 1 else f"{len(left)} ranks, first rank {left[0]}"
     known = read_traces(attempt / "traces" / request.window).get(left[0])
     if known is None:
-        return f"waits for {who} to see the request: the run is at step {now.step}"
-    return f"waits for {who}, which {'is' if len(left) == 1 else 'are'} recording or writing {steps}"
+        return f"waits for {who} to see the request: {at}"
+    return f"waits for {who}, which {'is' if len(left) == 1 else 'are'} recording or writing {steps}: {at}"
+
+
+def is_disk_full(run_dir: Path) -> bool:
+    """Return whether the file system of a run has no room for its records."""
+    room = os.statvfs(run_dir)
+    return room.f_bavail * room.f_frsize < _ROOM_BYTES or 0 == room.f_favail < room.f_files
 
 
 def results(attempt: Path, request: TraceRequest, ranks: Sequence[int], why: str) -> list[RankTrace]:

@@ -109,7 +109,7 @@ class StepLog:
         line = msgspec.json.encode(record) + b"\n"
         if self._file.write(line) != len(line):  # the rest of the line would be glued to the next
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
-        self._capture.end_step(step)
+        self._capture.end_step(step, wall_s)
 
     def heartbeat(self, timeout_s: float = SAVE_TIMEOUT_S) -> None:
         """Report that this rank works on something other than a step, such as an evaluation or a checkpoint.

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ _POLL_S = 1.0
 _MAX_S = 60.0  # long steps: the recording ends at the first end of a step after this
 _MAX_BYTES = 256 << 20  # of a rank's trace
 _GZIP_LEVEL = 3
+_COMPARED, _MIN_COMPARED = 20, 5  # steps before the recorded ones
 
 _recording: _Profiler | None = None  # this process's
 
@@ -135,6 +137,7 @@ class TraceCapture:
 
     def __init__(self, attempt: Path, rank: int) -> None:
         self._folder, self._rank = attempt / "traces", rank
+        self._run_request = attempt.parent.parent / traces.RUN_REQUEST_FILE
         self._target, self._last_step = self._folder, 0
         self._path, self._seen, self._due = self._folder / traces.REQUEST_FILE, 0, 0.0
         self._wanted: TraceRequest | None = None
@@ -142,13 +145,19 @@ class TraceCapture:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._mark: AbstractContextManager[Any] | None = None
         self._cpu_waits: dict[str, int] = {}
+        self._walls_s: deque[float] = deque(maxlen=_COMPARED)
+        self._recorded_s: list[float] = []
         self._status = RankTrace(rank=rank, state="")
         self._started = 0.0
         with self._guard():
-            self._accept(run_folder.read_record(attempt.parent.parent / traces.RUN_REQUEST_FILE, TraceRequest))
+            self._accept(run_folder.read_record(self._run_request, TraceRequest))
 
-    def end_step(self, step: int) -> None:
-        """Look for a request, and start, mark or stop a recording. Raises nothing."""
+    def end_step(self, step: int, wall_s: float) -> None:
+        """Look for a request, and start, mark or stop a recording. wall_s: the step's. Raises nothing."""
+        if self._profiler is None:
+            self._walls_s.append(wall_s)
+        elif self._mark is not None:
+            self._recorded_s.append(wall_s)
         if self._profiler is None and self._wanted is None and time.monotonic() < self._due:
             return
         with self._guard():
@@ -216,9 +225,13 @@ class TraceCapture:
     def _start(self, first_step: int) -> None:
         global _recording
         assert self._wanted is not None
-        if not self._seen and first_step > self._wanted.first_step:  # the run's own request: the run was continued
-            raise RuntimeError(f"the loop began after step {self._wanted.first_step - 2}")
-        request, self._wanted = self._wanted, None
+        if not self._seen:  # the run's own request
+            if not self._run_request.exists():
+                self._wanted = None  # withdrawn
+                return
+            if first_step > self._wanted.first_step:  # the run was continued
+                raise RuntimeError(f"the loop began after step {self._wanted.first_step - 2}")
+        request, self._wanted, self._recorded_s = self._wanted, None, []
         self._target = self._folder / request.window
         self._last_step = first_step + request.last_step - request.first_step
         self._status = RankTrace(rank=self._rank, state="recording", first_step=first_step)
@@ -243,7 +256,8 @@ class TraceCapture:
         profiler.stop()
         self._block(time.monotonic() - began)
         temporary, self._temporary = self._temporary, None
-        status, self._status = self._status, RankTrace(rank=self._rank, state="")
+        status = msgspec.structs.replace(self._status, slowdown=_slowdown(self._walls_s, self._recorded_s))
+        self._status = RankTrace(rank=self._rank, state="")
         threading.Thread(target=self._write, args=(profiler, temporary, self._target, status), name="pit-trace").start()
 
     def _write(
@@ -287,6 +301,14 @@ class TraceCapture:
     def _block(self, seconds: float) -> None:
         total = round(self._status.blocked_s + seconds, 6)
         self._status = msgspec.structs.replace(self._status, blocked_s=total)
+
+
+def _slowdown(before_s: Sequence[float], recorded_s: Sequence[float]) -> float | None:
+    """Return how much longer recorded steps took than those before, as a share; None for too few of these."""
+    if not recorded_s or len(before_s) < _MIN_COMPARED:
+        return None
+    before, recorded = (sorted(each)[len(each) // 2] for each in (before_s, recorded_s))
+    return round(recorded / before - 1, 4) if before > 0 else None
 
 
 def _failed(status: RankTrace, error: Exception) -> RankTrace:

@@ -174,6 +174,22 @@ def test_a_request_that_is_seen_late_moves(attempt: Path, recorder: type[Recorde
     assert (found.state, found.first_step, found.last_step) == ("done", 9, 11)
 
 
+@pytest.mark.parametrize(("first", "slowdown"), [(8, 0.5), (4, None)])
+def test_a_trace_says_how_much_it_slowed_the_steps(
+    attempt: Path, recorder: type[Recorder], first: int, slowdown: float | None
+) -> None:
+    """Against the median of the steps before, whose first compiles; not of so few, nor of that in which it starts."""
+    ask(attempt, first, first + 2)
+    log = StepLog(attempt / "steps", 0)
+    for step in range(14):
+        wall_s = 9.0 if step in (0, first - 1) else 0.03 if first <= step <= first + 2 else 0.02
+        log.write(step=step, loss=0, wall_s=wall_s, input_s=0, compute_s=0, comm_s=0, rank_samples=1)
+    log.close()
+    for thread in [each for each in threading.enumerate() if each.name == "pit-trace"]:
+        thread.join(60)
+    assert status(attempt, f"{first}-{first + 2}").slowdown == slowdown
+
+
 def test_a_trace_is_written_in_the_runs_folder(attempt: Path, recorder: type[Recorder]) -> None:
     """Also before it is compressed: TMPDIR may be the memory of the job. Under a name that readers skip."""
     ask(attempt, 3, 5)
@@ -321,8 +337,9 @@ def test_who_is_not_asked_records_nothing(attempt: Path, recorder: type[Recorder
     for rank in range(5):
         loop(attempt, rank=rank)
     assert sorted(traces.read_traces(attempt / "traces" / "6-8")) == [0, 2, 3]
-    ask(attempt, 7, 9)
-    loop(attempt, work=lambda step: step == 3 and trace_run.withdraw(attempt))
+    for name in ("traces/request.json", "../../trace.json"):
+        ask(attempt, 7, 9, name=name)
+        loop(attempt, work=lambda step: step == 3 and trace_run.withdraw(attempt))
     assert not (attempt / "traces" / "7-9").exists()
 
 
@@ -392,7 +409,7 @@ def test_a_log_asks_the_file_system_once_a_second(
     monkeypatch.setattr(trace_capture, "time", Clock)
     capture._path = Request()  # type: ignore[assignment]
     for step in range(300):
-        capture.end_step(step)
+        capture.end_step(step, 0.01)
         now[0] += 0.01
     assert looks[0] == 3
 
