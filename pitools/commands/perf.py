@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pitools.commands.lazy_group import LazyGroup
+
+if TYPE_CHECKING:
+    from pitools.core.errors import PitError
+    from pitools.perf.read.files import Found
+    from pitools.run.run_folder import RunRecord
 
 COMMANDS = {
     "trace": ("perf_trace", "trace", "Record a trace of some steps of a running or a new run."),
@@ -37,3 +44,43 @@ def find_source(source: str, site_name: str) -> Path:
         return find_run_dir(source, site_name)
     except RunNotFound as error:
         raise RunNotFound(f'no file, folder or run "{source}"', where=error.where, hint=error.hint) from error
+
+
+def find_profiles(paths: Sequence[Path]) -> list[Found]:
+    """Return the profiles and logs of these paths. Raises as `find_files`; of a run without any, with its state."""
+    from pitools.core.errors import PitError, UsageError
+    from pitools.launch.monitor.status import run_status
+    from pitools.launch.plan import load_plan
+    from pitools.perf.read.files import find_files
+    from pitools.site.load import load_site
+
+    try:
+        return find_files(paths)
+    except UsageError as error:
+        if not Path(error.where, "plan.json").is_file():
+            raise
+        run_dir = Path(error.where)
+        site = load_site(load_plan(run_dir).site)
+        try:
+            run = run_status(run_dir, site)
+        except PitError:  # Slurm does not answer
+            run = run_status(run_dir, site, query_slurm=False)
+        raise without_steps(run) from error
+
+
+def without_steps(run: RunRecord) -> PitError:
+    """Return the error of a run that has logged no step, by its state."""
+    from pitools.core.errors import NoSpace, TryLater, UsageError
+    from pitools.perf.trace_run import HOW_TO_LOG, is_disk_full
+
+    state = run.state.lower()
+    if run.state == "PENDING":
+        return TryLater("the run is pending", where=run.run_dir, hint=f"wait for it: pit launch watch {run.run_id}")
+    if run.state == "RUNNING":
+        problem = "the run is running, and has logged no step so far"
+        return TryLater(problem, where=run.run_dir, hint=f"wait for its first steps; if there are none, {HOW_TO_LOG}")
+    if is_disk_full(Path(run.run_dir)):
+        hint = f"free space, then: pit launch resume {run.run_id}"
+        return NoSpace(f"the disk of the run is full, and the run is {state}", where=run.run_dir, hint=hint)
+    hint = f"why it ended: pit launch why {run.run_id}; if it writes no step log, {HOW_TO_LOG}"
+    return UsageError(f"the run has ended: {state} without a step log", where=run.run_dir, hint=hint)

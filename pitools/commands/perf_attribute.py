@@ -9,9 +9,10 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import LocalPath, rows_format_option, site_option
-from pitools.commands.perf import find_source
+from pitools.commands.perf import find_profiles, find_source
 
-_PARTS = ("wall", "compute", "communication", "skew", "copy", "input", "host", "compile", "checkpoint", "idle")
+# `transfer` and `skew` are what the records sum up as communication, so that the columns sum to the wall time, too.
+_PARTS = ("wall", "compute", "transfer", "skew", "copy", "input", "host", "compile", "checkpoint", "idle")
 COLUMNS = ("rank", "step", *(f"{part}_ms" for part in _PARTS))
 _HANG_COLUMNS = ("group", "operation", "sequence", "missing", "waiting", "no_dump")
 
@@ -42,13 +43,13 @@ def attribute(
     from pitools.core.output import Output
     from pitools.perf.attribute.buckets import split_steps
     from pitools.perf.attribute.verdict import judge
-    from pitools.perf.read.files import UNREADABLE, find_files
+    from pitools.perf.read.files import UNREADABLE
     from pitools.perf.read.flight_recorder import find_hangs
     from pitools.perf.read.read import read_table
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".html"):
         raise UsageError(f'"{plot.name}" (expected .png, .svg or .html)', where="--plot")
-    found = find_files([find_source(source, site_name) for source in sources])
+    found = find_profiles([find_source(source, site_name) for source in sources])
     if dumps := [each.path for each in found if each.form == "flight"]:
         unread: list[str] = []
         hangs = find_hangs(dumps, unread)

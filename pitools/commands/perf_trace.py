@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +12,14 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import data_option, parse_named_paths, rows_format_option, site_option
+from pitools.commands.perf import without_steps
 
 if TYPE_CHECKING:
     from pitools.run.run_folder import RunRecord
     from pitools.run.traces import RankTrace, TraceRequest
     from pitools.site.schema import Site
 
-COLUMNS = ("rank", "state", "framework", "first_step", "last_step", "bytes", "file", "blocked_s", "error")
+COLUMNS = ("rank", "state", "framework", "first_step", "last_step", "bytes", "file", "blocked_s", "slowdown", "error")
 _WITHOUT_LOG = "a program without pitools' step log cannot be traced, see --help"
 _NEW_RUN_AFTER = 9  # compiling and filling of caches are over
 _MAX_RANKS = 64  # that are traced unless asked
@@ -30,6 +33,7 @@ _POLL_S, _SAY_EVERY_S, _SILENT_S = 0.5, 10.0, 10.0
 @click.option("--after", type=click.IntRange(1), help="Start after this step. [default: soon; of a new run: 9]")
 @click.option("--timeout", default="10m", show_default=True, help="Wait no longer.")
 @data_option("Fill in a dataset of a REQUEST, as `pit launch run` does.")
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="A key or parameter of a REQUEST.")
 @site_option
 @rows_format_option
 @click.pass_context
@@ -41,6 +45,7 @@ def trace(
     after: int | None,
     timeout: str,
     data: tuple[str, ...],
+    sets: tuple[str, ...],
     site_name: str,
     form: str,
 ) -> None:
@@ -55,17 +60,20 @@ def trace(
 
     A block under `with annotate("input")`, of pitools.run.trace_capture, is a part of its own. A program whose own
     profiler is on is not traced; its own start_trace of JAX raises RuntimeError during the recording. Exit 1 if a
-    rank's trace is missing.
+    rank's trace is missing. Ctrl-C withdraws what no rank has begun; the run goes on.
 
     \b
     pit perf trace bc-20261126-190100-9f3c2a --ranks 0-3
     """
     from pitools.core import units
+    from pitools.core.errors import UsageError
     from pitools.core.output import Output
 
     timeout_s = units.parse_duration(timeout)
     if Path(run).is_file():
-        attempt, request, found = _trace_new_run(Path(run), site_name, data, steps, ranks, after, timeout_s)
+        attempt, request, found = _trace_new_run(Path(run), site_name, data, sets, steps, ranks, after, timeout_s)
+    elif data or sets:
+        raise UsageError(f"{run}: no file (expected a request, to fill in)", where="--data, --set")
     else:
         attempt, request, found = _trace_running(run, site_name, steps, ranks, after, timeout_s)
     with Output(form, COLUMNS) as out:
@@ -93,13 +101,15 @@ def _trace_running(
     attempt = watch.wait_for_steps(asked[0], is_new=False)
     now = trace_run.position(attempt, asked[0])
     request = trace_run.ask(attempt, now, steps=steps, ranks=text, after=after)
-    return attempt, request, watch.wait_for_traces(attempt, request, asked)
+    with watch.withdraw_on_interrupt(request):
+        return attempt, request, watch.wait_for_traces(attempt, request, asked)
 
 
 def _trace_new_run(
     path: Path,
     site_name: str,
     data: tuple[str, ...],
+    sets: tuple[str, ...],
     steps: int,
     ranks: str | None,
     after: int | None,
@@ -109,12 +119,12 @@ def _trace_new_run(
     from pitools.commands.launch_run import warn_of_unusable
     from pitools.core import timestamps
     from pitools.launch.submission.submit import submit_run
-    from pitools.launch.sweep.points import plan_point
+    from pitools.launch.sweep.points import parse_point, plan_point
     from pitools.run import run_folder, traces
     from pitools.site.load import load_site
 
     site = load_site(site_name)
-    plan = plan_point(path, site, {}, data=parse_named_paths(data, "--data"))
+    plan = plan_point(path, site, parse_point(sets), data=parse_named_paths(data, "--data"))
     (text, asked), first = _ranks(ranks, plan.ranks), (after or _NEW_RUN_AFTER) + 1
     request = traces.TraceRequest(t=timestamps.now_rfc3339(), first_step=first, last_step=first + steps - 1, ranks=text)
     warn_of_unusable(plan)
@@ -125,8 +135,9 @@ def _trace_new_run(
     run_dir = submit_run(plan, site, populate=populate)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
     watch = _Watch(run_dir, site, timeout_s)
-    attempt = watch.wait_for_steps(asked[0], is_new=True)
-    return attempt, request, watch.wait_for_traces(attempt, request, asked)
+    with watch.withdraw_on_interrupt(request):
+        attempt = watch.wait_for_steps(asked[0], is_new=True)
+        return attempt, request, watch.wait_for_traces(attempt, request, asked)
 
 
 def _ranks(text: str | None, count: int) -> tuple[str, list[int]]:
@@ -148,10 +159,26 @@ class _Watch:
         self._poller, self._reason = RunPoller(run_dir, site), WaitReason(run_dir)
         self._said, self._said_at = "", 0.0
 
+    @contextmanager
+    def withdraw_on_interrupt(self, request: TraceRequest) -> Iterator[None]:
+        """On Ctrl-C, withdraw a request of the run, and say what goes on."""
+        from pitools.perf import trace_run
+        from pitools.run import run_folder
+
+        try:
+            yield
+        except KeyboardInterrupt:
+            trace_run.withdraw(run_folder.last_attempt(self._run_dir) or self._run_dir / "attempts" / "0")
+            withdrawn = f"steps {request.window} are no longer asked for; ranks that record already write their trace"
+            click.echo(f"pit: {withdrawn}", err=True)
+            click.echo(f"pit: the run goes on; to end it: pit launch cancel {self._run_dir.name}", err=True)
+            raise
+
     def wait_for_steps(self, rank: int, *, is_new: bool) -> Path:
         """Return the attempt once a rank has logged steps; unless the run is new, so many that its speed is known.
 
-        Raises UsageError for a run that has ended, or writes no step log; TryLater for one that does not start in time.
+        Raises UsageError for a run that has ended, or writes no step log, NoSpace for a full disk, TryLater for a run
+        that does not start in time.
         """
         from pitools.core.errors import TryLater, UsageError
         from pitools.perf import trace_run
@@ -162,15 +189,18 @@ class _Watch:
             now = trace_run.position(attempt, rank) if attempt else trace_run.Position()
             if attempt and (now.count if is_new else now.is_steady and not (attempt / "exit.json").exists()):
                 return attempt
-            if run.is_over or self._poller.lost:
-                raise _ended(run, "" if now.count else trace_run.HOW_TO_LOG)
+            is_stuck = run.state not in ("PENDING", "RUNNING") and trace_run.is_disk_full(self._run_dir)
+            if run.is_over or self._poller.lost or is_stuck:
+                raise _ended(run) if now.count and not is_stuck else without_steps(run)
             self._say(self._reason.changed_line(run) or f"waits for rank {rank} to log its first steps: {_WITHOUT_LOG}")
             if time.monotonic() > self._deadline:
                 problem = f"no steps of rank {rank} in {self._timeout_s:g} s: the run is {run.state.lower()}"
                 if run.state == "RUNNING":
                     problem += ", or it writes no step log"
                     raise UsageError(problem, where=run.run_dir, hint=trace_run.HOW_TO_LOG)
-                raise TryLater(problem, where=run.run_dir, hint=f"see: pit launch show {run.run_id}")
+                hint = f"see: pit launch show {run.run_id}"
+                hint += f"; once it runs, it records them, for: pit perf attribute {run.run_id}" * is_new
+                raise TryLater(problem, where=run.run_dir, hint=hint)
             time.sleep(_POLL_S)
 
     def wait_for_traces(self, attempt: Path, request: TraceRequest, ranks: list[int]) -> list[RankTrace]:
@@ -181,16 +211,18 @@ class _Watch:
         while not why and (left := trace_run.unfinished(attempt, request, ranks)):
             self._say(trace_run.describe(attempt, request, left))
             time.sleep(_POLL_S)
-            self._poller.poll()
+            run = self._poller.poll()
             if set(left) & set(trace_run.logging_ranks(attempt)):
                 seen_at = time.monotonic()
-            if (attempt / "exit.json").exists() or self._poller.lost:
+            if run.is_over or (attempt / "exit.json").exists() or self._poller.lost:
                 why = f"attempt {attempt.name} ended before the trace was written"
             elif time.monotonic() > self._deadline:
                 why = f"no trace in {self._timeout_s:g} s"
-                trace_run.withdraw(attempt)
             elif time.monotonic() > seen_at + _SILENT_S:  # such as where rank 0 alone logs
                 break
+        if why:
+            trace_run.withdraw(attempt)
+            why += ": the disk of the run is full" * trace_run.is_disk_full(self._run_dir)
         return trace_run.results(attempt, request, ranks, why)
 
     def _say(self, line: str) -> None:
@@ -201,12 +233,9 @@ class _Watch:
             self._said, self._said_at = kind, time.monotonic()
 
 
-def _ended(run: RunRecord, how_to_log: str) -> Exception:
-    """Return the error of a run that has ended. how_to_log: "" where it has a step log."""
+def _ended(run: RunRecord) -> Exception:
+    """Return the error of a run that has logged steps, and has ended."""
     from pitools.core.errors import UsageError
 
-    problem = f"the run has ended: {run.state.lower()} " + (
-        "without a step log" if how_to_log else f"at step {run.steps}"
-    )
-    hint = how_to_log or f"a new run: pit perf trace {run.run_dir}/request.toml"
-    return UsageError(problem, where=run.run_dir, hint=hint)
+    problem = f"the run has ended: {run.state.lower()} at step {run.steps}"
+    return UsageError(problem, where=run.run_dir, hint=f"a new run: pit perf trace {run.run_dir}/request.toml")

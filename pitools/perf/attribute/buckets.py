@@ -27,8 +27,8 @@ class StepBuckets(Record, frozen=True, kw_only=True, tag="pit.perf-step/1"):
     """One step of one rank. The parts from compute_ms to idle_ms sum to wall_ms, all to the nanosecond.
 
     step: -1 for a whole trace without steps. communication_ms, copy_ms: not hidden by compute. skew_ms: what of
-    communication_ms is waiting for the last rank to arrive; None if unknown. overlapped_ms: communication hidden by
-    compute or other work.
+    communication_ms is waiting for the last rank to arrive; None if unknown. transfer_ms: the rest of communication_ms.
+    overlapped_ms: communication hidden by compute or other work.
     """
 
     rank: int
@@ -44,6 +44,7 @@ class StepBuckets(Record, frozen=True, kw_only=True, tag="pit.perf-step/1"):
     checkpoint_ms: float
     idle_ms: float
     overlapped_ms: float
+    transfer_ms: float
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Buckets:
                 wall_ms=int(wall) / 1e6,
                 skew_ms=int(skew) / 1e6 if has_skew else None,
                 overlapped_ms=int(total - parts[1]) / 1e6,
+                transfer_ms=int(parts[1] - skew) / 1e6,
                 **{f"{name}_ms": int(part) / 1e6 for name, part in zip(BUCKETS, parts, strict=True)},
             )
             for rank, step, wall, parts, skew, total in rows

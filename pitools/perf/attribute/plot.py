@@ -20,10 +20,9 @@ from pitools.perf.spans import Kind, SpanTable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; idle is grey.
-_COLOURS = dict(
-    zip(BUCKETS, ("#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#F0E442", "#009E73", "#56B4E9", "#DDDDDD"), strict=True)
-)
+# Okabe and Ito's colours, which colour-blind readers tell apart; idle is grey, skew is pale communication.
+_HEX = ("#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#F0E442", "#009E73", "#56B4E9", "#DDDDDD", "#F4C9A8")
+_COLOURS = dict(zip((*BUCKETS, "skew"), _HEX, strict=True))
 _MAX_BARS = 200
 _MAX_ROWS = 64  # ranks in a timeline
 _PIXELS = 2000
@@ -64,16 +63,19 @@ def draw(table: SpanTable, buckets: Buckets, verdict: Verdict, path: Path, step:
 
 def _draw_steps(axes: Axes, buckets: Buckets, steps: np.ndarray, more: str) -> None:
     """Draw each step's parts as a stacked bar, as means over its ranks."""
-    of_step = [buckets.parts_ns[buckets.windows.step == step].mean(axis=0) / 1e6 for step in steps]
-    parts, bottom = np.array(of_step), np.zeros(len(steps))
-    at = np.arange(len(steps))
-    for index, name in enumerate(BUCKETS):
+    skew = buckets.skew_ns[:, None]
+    columns = np.c_[buckets.parts_ns, skew]
+    columns[:, [BUCKETS.index("communication")]] -= skew
+    parts = np.array([columns[buckets.windows.step == step].mean(axis=0) / 1e6 for step in steps])
+    at, bottom = np.arange(len(steps)), np.zeros(len(steps))
+    label = {"communication": "transfer", "skew": "skew: waiting for the last rank"} if skew.any() else {}
+    for index, (name, colour) in enumerate(_COLOURS.items()):
         if parts[:, index].any():
-            axes.bar(at, parts[:, index], 0.8, bottom=bottom, color=_COLOURS[name], label=name)
+            axes.bar(at, parts[:, index], 0.8, bottom=bottom, color=colour, label=label.get(name, name))
             bottom = bottom + parts[:, index]
     _label_steps(axes, steps)
     axes.set(title=f"Steps: mean over the ranks{more}", xlabel="step", ylabel="ms")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=len(BUCKETS), frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=len(_COLOURS), frameon=False)
 
 
 def _label_steps(axes: Axes, steps: np.ndarray) -> None:

@@ -26,6 +26,13 @@ READERS: dict[str, Callable[[Path, Names], RankSpans]] = {
 }
 # The more detailed first: one job's ranks are read of one form.
 PREFERENCE = ("kineto", "xplane", "steps", "inspector")
+_TITLE = {
+    "kineto": "PyTorch's traces",
+    "xplane": "XLA's profiles",
+    "steps": "step logs",
+    "inspector": "NCCL Inspector's dumps",
+}
+_MIN_SLOWDOWN = 0.05
 
 
 def read_table(found: Sequence[Found]) -> SpanTable:
@@ -75,7 +82,10 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         notes.append(f"ranks without steps are left out: {', '.join(map(str, sorted(unmarked)))}")
         ranks = {rank: read for rank, read in ranks.items() if rank not in unmarked}
     if left := sorted({item.form for item in found} & set(PREFERENCE) - {form}):
-        notes.append(f"also there, and not used beside {form}: {', '.join(left)}")
+        notes.append(f"also there, and not used beside {_TITLE[form]}: {', '.join(_TITLE[each] for each in left)}")
+    if (slowdown := max(read.slowdown for read in ranks.values())) > _MIN_SLOWDOWN:
+        about = "tracing slows them, and the times here are with it"
+        notes.append(f"the traced steps took {slowdown:.0%} longer than those before: {about}")
     ordered = [ranks[rank] for rank in sorted(ranks)]
     return SpanTable(
         Spans.join([read.spans for read in ordered]),
@@ -87,8 +97,8 @@ def read_table(found: Sequence[Found]) -> SpanTable:
 
 
 def _with_status(read: RankSpans) -> RankSpans:
-    """Return a rank's trace with what `pit perf trace` has written beside it: its steps' waits for a CPU, and which
-    steps are whole; the loop's end cuts one, whose mark lasts until the log is closed."""
+    """Return a rank's trace with what `pit perf trace` has written beside it: its steps' waits for a CPU, how much it
+    slowed them, and which steps are whole; the loop's end cuts one, whose mark lasts until the log is closed."""
     status = read_or_none(read.path.with_name(read.path.name.partition(".")[0] + ".status.json"), RankTrace)
     if status is None or status.file != read.path.name or status.first_step is None:
         return read
@@ -99,7 +109,7 @@ def _with_status(read: RankSpans) -> RankSpans:
     length_ns = windows.end_ns - windows.start_ns
     waits_ns = [min(max(waits_s.get(step, 0.0), 0.0), 1e8) * 1e9 for step in windows.step.tolist()]
     waits = np.minimum(np.array(waits_ns, np.int64), length_ns)
-    return replace(read, windows=replace(windows, cpu_wait_ns=waits))
+    return replace(read, windows=replace(windows, cpu_wait_ns=waits), slowdown=status.slowdown or 0.0)
 
 
 def _require_one_capture(reads: Sequence[RankSpans]) -> None:
