@@ -10,7 +10,7 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import rows_format_option, site_option
-from pitools.commands.perf import find_source
+from pitools.commands.perf import find_profiles, find_source
 from pitools.commands.perf_repeat import MIN_STEPS, repeat
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def advise(
     site_name: str,
     form: str,
 ) -> None:
-    """Say what would make a run faster, from its step logs or a trace: the predicted step, and its bound.
+    """Say what would make a run faster, from its step logs or a trace: what a change would gain, and at most.
 
     A proposal has the change of the request that tries it, where one is known: twice the loader's workers or the steps
     between checkpoints, under their usual names, or without a slow rank's node. --verify repeats the run on its nodes,
@@ -54,12 +54,13 @@ def advise(
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.core.units import parse_duration
+    from pitools.launch.sweep.points import parse_point
     from pitools.perf.advise import least_steps
 
     timeout_s = parse_duration(timeout)
     path = find_source(source, site_name)
     run_dir = find_run_of(path)
-    proposals = _propose(path, run_dir)
+    proposals = _propose(path, run_dir, parse_point(sets))
     if not verify:
         if sets or cause:
             raise UsageError("nothing is tried without --verify", where="--set, --cause", hint="add --verify")
@@ -92,7 +93,7 @@ def find_run_of(path: Path) -> Path | None:
     return next((each for each in (path, *above) if (each / "plan.json").is_file()), None)
 
 
-def _propose(path: Path, run_dir: Path | None) -> list[Proposal]:
+def _propose(path: Path, run_dir: Path | None, sets: Mapping[str, str]) -> list[Proposal]:
     """Return the proposals for a profile, or for a run by its step logs. Raises as reading them does."""
     import msgspec
 
@@ -100,17 +101,18 @@ def _propose(path: Path, run_dir: Path | None) -> list[Proposal]:
     from pitools.perf.advise import propose
     from pitools.perf.attribute.buckets import split_steps
     from pitools.perf.attribute.verdict import judge
-    from pitools.perf.read.files import find_files
     from pitools.perf.read.read import read_table
     from pitools.perf.stragglers import read_nodes
 
-    table = read_table(find_files([path]))
+    table = read_table(find_profiles([path]))
     verdict = judge(split_steps(table), table.notes)
     click.echo(f"pit: verdict: {verdict.verdict}: {(verdict.evidence or [''])[0]}", err=True)
+    for note in verdict.notes:
+        click.echo(f"pit: note: {note}", err=True)
     if run_dir is None:
         return propose(verdict, {}, {})
     request: dict[str, Any] = msgspec.to_builtins(load_plan(run_dir).request)
-    return propose(verdict, request, read_nodes(run_dir))
+    return propose(verdict, request, read_nodes(run_dir), sets)
 
 
 def _choose(
@@ -135,12 +137,17 @@ def _choose(
 
 
 def _try(run_dir: Path, proposal: Proposal | None, changes: Mapping[str, str], steps: int, timeout_s: float) -> Trial:
-    """Repeat a run without and with a change, in turn, and return what that showed."""
+    """Repeat a run without and with a change, in turn, and return what that showed.
+
+    Raises the errors of planning, for a change that is none, before it runs anything.
+    """
     from statistics import mean
 
+    from pitools.launch.timed_rerun import plan_repeat, require_accepted
     from pitools.perf.advise import Proposal, conclude, decides
     from pitools.perf.regression.repeats import alternate
 
+    require_accepted(*plan_repeat(run_dir, values=changes, suffix="-again-b", nodes_of=run_dir))  # before run A
     proposal = proposal or Proposal(
         cause="", remedy="", step_ms=0.0, predicted_ms=0.0, bound_ms=0.0, gain=0.0, ceiling=0.0
     )

@@ -351,7 +351,7 @@ def set_values(tables: dict[str, Any], values: Mapping[str, str], where: str) ->
             hint = (
                 f"{tables_with_it[0]}.{name}=…"
                 if tables_with_it
-                else suggest(name, names) or f"add it under [params] of the request: {name} = …"
+                else suggest(name.removeprefix("params."), names) or f"add it under [params] of the request: {name} = …"
             )
             raise ConfigError(f'no key or parameter "{name}"', where=where, hint=hint, key=name)
         parent, last = (tables.setdefault(head, {}), rest) if rest else (tables, head)

@@ -10,14 +10,35 @@ from pitools.core import hostlist
 from pitools.core.errors import ClusterError, PitError, TryLater
 from pitools.launch import plan as planning
 from pitools.launch.monitor.wait import wait_for_run
+from pitools.launch.plan import Plan
 from pitools.launch.recovery.cancel_run import cancel_run
 from pitools.launch.reproduce.facts import rank_nodes
 from pitools.launch.reproduce.rerun import plan_rerun
 from pitools.launch.submission.submit import submit_run
 from pitools.run.steps import read_run_steps
+from pitools.site.connect import client
 from pitools.site.load import load_site
+from pitools.site.schema import Site
 
 _MAX_NAME = 48
+
+
+def plan_repeat(run_dir: Path, *, values: Mapping[str, str], suffix: str, nodes_of: Path) -> tuple[Plan, Site]:
+    """Return the plan of a repetition, and its site; arguments as of `repeat_steps`. Raises the errors of a rerun."""
+    old = planning.load_plan(run_dir)
+    site = load_site(old.site)
+    name = f"{old.name[: _MAX_NAME - len(suffix)]}{suffix}"
+    nodes = rank_nodes(nodes_of) if site.scheduler == "slurm" else []
+    placed = {"nodelist": hostlist.fold(nodes), "topology": "none", "exclude": ""} if nodes else {}
+    plan, _ = plan_rerun(run_dir, site, values={**placed, **values, "name": name})
+    return plan, site
+
+
+def require_accepted(plan: Plan, site: Site) -> None:
+    """Raise ClusterError for a job that Slurm would refuse, such as one for more nodes than there are."""
+    if site.scheduler == "slurm":
+        run_dir = f"{plan.runs_dir}/{plan.name}"
+        client(site).test_only(planning.render_script(plan, site, run_dir=run_dir, payload="true"))
 
 
 def repeat_steps(
@@ -37,12 +58,7 @@ def repeat_steps(
     report: gets a line for what it waits for. Raises the errors of a rerun and of a submission, ClusterError for a run
     that fails, TryLater after timeout_s. A run that is not waited for to its end is cancelled.
     """
-    old = planning.load_plan(run_dir)
-    site = load_site(old.site)
-    name = f"{old.name[: _MAX_NAME - len(suffix)]}{suffix}"
-    nodes = rank_nodes(nodes_of) if site.scheduler == "slurm" else []
-    placed = {"nodelist": hostlist.fold(nodes), "topology": "none", "exclude": ""} if nodes else {}
-    plan, _ = plan_rerun(run_dir, site, values={**placed, **values, "name": name})
+    plan, site = plan_repeat(run_dir, values=values, suffix=suffix, nodes_of=nodes_of)
     new_dir = submit_run(plan, site)
     is_enough = False
 
