@@ -74,13 +74,13 @@ def without_steps(run: RunRecord) -> PitError:
     from pitools.perf.trace_run import HOW_TO_LOG, is_disk_full
 
     state = run.state.lower()
+    if is_disk_full(Path(run.run_dir)):
+        hint = f"free space, then: pit launch resume {run.run_id}"
+        return NoSpace(f"the disk of the run is full, and the run is {state}", where=run.run_dir, hint=hint)
     if run.state == "PENDING":
         return TryLater("the run is pending", where=run.run_dir, hint=f"wait for it: pit launch watch {run.run_id}")
     if run.state == "RUNNING":
         problem = "the run is running, and has logged no step so far"
         return TryLater(problem, where=run.run_dir, hint=f"wait for its first steps; if there are none, {HOW_TO_LOG}")
-    if is_disk_full(Path(run.run_dir)):
-        hint = f"free space, then: pit launch resume {run.run_id}"
-        return NoSpace(f"the disk of the run is full, and the run is {state}", where=run.run_dir, hint=hint)
     hint = f"why it ended: pit launch why {run.run_id}; if it writes no step log, {HOW_TO_LOG}"
     return UsageError(f"the run has ended: {state} without a step log", where=run.run_dir, hint=hint)

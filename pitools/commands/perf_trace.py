@@ -157,7 +157,7 @@ class _Watch:
 
         self._run_dir, self._deadline, self._timeout_s = run_dir, time.monotonic() + timeout_s, timeout_s
         self._poller, self._reason = RunPoller(run_dir, site), WaitReason(run_dir)
-        self._said, self._said_at = "", 0.0
+        self._said, self._said_at, self._room_at = "", 0.0, time.monotonic()
 
     @contextmanager
     def withdraw_on_interrupt(self, request: TraceRequest) -> Iterator[None]:
@@ -189,9 +189,10 @@ class _Watch:
             now = trace_run.position(attempt, rank) if attempt else trace_run.Position()
             if attempt and (now.count if is_new else now.is_steady and not (attempt / "exit.json").exists()):
                 return attempt
-            is_stuck = run.state not in ("PENDING", "RUNNING") and trace_run.is_disk_full(self._run_dir)
-            if run.is_over or self._poller.lost or is_stuck:
-                raise _ended(run) if now.count and not is_stuck else without_steps(run)
+            if run.is_over or self._poller.lost:
+                raise _ended(run) if now.count else without_steps(run)
+            if self._has_no_room():
+                raise without_steps(run)
             self._say(self._reason.changed_line(run) or f"waits for rank {rank} to log its first steps: {_WITHOUT_LOG}")
             if time.monotonic() > self._deadline:
                 problem = f"no steps of rank {rank} in {self._timeout_s:g} s: the run is {run.state.lower()}"
@@ -218,12 +219,22 @@ class _Watch:
                 why = f"attempt {attempt.name} ended before the trace was written"
             elif time.monotonic() > self._deadline:
                 why = f"no trace in {self._timeout_s:g} s"
+            elif self._has_no_room():
+                why = "no trace"
             elif time.monotonic() > seen_at + _SILENT_S:  # such as where rank 0 alone logs
                 break
         if why:
             trace_run.withdraw(attempt)
             why += ": the disk of the run is full" * trace_run.is_disk_full(self._run_dir)
         return trace_run.results(attempt, request, ranks, why)
+
+    def _has_no_room(self) -> bool:
+        """Return whether the disk of the run has been full for some time: nothing more will be recorded."""
+        from pitools.perf.trace_run import is_disk_full
+
+        if not is_disk_full(self._run_dir):
+            self._room_at = time.monotonic()
+        return time.monotonic() > self._room_at + _SILENT_S
 
     def _say(self, line: str) -> None:
         """Print a line that differs in more than its numbers, or is due again."""

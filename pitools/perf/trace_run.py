@@ -146,7 +146,8 @@ def describe(attempt: Path, request: TraceRequest, left: Sequence[int]) -> str:
 def is_disk_full(run_dir: Path) -> bool:
     """Return whether the file system of a run has no room for its records."""
     room = os.statvfs(run_dir)
-    return room.f_bavail * room.f_frsize < _ROOM_BYTES or 0 == room.f_favail < room.f_files
+    blocks = room.f_bavail if os.geteuid() else room.f_bfree
+    return blocks * room.f_frsize < _ROOM_BYTES or 0 == room.f_favail < room.f_files
 
 
 def results(attempt: Path, request: TraceRequest, ranks: Sequence[int], why: str) -> list[RankTrace]:

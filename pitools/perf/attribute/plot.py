@@ -13,6 +13,7 @@ from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
 from pitools.core.output import format_cell
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
+from pitools.perf.attribute.collectives import Matched
 from pitools.perf.attribute.intervals import union
 from pitools.perf.attribute.verdict import Verdict
 from pitools.perf.spans import Kind, SpanTable
@@ -52,7 +53,7 @@ def draw(table: SpanTable, buckets: Buckets, verdict: Verdict, path: Path, step:
     _draw_ranks(heat, buckets, shown, ranks)
     wall = [buckets.wall_ns[buckets.windows.step == step].max() for step in steps]
     longest = int(steps[int(np.argmax(wall))])
-    _draw_timeline(timeline, table, longest if step is None else step, ranks[:rows], buckets.matched.offsets_ns)
+    _draw_timeline(timeline, table, longest if step is None else step, ranks[:rows], buckets.matched)
     with io.BytesIO() as out:
         figure.savefig(out, format="png" if path.suffix == ".png" else "svg", dpi=110)
         data = out.getvalue()
@@ -98,11 +99,9 @@ def _draw_ranks(axes: Axes, buckets: Buckets, steps: np.ndarray, ranks: list[int
     _label_steps(axes, steps)
 
 
-def _draw_timeline(axes: Axes, table: SpanTable, step: int, ranks: list[int], offsets: dict[int, int]) -> None:
-    """Draw one step of ranks: a lane for each kind, with gaps closed that are too small to be seen.
-
-    offsets: how far each rank's clock is ahead, ns.
-    """
+def _draw_timeline(axes: Axes, table: SpanTable, step: int, ranks: list[int], matched: Matched) -> None:
+    """Draw one step of ranks: a lane for each kind, with gaps closed that are too small to be seen."""
+    offsets = matched.offsets_ns
     windows = table.windows.where(table.windows.step == step)
     zero = min(
         (start - offsets.get(rank, 0) for rank, start in zip(windows.rank, windows.start_ns, strict=True)), default=0
@@ -118,13 +117,16 @@ def _draw_timeline(axes: Axes, table: SpanTable, step: int, ranks: list[int], of
         pixel = max(1, (end - begin) // _PIXELS)
         kinds = [kind for kind in Kind if (spans.kind == kind).any()]
         for lane, kind in enumerate(kinds):
-            one = spans.where(spans.kind == kind)
-            merged = union(np.maximum(one.start_ns, begin), np.minimum(one.end_ns + pixel, end))
-            bars = np.c_[merged.start_ns - offsets.get(rank, 0) - zero, merged.end_ns - merged.start_ns] / 1e6
-            height = 0.8 / len(kinds)
-            axes.broken_barh(
-                list(map(tuple, bars)), (row - 0.4 + lane * height, height), color=_COLOURS[kind.name.lower()]
-            )
+            of_kind = spans.kind == kind
+            drawn = [(kind.name.lower(), spans.start_ns[of_kind], spans.end_ns[of_kind])]
+            if kind is Kind.COMMUNICATION:
+                waits = (matched.rank == rank) & (matched.start_ns < end) & (matched.end_ns > begin)
+                drawn.append(("skew", matched.start_ns[waits], matched.end_ns[waits]))
+            for name, starts, ends in drawn:
+                merged = union(np.maximum(starts, begin), np.minimum(ends + pixel, end))
+                bars = np.c_[merged.start_ns - offsets.get(rank, 0) - zero, merged.end_ns - merged.start_ns] / 1e6
+                height = 0.8 / len(kinds)
+                axes.broken_barh(list(map(tuple, bars)), (row - 0.4 + lane * height, height), color=_COLOURS[name])
     axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks])
     axes.invert_yaxis()
     axes.set(title=f"Timeline of {'the trace' if step < 0 else f'step {step}'}", xlabel="ms", ylabel="rank")
