@@ -217,6 +217,7 @@ class _Watch:
                 seen_at = time.monotonic()
             if run.is_over or (attempt / "exit.json").exists() or self._poller.lost:
                 why = f"attempt {attempt.name} ended before the trace was written"
+                why += ", and the run may go on: ask again" * (not run.is_over)
             elif time.monotonic() > self._deadline:
                 why = f"no trace in {self._timeout_s:g} s"
             elif self._has_no_room():

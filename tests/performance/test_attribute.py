@@ -147,6 +147,7 @@ def test_waiting_is_told_from_transfer_whatever_the_clocks(clock_ms: int) -> Non
     buckets = split_steps(ranks_that_meet(30, clock_ms))
     assert buckets.skew_ns.tolist() == [30_000_000] * 8 + [0] * 8
     assert part(buckets, "communication") == [35_000_000] * 8
+    assert [(record.transfer_ms, record.skew_ms) for record in buckets.records()] == [(5, 30)] * 8 + [(5, 0)] * 8
     assert any("clock of rank 1" in note for note in buckets.matched.notes) is (clock_ms != 0)
     verdict = judge(buckets)
     assert (verdict.verdict, verdict.rank) == ("straggler", 1)
@@ -312,7 +313,18 @@ def test_what_is_sure_comes_before_waiting_for_no_rank_surely() -> None:
     assert judge(split_steps(spans)).verdict == "inconclusive"
     starts, rank = spans.windows.start_ns, spans.windows.rank
     inputs = make_spans(kind=Kind.INPUT, stream=0, name=0, rank=rank, start_ns=starts, end_ns=starts + 20_000_000)
-    assert judge(split_steps(replace(spans, spans=Spans.join([spans.spans, inputs])))).verdict == "input"
+    judged = judge(split_steps(replace(spans, spans=Spans.join([spans.spans, inputs]))))
+    assert (judged.verdict, judged.evidence[0]) == ("input", "input 20.000 ms of 91.150 ms")
+    assert any("for none surely" in line for line in judged.evidence)
+    assert {each.cause: each.remedy for each in judged.advice}["straggler"].startswith("trace more steps")
+
+
+def test_a_profile_without_steps_says_that_it_counts_as_one() -> None:
+    """A row of step -1 has a note of how to mark steps; one with steps has none."""
+    spans = ranks_that_meet(30, 0)
+    unmarked = replace(spans, windows=replace(spans.windows, step=np.full(len(spans.windows), -1)))
+    noted = [any("marks no steps" in note for note in judge(split_steps(each)).notes) for each in (spans, unmarked)]
+    assert noted == [False, True]
 
 
 def test_a_wait_for_a_cpu_is_not_the_programs_host_time() -> None:
@@ -358,6 +370,17 @@ def test_steps_without_time_are_refused() -> None:
     """As of a step log whose times are all 0."""
     with pytest.raises(DataError, match="no step takes any time"):
         judge(split_steps(table(one_rank([], [(step, 5, 5) for step in range(4)]))))
+
+
+def test_a_picture_has_waiting_apart_from_transfer(tmp_path: Path) -> None:
+    """In a colour of its own, in the bars of the steps and in the timeline; healthy ranks have none."""
+    drawn = []
+    for late_ms in (0, 30):
+        buckets = split_steps(spans := ranks_that_meet(late_ms, 0))
+        draw(spans, buckets, judge(buckets), tmp_path / "a.svg")
+        drawn.append((tmp_path / "a.svg").read_text().lower().count("#f4c9a8"))
+    assert drawn[0] == 0
+    assert drawn[1] >= 8 + 1
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

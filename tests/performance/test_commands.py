@@ -1,14 +1,25 @@
-"""`pit perf attribute` as a user types it."""
+"""`pit perf attribute` and `trace` as a user types them."""
 
 from __future__ import annotations
 
 import json
 import pickle
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from pitools.commands import perf_trace
+from pitools.commands.perf import without_steps
+from pitools.core.errors import NoSpace, PitError, TryLater, UsageError
+from pitools.launch.api import launch, runs
+from pitools.perf import trace_run
+from pitools.run.run_folder import RunRecord
+from pitools.run.traces import TraceRequest
+from pitools.site.load import load_site
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -62,3 +73,91 @@ def test_what_is_wrong_is_named(pit: Pit, profiles: Path, words: tuple[str, ...]
     """Each with what was expected, and the exit code of its kind."""
     done = pit("perf", "attribute", str(profiles / words[0]), *words[1:])
     assert (done.returncode, problem in done.stderr) == (code, True), done.stderr
+
+
+LOOP = """
+import os, time
+from pathlib import Path
+from pitools.run.steps import StepLog
+log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"], "steps"), 0)
+for step in range(int(os.environ["PIT_PARAM_STEPS"])):
+    time.sleep(0.1)
+    log.write(step=step, loss=1, wall_s=0.1, input_s=0, compute_s=0, comm_s=0, rank_samples=1)
+"""
+
+
+@pytest.fixture
+def request_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A request of a run that only sleeps, 0.1 s a step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "loop.toml").write_text('name = "loop"\ncommand = "python loop.py"\nparams = {steps = 1}\n')
+    return tmp_path / "loop.toml"
+
+
+def test_ctrl_c_withdraws_the_request(request_file: Path) -> None:
+    """Of a new run, with --set as `launch run` has it: the run goes on, which is said, and another trace may be asked
+    for."""
+    command = [sys.executable, "-c", "from pitools.cli import main; main()", "perf", "trace", str(request_file)]
+    command += ["--set", "steps=3000", "--after", "900"]
+    said = ""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as trace:
+        assert trace.stderr is not None
+        for line in trace.stderr:
+            said += line
+            if "waits for steps" in line:
+                trace.send_signal(signal.SIGINT)
+    (run,) = runs()
+    try:
+        assert trace.returncode == 130
+        assert "steps 901-905 are no longer asked for" in said
+        assert f"the run goes on; to end it: pit launch cancel {run.dir.name}" in said
+        assert run.state == "RUNNING"
+        assert trace_run.pending(run.dir / "attempts" / "0") is None
+    finally:
+        run.cancel()
+
+
+def test_a_full_disk_ends_a_wait(request_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For steps as for traces: what goes on can record nothing more."""
+    run = launch(request_file, params={"steps": 3000})
+    watch = perf_trace._Watch(run.dir, load_site("local"), 200.0)
+    try:
+        attempt = watch.wait_for_steps(0, is_new=True)
+        monkeypatch.setattr(trace_run, "is_disk_full", lambda _: True)
+        monkeypatch.setattr(perf_trace, "_SILENT_S", 0.0)
+        request = TraceRequest(t="2026-11-26T19:00:00Z", first_step=900, last_step=901)
+        (found,) = watch.wait_for_traces(attempt, request, [0])
+        assert "the disk of the run is full" in found.error
+        with pytest.raises(NoSpace, match="disk of the run is full"):
+            watch.wait_for_steps(1, is_new=False)
+    finally:
+        run.cancel()
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "hint"),
+    [
+        ("PENDING", TryLater, "pit launch watch"),
+        ("RUNNING", TryLater, "log.write"),
+        ("CANCELLED", UsageError, "pit launch why"),
+    ],
+)
+def test_the_state_of_a_run_without_steps_is_said(tmp_path: Path, state: str, error: type[PitError], hint: str) -> None:
+    """With what helps in that state, and the exit code that says whether waiting does."""
+    record = RunRecord(
+        run_id="bc-1", name="bc", site="local", job_id="1", run_dir=str(tmp_path), state=state, exit_code=None,
+        nodes=1, created="",
+    )  # fmt: skip
+    found = without_steps(record)
+    assert (type(found), state.lower() in found.message, hint in found.hint) == (error, True, True)
+
+
+def test_attribute_and_advise_say_how_a_run_without_steps_ended(pit: Pit, request_file: Path) -> None:
+    """Not that there are no profiles in so many files."""
+    run = json.loads(pit("launch", "run", str(request_file), "--set", "steps=0", "--wait").stdout)["run_id"]
+    for command in ("attribute", "advise"):
+        done = pit("perf", command, run)
+        assert (done.returncode, "has ended: completed without a step log" in done.stderr) == (2, True), done.stderr
+    done = pit("perf", "trace", run, "--set", "steps=3")
+    assert (done.returncode, "expected a request" in done.stderr) == (2, True), done.stderr

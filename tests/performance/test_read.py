@@ -355,6 +355,23 @@ def test_waits_for_a_cpu_are_read_beside_a_trace(profiles: Path, tmp_path: Path,
         assert windows.cpu_wait_ns.tolist() == [*(whole if each is None else each for each in waits_ns), 0, 0]
 
 
+@pytest.mark.parametrize(("slowdown", "is_said"), [(0.2, True), (0.04, False), (None, False)])
+def test_what_a_trace_slowed_is_said(
+    profiles: Path, tmp_path: Path, read: Read, slowdown: float | None, is_said: bool
+) -> None:
+    """From 5 % on, as the trace's status has it; and what is not used has its name in words."""
+    path = tmp_path / "0.json.gz"
+    path.write_bytes((profiles / "torch-healthy" / path.name).read_bytes())
+    step_log(tmp_path / "steps", 0)
+    write_record(
+        tmp_path / "0.status.json",
+        RankTrace(rank=0, state="done", first_step=3, file=path.name, slowdown=slowdown),
+    )
+    notes = read(tmp_path).notes
+    assert any("traced steps took 20% longer" in note for note in notes) is is_said
+    assert "also there, and not used beside PyTorch's traces: step logs" in notes
+
+
 def test_a_step_that_the_loops_end_cut_is_none(profiles: Path, tmp_path: Path, read: Read) -> None:
     """Its mark lasts until the log is closed, which can be minutes; the status names the last whole step."""
     path = tmp_path / "0.json.gz"

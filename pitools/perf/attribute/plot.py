@@ -120,7 +120,8 @@ def _draw_timeline(axes: Axes, table: SpanTable, step: int, ranks: list[int], ma
             of_kind = spans.kind == kind
             drawn = [(kind.name.lower(), spans.start_ns[of_kind], spans.end_ns[of_kind])]
             if kind is Kind.COMMUNICATION:
-                waits = (matched.rank == rank) & (matched.start_ns < end) & (matched.end_ns > begin)
+                lasting = matched.end_ns > np.maximum(matched.start_ns, begin)
+                waits = lasting & (matched.rank == rank) & (matched.start_ns < end)
                 drawn.append(("skew", matched.start_ns[waits], matched.end_ns[waits]))
             for name, starts, ends in drawn:
                 merged = union(np.maximum(starts, begin), np.minimum(ends + pixel, end))
