@@ -48,7 +48,7 @@ def find_source(source: str, site_name: str) -> Path:
 
 def find_profiles(paths: Sequence[Path]) -> list[Found]:
     """Return the profiles and logs of these paths. Raises as `find_files`; of a run without any, with its state."""
-    from pitools.core.errors import PitError, UsageError
+    from pitools.core.errors import UsageError
     from pitools.launch.monitor.status import run_status
     from pitools.launch.plan import load_plan
     from pitools.perf.read.files import find_files
@@ -60,12 +60,7 @@ def find_profiles(paths: Sequence[Path]) -> list[Found]:
         if not Path(error.where, "plan.json").is_file():
             raise
         run_dir = Path(error.where)
-        site = load_site(load_plan(run_dir).site)
-        try:
-            run = run_status(run_dir, site)
-        except PitError:  # Slurm does not answer
-            run = run_status(run_dir, site, query_slurm=False)
-        raise without_steps(run) from error
+        raise without_steps(run_status(run_dir, load_site(load_plan(run_dir).site))) from error
 
 
 def without_steps(run: RunRecord) -> PitError:
@@ -73,14 +68,12 @@ def without_steps(run: RunRecord) -> PitError:
     from pitools.core.errors import NoSpace, TryLater, UsageError
     from pitools.perf.trace_run import HOW_TO_LOG, is_disk_full
 
-    state = run.state.lower()
+    state, how_to_log = run.state.lower(), f"; if it writes no step log, {HOW_TO_LOG}"
     if is_disk_full(Path(run.run_dir)):
         hint = f"free space, then: pit launch resume {run.run_id}"
         return NoSpace(f"the disk of the run is full, and the run is {state}", where=run.run_dir, hint=hint)
-    if run.state == "PENDING":
-        return TryLater("the run is pending", where=run.run_dir, hint=f"wait for it: pit launch watch {run.run_id}")
-    if run.state == "RUNNING":
-        problem = "the run is running, and has logged no step so far"
-        return TryLater(problem, where=run.run_dir, hint=f"wait for its first steps; if there are none, {HOW_TO_LOG}")
-    hint = f"why it ended: pit launch why {run.run_id}; if it writes no step log, {HOW_TO_LOG}"
+    if run.state in ("PENDING", "RUNNING", "UNKNOWN"):
+        hint = f"wait for it: pit launch watch {run.run_id}{how_to_log * (run.state == 'RUNNING')}"
+        return TryLater(f"the run is {state}, and has logged no step", where=run.run_dir, hint=hint)
+    hint = f"why it ended: pit launch why {run.run_id}{how_to_log}"
     return UsageError(f"the run has ended: {state} without a step log", where=run.run_dir, hint=hint)

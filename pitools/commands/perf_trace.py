@@ -169,8 +169,7 @@ class _Watch:
             yield
         except KeyboardInterrupt:
             trace_run.withdraw(run_folder.last_attempt(self._run_dir) or self._run_dir / "attempts" / "0")
-            withdrawn = f"steps {request.window} are no longer asked for; ranks that record already write their trace"
-            click.echo(f"pit: {withdrawn}", err=True)
+            click.echo(f"pit: steps {request.window} are no longer asked for; who records already goes on", err=True)
             click.echo(f"pit: the run goes on; to end it: pit launch cancel {self._run_dir.name}", err=True)
             raise
 

@@ -35,9 +35,9 @@ add to the program, and run it again:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank is: its last logged step, -1 before the first. wall_s: of a fast step, among the last `count`.
+    """Where a rank is: its last logged step, -1 before the first, and how long ago it was logged, silent_s.
 
-    silent_s: time since the last step was logged.
+    wall_s: of a fast step, among the last `count`.
     """
 
     step: int = -1

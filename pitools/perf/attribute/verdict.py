@@ -27,11 +27,15 @@ _REMEDY = {
     "input": "read ahead: more loader workers or threads, or data staged to the node (pit stage)",
     "communication": "overlap with compute, larger buckets, fewer bytes, or ranks closer together (pit topology)",
     "straggler": "free or replace the slow rank's node (pit node), or even out the ranks' work",
-    "late ranks": "trace more steps to be sure which rank is late; then replace its node, or even out the ranks' work",
     "host": "fewer and larger operations: fuse, compile, capture graphs; less Python code in the step",
     "memory": "keep data on the device, or copy asynchronously from pinned memory",
     "compile": "constant shapes, and a compilation cache",
     "checkpoint": "save asynchronously, or less often",
+}
+_UNSURE_LABEL = {**_LABEL, "straggler": "waiting for late ranks, for none surely"}
+_UNSURE_REMEDY = {
+    **_REMEDY,
+    "straggler": "trace more steps to be sure which rank is late; then replace its node, or even out the ranks' work",
 }
 
 
@@ -89,7 +93,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         losses |= {"input": mean["input"] + min(lost, skew), "straggler": 0.0}
     sure = {name: loss for name, loss in losses.items() if name != "straggler" or rank is not None}
     cause = max(sure, key=lambda name: sure[name])
-    label = _LABEL if rank is not None else {**_LABEL, "straggler": "waiting for late ranks, for none surely"}
+    label, remedy = (_LABEL, _REMEDY) if rank is not None else (_UNSURE_LABEL, _UNSURE_REMEDY)
     shares = {name: round(value / wall, 4) for name, value in (*mean.items(), ("skew", skew), ("cpu_wait", cpu_wait))}
     evidence = [
         f"{label.get(name, name)} {value / 1e6:.3f} ms of {wall / 1e6:.3f} ms"
@@ -121,7 +125,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         steps=len(set(buckets.windows.step.tolist())),
         wall_ms=round(wall / 1e6, 6),
         shares=shares,
-        advice=_advise(losses, mean, wall, is_sure=rank is not None),
+        advice=_advise(losses, mean, wall, remedy),
         notes=[*notes, *buckets.matched.notes],
     )
 
@@ -173,12 +177,9 @@ def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float
     return slow, BUCKETS[most], float(parts[most]), lost
 
 
-def _advise(losses: dict[str, float], mean: dict[str, float], wall: float, *, is_sure: bool) -> list[Advice]:
+def _advise(losses: dict[str, float], mean: dict[str, float], wall: float, remedy: dict[str, str]) -> list[Advice]:
     """Return remedies of what costs 5 % or more. Input and communication can hide behind the rest of the step's work,
-    and gain at most as much as that lasts; half of the host's time, or of checkpoints, is a cautious guess.
-
-    is_sure: whether one rank is surely late.
-    """
+    and gain at most as much as that lasts; half of the host's time, or of checkpoints, is a cautious guess."""
     busy = mean["compute"]
     predicted = {
         "input": min(losses["input"], wall - losses["input"]),
@@ -190,7 +191,7 @@ def _advise(losses: dict[str, float], mean: dict[str, float], wall: float, *, is
     advice = [
         Advice(
             cause=cause,
-            remedy=_REMEDY["late ranks" if cause == "straggler" and not is_sure else cause],
+            remedy=remedy[cause],
             gain_ms=round(predicted.get(cause, loss) / 1e6, 6),
             ceiling_ms=round(loss / 1e6, 6),
         )
