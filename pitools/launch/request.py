@@ -346,7 +346,8 @@ def set_values(tables: dict[str, Any], values: Mapping[str, str], where: str) ->
             continue
         head, _, rest = name.partition(".")
         if head not in Request.__struct_fields__ or head == "params":
-            names = [*Request.__struct_fields__, *(params if isinstance(params, dict) else ())]
+            own = list(params) if isinstance(params, dict) else []
+            names = own if head == "params" else [*Request.__struct_fields__, *own]
             tables_with_it = [table for table, keys in tables.items() if isinstance(keys, dict) and name in keys]
             hint = (
                 f"{tables_with_it[0]}.{name}=…"

@@ -38,7 +38,10 @@ def require_accepted(plan: Plan, site: Site) -> None:
     """Raise ClusterError for a job that Slurm would refuse, such as one for more nodes than there are."""
     if site.scheduler == "slurm":
         run_dir = f"{plan.runs_dir}/{plan.name}"
-        client(site).test_only(planning.render_script(plan, site, run_dir=run_dir, payload="true"))
+        try:
+            client(site).test_only(planning.render_script(plan, site, run_dir=run_dir, payload="true"))
+        except ClusterError as error:
+            raise ClusterError(f"Slurm would refuse this job: {error.message}", where=plan.name) from error
 
 
 def repeat_steps(

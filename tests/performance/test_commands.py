@@ -148,7 +148,7 @@ def test_the_state_of_a_run_without_steps_is_said(tmp_path: Path, state: str, er
     """With what helps in that state, and the exit code that says whether waiting does."""
     record = RunRecord(
         run_id="bc-1", name="bc", site="local", job_id="1", run_dir=str(tmp_path), state=state, exit_code=None,
-        nodes=1, created="",
+        nodes=1, created="", attempts=state == "RUNNING",
     )  # fmt: skip
     found = without_steps(record)
     assert (type(found), state.lower() in found.message, hint in found.hint) == (error, True, True)
