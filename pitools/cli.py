@@ -22,6 +22,7 @@ NOUNS = {
     "checkpoint": "What a run could go on from: list, check, prune.",
     "dataset": "Recordings in, verified Zarr datasets out.",
     "launch": "Run a training job on a site, as a folder you can follow.",
+    "monitor": "What the fleet does with its hours: usage, goodput, metrics, alerts, a live view.",
     "node": "Check nodes, drain and return them, and show what was wrong.",
     "perf": "Where the time of training steps goes, and what limits them.",
     "place": "Which site, when, and what it costs; one queue over several sites.",
@@ -35,9 +36,11 @@ _EXTRAS = {
     "data": ("PIL", "crc32c", "h5py", "numcodecs", "scipy", "zarr"),
     "jax": ("jax", "orbax"),
     "lerobot": ("av", "pyarrow"),
+    "monitor": ("prometheus_client",),
     "plot": ("matplotlib",),
     "s3": ("obstore",),
     "torch": ("torch",),
+    "tui": ("textual",),
 }
 
 

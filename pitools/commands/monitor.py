@@ -1,0 +1,15 @@
+"""`pit monitor`: what the fleet does with its hours."""
+
+from __future__ import annotations
+
+import click
+
+from pitools.commands.lazy_group import LazyGroup
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """What the fleet does with its hours: usage, goodput, metrics, alerts and a live view, over all sites."""
