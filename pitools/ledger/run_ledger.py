@@ -1,33 +1,202 @@
-"""Make a run's ledger from its folder and, if given, the accounting rows of its jobs."""
+"""Make the ledgers of runs, and of jobs of other programs."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from pitools.core.errors import PitError
-from pitools.ledger.records import RunLedger
+import msgspec
+
+from pitools.core import timestamps
+from pitools.core.errors import DataError, PitError, UsageError
+from pitools.core.fs import from_os_error, open_regular
+from pitools.core.record import decode_json
+from pitools.ledger.allocations import (
+    Allocation,
+    count_gpus,
+    from_folder,
+    from_rows,
+    in_order,
+    is_of,
+    queued_s,
+    with_repeats,
+)
+from pitools.ledger.evidence import Attempt, read_attempts, unix_time
+from pitools.ledger.job_stats import gpu_utilization
+from pitools.ledger.records import RunLedger, State
+from pitools.ledger.timeline import account, typical_step_s
+from pitools.run import run_folder
+from pitools.run.attempt_records import AttemptStart, Verdict
+from pitools.site.connect import client
 from pitools.site.schema import Site
+from pitools.site.template import expand_placeholders
 from pitools.slurm.records import AccountingRow
 
 
-def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: datetime | None = None) -> RunLedger:
+class _Job(msgspec.Struct):
+    nodes: int = 1
+    gpus_per_node: int = 0
+
+
+class _Plan(msgspec.Struct):
+    """What is needed of pit.plan/1."""
+
+    name: str
+    site: str
+    job: _Job
+
+
+def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float | None = None) -> RunLedger:
     """Return the ledger of a run. Raises DataError for a folder that is no run, OSError.
 
-    rows: of its jobs, each start (`sacct -D`); rows of other jobs are left out. now: for running runs.
+    rows: of its jobs, each start (`sacct -D`); those of other jobs are left out. now: Unix time, s, for a running run.
     """
-    raise NotImplementedError
+    plan, now = _read_plan(run_dir), time.time() if now is None else now
+    attempts, submitted = read_attempts(run_dir), _submitted(run_dir)
+    job_ids = {attempt.job_id for attempt in attempts} | submitted.keys()
+    rows = in_order(row for row in rows if job_ids & {row.job_id, row.raw_id})
+    is_over = (run_dir / "verdict.json").exists()
+    is_running = _is_running(attempts, rows, is_over, now)
+    is_gpu = plan.job.gpus_per_node > 0 or any(map(count_gpus, rows))
+    in_rows = [any(is_of(row, attempt) for row in rows) for attempt in attempts]
+    pairs = with_repeats(attempts)
+    allocations, waited_s = from_folder(
+        [pair for pair, has_row in zip(pairs, in_rows, strict=True) if not has_row],
+        submitted,
+        plan.job.gpus_per_node if is_gpu else 1,
+        now if is_running else None,
+    )
+    own = [pair for pair, has_row in zip(pairs, in_rows, strict=True) if has_row]
+    allocations += from_rows(rows, own, plan.job.gpus_per_node if is_gpu else None, now)
+    started = {row_id for row in rows for row_id in (row.job_id, row.raw_id)} | {each.job_id for each in attempts}
+    pending = [] if is_over else [max(now - t, 0.0) for job_id, t in submitted.items() if job_id not in started]
+    return _ledger(
+        allocations,
+        [account(allocation, typical_step_s(attempts)) for allocation in allocations],
+        waited_s + queued_s(rows, now) + sum(pending),
+        is_known=any(attempt.steps for attempt in attempts),
+        run_id=run_dir.name,
+        name=plan.name,
+        site=plan.site,
+        user=_owner(run_dir),
+        source="run",
+        is_running=is_running,
+        resource="gpu" if is_gpu else "node",
+        nodes=rows[-1].nodes if rows else attempts[-1].nodes if attempts else plan.job.nodes,
+        attempts=len(attempts),
+    )
 
 
 def job_ledger(
-    rows: Sequence[AccountingRow], *, site: str = "", admin_comment: str = "", now: datetime | None = None
+    rows: Sequence[AccountingRow], *, site: str = "", admin_comment: str = "", now: float | None = None
 ) -> RunLedger:
     """Return the ledger of a job of another program. rows: one or more, all of one JobIDRaw.
 
-    admin_comment: of its last start; jobstats' record is read from it.
+    admin_comment: of its last start; jobstats' record is read from it. now: Unix time, s, for a running job.
     """
-    raise NotImplementedError
+    rows, now = in_order(rows), time.time() if now is None else now
+    is_gpu = any(map(count_gpus, rows))
+    allocations = from_rows(rows, (), 0 if is_gpu else None, now)
+    seconds = [account(allocation, 0.0) for allocation in allocations]
+    busy = gpu_utilization(admin_comment) if is_gpu and allocations else []
+    if busy:
+        last = allocations[-1]
+        of_one = last.end - last.begin
+        known = min(len(busy), last.resources)
+        productive = of_one * known * sum(busy) / len(busy)
+        seconds[-1] = dict.fromkeys(State, 0.0) | {
+            State.PRODUCTIVE: productive,
+            State.IDLE: of_one * known - productive,
+            State.UNACCOUNTED: of_one * (last.resources - known),
+        }
+    return _ledger(
+        allocations,
+        seconds,
+        queued_s(rows, now),
+        is_known=bool(busy),
+        run_id=rows[-1].job_id,
+        name=rows[-1].name,
+        site=site,
+        user=rows[-1].user,
+        source="sacct+js1" if busy else "sacct",
+        is_running=bool(allocations) and allocations[-1].is_open,
+        resource="gpu" if is_gpu else "node",
+        nodes=rows[-1].nodes,
+        attempts=len(allocations),
+    )
+
+
+def _ledger(
+    allocations: Sequence[Allocation],
+    parts: Sequence[dict[State, float]],
+    waited_s: float,
+    *,
+    is_known: bool,
+    nodes: int,
+    **fields: Any,
+) -> RunLedger:
+    """Return the sum of allocations. parts: the seconds of each."""
+    seconds = {state: sum(part[state] for part in parts) for state in State}
+    allocated = sum((each.end - each.begin) * each.resources for each in allocations)
+    ordered = sorted(allocations, key=lambda each: each.begin)
+    free = sum(max(b.begin - a.end, 0.0) * b.resources for a, b in itertools.pairwise(ordered))
+    productive = seconds[State.PRODUCTIVE]
+    losses = {state: value for state, value in seconds.items() if state is not State.PRODUCTIVE}
+    greatest = max(losses, key=lambda state: losses[state])
+    has_time = allocated > 0 and is_known
+    return RunLedger(
+        since=_text(ordered[0].begin) if ordered else "",
+        until=_text(max(each.end for each in ordered)) if ordered else "",
+        count=ordered[-1].resources // max(nodes, 1) if ordered else 0,
+        nodes=nodes,
+        allocations=len(allocations),
+        allocated_s=allocated,
+        queue_s=waited_s,
+        seconds=seconds,
+        goodput=productive / allocated if has_time else None,
+        calendar_goodput=productive / (allocated + free) if has_time else None,
+        greatest_loss=greatest if losses[greatest] > 0 else "",
+        **fields,
+    )
+
+
+def _text(moment: float) -> str:
+    return timestamps.to_rfc3339(datetime.fromtimestamp(moment, UTC))
+
+
+def _read_plan(run_dir: Path) -> _Plan:
+    try:
+        with open_regular(run_dir / "plan.json") as file:
+            return decode_json(file.read(), _Plan)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
+        raise DataError(f"no run: its plan.json is missing or damaged: {error}", where=str(run_dir)) from error
+
+
+def _owner(run_dir: Path) -> str:
+    try:
+        return run_dir.owner()
+    except (KeyError, OSError):
+        return ""
+
+
+def _submitted(run_dir: Path) -> dict[str, float]:
+    """Return job id → when it was submitted, Unix time, s, of the run's known jobs."""
+    paths = [*run_dir.glob("jobs/*/job.json"), run_dir / "job.json"]
+    refs = (run_folder.read_or_none(path, run_folder.JobRef) for path in paths)
+    return {ref.job_id: t for ref in refs if ref and (t := unix_time(ref.submitted)) is not None}
+
+
+def _is_running(attempts: Sequence[Attempt], rows: Sequence[AccountingRow], is_over: bool, now: float) -> bool:
+    """Return whether a job of the run runs: by its row, or else by its folder, until the job's time limit."""
+    newest = attempts[-1] if attempts else None
+    if newest is None or any(is_of(row, newest) for row in rows):
+        return any(row.start and not row.end for row in rows)
+    limit = newest.time_limit_at
+    return not is_over and newest.ended is None and (limit is None or now <= limit)
 
 
 def fleet_ledgers(
@@ -40,16 +209,53 @@ def fleet_ledgers(
 ) -> Iterator[RunLedger]:
     """Yield the ledgers of a site's runs that ran since a time (RFC 3339), newest first; Slurm is not queried.
 
-    report: gets the error of a run that cannot be read, which is left out. limit: of runs.
+    report: gets the error of a run that cannot be read, which is left out. limit: of runs. Raises UsageError for
+    another text, ClusterError where the folder of runs cannot be read.
     """
-    raise NotImplementedError
+    if (earliest := unix_time(since)) is None:
+        raise UsageError(f'"{since}" is no time (expected RFC 3339, as 2026-11-21T01:33:41Z)')
+    for run_dir in reversed(run_folder.run_dirs(Path(expand_placeholders(site.paths.runs)).absolute())):
+        try:
+            if _read_plan(run_dir).site != site.name or _ended_before(run_dir, earliest):
+                continue
+            ledger = run_ledger(run_dir, rows)
+        except PitError as error:
+            report(run_dir, error)
+        except OSError as error:
+            report(run_dir, from_os_error(error, run_dir))
+        else:
+            yield ledger
+            limit -= 1
+        if limit <= 0:
+            return
+
+
+def _ended_before(run_dir: Path, moment: float) -> bool:
+    """Return whether a run has ended before a time, by its verdict or else its last attempt."""
+    verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
+    last = run_folder.last_exit(run_dir)
+    ended = unix_time(verdict.t if verdict else last.ended if last else "")
+    return ended is not None and ended < moment
 
 
 def read_rows(site: Site, run_dirs: Sequence[Path]) -> list[AccountingRow]:
     """Return the accounting rows of the jobs of runs, by one `sacct`; [] without Slurm. Raises ClusterError."""
-    raise NotImplementedError
+    ids: dict[str, None] = {}
+    for run_dir in run_dirs:
+        starts = (
+            run_folder.read_or_none(attempt / "start.json", AttemptStart)
+            for attempt in run_folder.attempt_dirs(run_dir)
+        )
+        ids |= dict.fromkeys([*_submitted(run_dir), *(start.job_id for start in starts if start)])
+    return client(site).accounting(list(ids)) if ids and site.scheduler == "slurm" else []
 
 
 def describe(ledger: RunLedger) -> str:
     """Return a ledger as one line: `goodput 78 %; greatest loss: input 12 %`; "" if its goodput is unknown."""
-    raise NotImplementedError
+    if ledger.goodput is None:
+        return ""
+    text = f"goodput {ledger.goodput:.0%}".replace("%", " %")
+    if not ledger.greatest_loss:
+        return text
+    share = ledger.seconds[State(ledger.greatest_loss)] / ledger.allocated_s
+    return f"{text}; greatest loss: {ledger.greatest_loss} {share:.0%}".replace("%", " %").replace("  ", " ")

@@ -117,7 +117,8 @@ class AttemptExit(Record, frozen=True, kw_only=True, tag="pit.attempt-exit/1"):
 class RankRecord(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
     """Where one rank ran. coordinator: rank 0's `address:port`. data: dataset name → folder that the rank reads.
 
-    oom_kills: the node's count of OOM kills before the start (`oom_kill` in /proc/vmstat); None if unavailable.
+    oom_kills: the node's count of OOM kills before the start (`oom_kill` in /proc/vmstat); None if unavailable. t: when
+    the rank's program was about to begin.
     """
 
     rank: int
@@ -128,6 +129,7 @@ class RankRecord(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
     coordinator: str
     data: dict[str, str]
     oom_kills: int | None = None
+    t: str = ""
 
 
 class Event(Record, frozen=True, kw_only=True, tag="pit.event/1"):

@@ -29,9 +29,10 @@ SAVE_TIMEOUT_S = 1800.0
 class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     """One step of one rank. Times are wall-clock seconds; `wall_s` is the whole step.
 
-    input_s: waiting for the batch. compute_s: forward, backward and update. comm_s: collectives. The rest of `wall_s`
-    is everything else. rank_samples: of this rank's part of the batch. bytes_read: from files, by this rank. metrics:
-    the program's own, such as a success rate. loss and metrics: None for NaN and infinity, which JSON cannot encode.
+    input_s: waiting for the batch. compute_s: forward, backward and update. comm_s: collectives. checkpoint_s: blocked
+    by a save. The rest of `wall_s` is everything else. rank_samples: of this rank's part of the batch. bytes_read: from
+    files, by this rank. metrics: the program's own, such as a success rate. loss and metrics: None for NaN and
+    infinity, which JSON cannot encode.
     """
 
     t: str
@@ -45,6 +46,7 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     rank_samples: int
     bytes_read: int = 0
     metrics: dict[str, float | None] = {}
+    checkpoint_s: float = 0.0
 
 
 class StepSummary(Record, frozen=True, kw_only=True, tag="pit.steps/1"):
@@ -91,6 +93,7 @@ class StepLog:
         rank_samples: int,
         bytes_read: int = 0,
         metrics: Mapping[str, float] | None = None,
+        checkpoint_s: float = 0.0,
     ) -> None:
         """Append one step. metrics: values that `pit launch sweep` compares runs by, at the steps that have them."""
         record = Step(
@@ -105,6 +108,7 @@ class StepLog:
             rank_samples=rank_samples,
             bytes_read=bytes_read,
             metrics={name: float(value) for name, value in (metrics or {}).items()},
+            checkpoint_s=checkpoint_s,
         )
         line = msgspec.json.encode(record) + b"\n"
         if self._file.write(line) != len(line):  # the rest of the line would be glued to the next

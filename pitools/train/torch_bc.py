@@ -162,11 +162,12 @@ def train(
             update(policy, momentum, vector[1 + len(SIGNALS) :], learning_rate)
             synchronized(vector)
             compute_s += watch.lap()
-            stopped = combine_votes(votes)
+            stopped, checkpoint_s = combine_votes(votes), 0.0
             if checkpointer and should_save(step + 1, steps, checkpoint_every, stopped):
                 if log:
                     log.heartbeat()  # a save waits for the one before
                 checkpointer.save(step + 1, state, batches.state())
+                checkpoint_s = watch.lap()
             wall_s = time.perf_counter() - began
             if log:
                 log.write(
@@ -178,6 +179,7 @@ def train(
                     comm_s=comm_s,
                     rank_samples=len(batch.sample_indices),
                     bytes_read=batch.bytes_read,
+                    checkpoint_s=checkpoint_s,
                 )
             if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)

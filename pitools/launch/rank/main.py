@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pitools.core import subprocesses
+from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.core.record import decode_json
 from pitools.launch.exit_codes import DATASET_MISSING, NO_PORTS, RENDEZVOUS_FAILED, WRONG_RANK0_NODE
@@ -98,6 +98,7 @@ def prepare_rank(framework: str) -> None:
         coordinator=coordinator,
         data=data,
         oom_kills=oom.oom_kill_count(),
+        t=timestamps.now_rfc3339(),
     )
     run_folder.write_record(context.attempt_dir / "ranks" / f"{context.rank}.json", record)
 

@@ -16,7 +16,7 @@ from pitools.run.steps import Step
 
 
 def read_step_log(path: Path, names: Names) -> RankSpans:
-    """Return the spans of a step log: in each step, what is not logged, then input, compute, communication.
+    """Return the spans of a step log: in each step, what is not logged, then a save, input, compute, communication.
 
     That order is a convention; so is that communication ends when the step does, on all ranks at once: by it, ranks
     that wait for another are told from slow transfers. The first step, which compiles, is left out, unless it is the
@@ -40,8 +40,11 @@ def read_step_log(path: Path, names: Names) -> RankSpans:
         except (ValueError, OverflowError) as error:
             raise DataError(f"step {step.step}: {error}", where=str(path)) from error
         parts = [
-            (Kind.INPUT, step.input_s), (Kind.COMPUTE, step.compute_s), (Kind.COMMUNICATION, step.comm_s)
-        ]  # fmt: skip
+            (Kind.CHECKPOINT, step.checkpoint_s),
+            (Kind.INPUT, step.input_s),
+            (Kind.COMPUTE, step.compute_s),
+            (Kind.COMMUNICATION, step.comm_s),
+        ]
         if not all(0 <= value < 1e8 for value in (step.wall_s, *(value for _, value in parts))):
             raise DataError(f"step {step.step}: a time is out of range (expected seconds, 0 or more)", where=str(path))
         wall = round(step.wall_s * 1e9)

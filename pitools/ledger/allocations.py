@@ -1,0 +1,127 @@
+"""Find the allocations of a run: in Slurm's accounting, or else by its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pitools.ledger.evidence import Attempt, unix_time
+from pitools.slurm.fields import parse_count
+from pitools.slurm.records import AccountingRow
+
+_CLOCKS_S = 2.0  # that the clocks of a node and of slurmctld may differ by
+_SLURM_ROUNDS_S = 1.0
+Repeated = tuple[Attempt, int | None]  # an attempt, and the step at which a later one began again, None without one
+
+
+class Allocation(NamedTuple):
+    """Resources that a job held. begin, end: Unix time, s. resources: their number. is_open: it has not ended."""
+
+    begin: float
+    end: float
+    resources: int
+    attempts: tuple[Repeated, ...] = ()
+    is_open: bool = False
+
+
+def with_repeats(attempts: Sequence[Attempt]) -> list[Repeated]:
+    """Return each attempt with the lowest step from which a later one began; tasks of an array are apart."""
+    pairs: list[Repeated] = []
+    lowest: dict[str, int] = {}
+    for attempt in reversed(attempts):
+        pairs.append((attempt, lowest.get(attempt.task)))
+        if attempt.first_step is not None:
+            lowest[attempt.task] = min(attempt.first_step, lowest.get(attempt.task, attempt.first_step))
+    return pairs[::-1]
+
+
+def in_order(rows: Iterable[AccountingRow]) -> list[AccountingRow]:
+    """Return rows by their start; those that never started come last."""
+    return sorted(rows, key=lambda row: (not row.start, row.start, row.submit))
+
+
+def count_gpus(row: AccountingRow) -> int:
+    """Return the GPUs that a row has; 0 where Slurm does not track them."""
+    typed = sum(parse_count(count) or 0 for name, count in row.alloc_tres.items() if name.startswith("gres/gpu:"))
+    return (parse_count(row.alloc_tres.get("gres/gpu", "")) or 0) or typed
+
+
+def is_of(row: AccountingRow, attempt: Attempt) -> bool:
+    """Return whether a row is of an attempt's job."""
+    return attempt.job_id in (row.job_id, row.raw_id)
+
+
+def from_rows(
+    rows: Sequence[AccountingRow], pairs: Sequence[Repeated], gpus_per_node: int | None, now: float
+) -> list[Allocation]:
+    """Return the allocation of each row that has started.
+
+    pairs: attempts of the rows' jobs. gpus_per_node: where Slurm does not track them; None counts nodes. now: Unix
+    time, s.
+    """
+    spans = [(row, span) for row in rows if (span := _span(row, now))]
+    held: list[list[Repeated]] = [[] for _ in spans]
+    for pair in pairs:
+        own = [(index, span) for index, (row, span) in enumerate(spans) if is_of(row, pair[0])]
+        begun = [each for each in own if each[1][0] <= pair[0].started + _CLOCKS_S] or own[:1]
+        if begun and pair[0].started <= begun[-1][1][1] + _CLOCKS_S:  # else nothing of it is in the allocation
+            held[begun[-1][0]].append(pair)
+    return [
+        _allocation(row, begin, end, of_row, gpus_per_node)
+        for (row, (begin, end)), of_row in zip(spans, held, strict=True)
+    ]
+
+
+def _allocation(
+    row: AccountingRow, begin: float, end: float, pairs: Sequence[Repeated], gpus_per_node: int | None
+) -> Allocation:
+    """Return a row's allocation with its attempts on one clock: Slurm's whole seconds are rounded down."""
+    resources = row.nodes if gpus_per_node is None else count_gpus(row) or row.nodes * gpus_per_node
+    if pairs:
+        early = begin - pairs[0][0].started
+        pairs = [(attempt.later(early), again_at) for attempt, again_at in pairs] if early > 0 else pairs
+        if row.end:
+            late = max(attempt.last_evidence for attempt, _ in pairs) - end
+            phase = min(max(late, 0.0), _SLURM_ROUNDS_S, pairs[0][0].started - begin)
+            begin, end = begin + phase, end + phase
+    return Allocation(begin, end, resources, tuple(pairs), not row.end)
+
+
+def _span(row: AccountingRow, now: float) -> tuple[float, float] | None:
+    """Return a row's begin and end; None before its start.
+
+    By its end and length: in the hour that a clock goes back twice its start may be wrong by an hour.
+    """
+    begin, end = unix_time(row.start), unix_time(row.end)
+    if begin is None:
+        return None
+    return (end - row.elapsed_s, end) if end is not None else (begin, max(begin, now))
+
+
+def queued_s(rows: Sequence[AccountingRow], now: float) -> float:
+    """Return for how long the rows' jobs were queued, s, the requeued ones each time."""
+    waits = ((unix_time(row.start or row.end) or now) - (unix_time(row.submit) or now) for row in rows)
+    return sum(max(wait, 0.0) for wait in waits)
+
+
+def from_folder(
+    pairs: Sequence[Repeated], submitted: dict[str, float], per_node: int, now: float | None
+) -> tuple[list[Allocation], float]:
+    """Return the allocations of attempts of which there is no row, and for how long their jobs were queued, s.
+
+    An allocation lasts from its first attempt to the end of the last, as far as that is known. submitted: job id → when
+    it was submitted. now: Unix time, s, if the last attempt still runs, else None.
+    """
+    groups: dict[tuple[int, str, int], list[Repeated]] = {}
+    for pair in pairs:
+        groups.setdefault((pair[0].job_number, pair[0].job_id, pair[0].start), []).append(pair)
+    free_since, waited_s, allocations = dict(submitted), 0.0, []
+    for index, ((_, job_id, _), group) in enumerate(groups.items()):
+        begin = group[0][0].started
+        end = max(begin, *(attempt.last_evidence for attempt, _ in group))
+        is_open = now is not None and index == len(groups) - 1
+        end = max(end, now or 0.0) if is_open else end
+        waited_s += max(begin - free_since.get(job_id, begin), 0.0)
+        free_since[job_id] = end
+        allocations.append(Allocation(begin, end, group[-1][0].nodes * per_node, tuple(group), is_open))
+    return allocations, waited_s

@@ -1,0 +1,234 @@
+"""Read what a run's folder says about the times of its attempts. What is missing or damaged is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pitools.core.fs import open_regular
+from pitools.core.record import decode_json
+from pitools.run import run_folder
+from pitools.run.attempt_records import AttemptStart
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+
+_MAX_LOG_BYTES = 128 << 20  # of a run's step logs; of more, those of evenly spaced ranks are read
+_CHUNK_BYTES = 4 << 20
+_MAX_S = 1e9
+_MANIFEST_HEAD = 4096  # bytes that contain the time
+_MANIFEST_TIME = re.compile(rb'"t":\s*"([^"]{1,40})"')
+
+
+class StepTimes(NamedTuple):
+    """The steps of one rank, in the order of its log. end: Unix time, s, never decreasing; others: durations, s."""
+
+    number: Ints
+    end: Floats
+    wall: Floats
+    input: Floats
+    checkpoint: Floats
+    comm: Floats
+
+
+class Attempt(NamedTuple):
+    """The times of one attempt, Unix time in seconds.
+
+    job_id, start: which allocation; start counts Slurm's starts of the job. task: of an array, "" for none. ended: None
+    without a record of it. staged: when the first node began to stage and the last had ended. ranks_began: when the
+    last rank's program began, if that logs no steps. saved_at: when the save after its last step was complete.
+    first_step: the step that it resumed from, None if unknown. steps: of each rank with a log.
+    """
+
+    job_number: int
+    job_id: str
+    start: int
+    task: str
+    nodes: int
+    started: float
+    ended: float | None
+    time_limit_at: float | None
+    staged: tuple[float, float] | None
+    ranks_began: float | None
+    saved_at: float | None
+    first_step: int | None
+    steps: tuple[StepTimes, ...]
+
+    @property
+    def last_evidence(self) -> float:
+        """The latest time at which something of the attempt is known."""
+        known = [self.started, self.ended, self.ranks_began, self.saved_at, *(times.end[-1] for times in self.steps)]
+        return max(float(moment) for moment in known if moment is not None)
+
+    def later(self, seconds: float) -> Attempt:
+        """Return the attempt as if it had been so much later."""
+
+        def moved(moment: float | None) -> float | None:
+            return None if moment is None else moment + seconds
+
+        return self._replace(
+            started=self.started + seconds,
+            ended=moved(self.ended),
+            staged=(self.staged[0] + seconds, self.staged[1] + seconds) if self.staged else None,
+            ranks_began=moved(self.ranks_began),
+            saved_at=moved(self.saved_at),
+            steps=tuple(times._replace(end=times.end + seconds) for times in self.steps),
+        )
+
+
+class _Line(msgspec.Struct):
+    """What is needed of pit.step/1."""
+
+    t: str
+    step: int
+    wall_s: float
+    input_s: float = 0.0
+    comm_s: float = 0.0
+    checkpoint_s: float = 0.0
+
+
+class _Receipt(msgspec.Struct):
+    """What is needed of pit.stage-run/1."""
+
+    wall_s: float
+
+
+def unix_time(text: str) -> float | None:
+    """Return an RFC 3339 time as seconds since 1970; None for other text, and without a zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.timestamp() if moment.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def read_attempts(run_dir: Path) -> list[Attempt]:
+    """Return a run's attempts, oldest first. Raises OSError if the run's folder cannot be listed.
+
+    One that seems to begin before the end of the last in its job is so much later: the clock was set back.
+    """
+    folders = run_folder.attempt_dirs(run_dir)
+    every = _every_rank([folder / "steps" for folder in folders])
+    attempts: list[Attempt] = []
+    for folder in folders:
+        if attempt := _read_attempt(folder, every, attempts[-1] if attempts else None):
+            last = attempts[-1] if attempts else attempt
+            is_same_job = (attempt.job_id, attempt.start) == (last.job_id, last.start)
+            overlap_s = last.last_evidence - attempt.started if attempts and is_same_job else 0.0
+            attempts.append(attempt.later(overlap_s) if overlap_s > 0 else attempt)
+    return attempts
+
+
+def _read_attempt(folder: Path, every: int, previous: Attempt | None) -> Attempt | None:
+    """Return an attempt's times; None if nothing says when it was. previous: whose job it has without start.json."""
+    start = run_folder.read_or_none(folder / "start.json", AttemptStart)
+    ended = run_folder.read_or_none(folder / "exit.json", run_folder.AttemptExit)
+    logs = [read_step_times(path) for path in _logs(folder / "steps")[::every]]
+    steps = tuple(times for times in logs if len(times.number))
+    ended_at = unix_time(ended.ended) if ended else None
+    began = min((float(times.end[0] - times.wall[0]) for times in steps), default=ended_at)
+    started = (unix_time(start.started) if start else None) or began
+    if started is None:
+        return None
+    last_end = max((float(times.end[-1]) for times in steps), default=-math.inf)
+    saved = [_saved_at(folder.parent.parent, int(times.number[-1]) + 1) for times in steps[:1]]
+    saved_steps = start.saved_steps if start else 0
+    return Attempt(
+        job_number=start.job_number if start else previous.job_number if previous else 0,
+        job_id=start.job_id if start else previous.job_id if previous else "",
+        start=start.restart_count if start else previous.start if previous else 0,
+        task=folder.name.rpartition(".")[0],
+        nodes=start.nodes if start else previous.nodes if previous else 1,
+        started=started,
+        # A clock that was set back in between would have it end before its last step.
+        ended=None if ended_at is None else max(ended_at, last_end),
+        time_limit_at=unix_time(start.time_limit_at) if start else None,
+        staged=_staged(folder),
+        ranks_began=None if steps else _ranks_began(folder),
+        saved_at=next((moment for moment in saved if moment and moment > last_end), None),
+        first_step=min((int(times.number.min()) for times in steps), default=saved_steps or None),
+        steps=steps,
+    )
+
+
+def _logs(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("*.jsonl") if path.stem.isdecimal()), key=lambda path: int(path.stem))
+
+
+def _every_rank(folders: Sequence[Path]) -> int:
+    """Return n: each n-th rank's log is read."""
+    total = 0
+    for path in (path for folder in folders for path in _logs(folder)):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return 1 + total // _MAX_LOG_BYTES
+
+
+def read_step_times(path: Path) -> StepTimes:
+    """Return the steps of one rank's log; lines that are no steps, and an unreadable rest, are left out."""
+    rows: list[tuple[float, ...]] = []
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        rest = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            whole, _, rest = (rest + chunk).rpartition(b"\n")
+            for line in _decode(whole):
+                end = unix_time(line.t)
+                if end is not None and abs(line.step) < 1 << 62:
+                    rows.append((line.step, end, line.wall_s, line.input_s, line.checkpoint_s, line.comm_s))
+    columns = np.array(rows, np.float64).reshape(-1, 6).T
+    durations = np.clip(np.nan_to_num(columns[2:]), 0.0, _MAX_S)
+    return StepTimes(columns[0].astype(np.int64), _never_decreasing(columns[1], durations[0]), *durations)
+
+
+def _decode(lines: bytes) -> Iterator[_Line]:
+    if not lines:
+        return
+    try:
+        yield from decode_json(b"[" + lines.replace(b"\n", b",") + b"]", list[_Line])
+    except msgspec.DecodeError:
+        for line in lines.split(b"\n"):
+            with contextlib.suppress(msgspec.DecodeError):
+                yield decode_json(line, _Line)
+
+
+def _never_decreasing(end: Floats, wall: Floats) -> Floats:
+    """Return the ends of steps without the times by which the clock was set back: a step then follows the last."""
+    back = np.where(np.diff(end) < 0, end[:-1] - end[1:] + wall[1:], 0.0)
+    shifted: Floats = end + np.concatenate([[0.0], np.cumsum(back)])[: len(end)]
+    return shifted
+
+
+def _staged(attempt: Path) -> tuple[float, float] | None:
+    """Return when staging began and ended. A receipt is written at the end of one dataset on one node."""
+    spans = []
+    for path in attempt.glob("nodes/*/*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError), open_regular(path) as file:
+            took_s = min(max(decode_json(file.read(), _Receipt).wall_s, 0.0), _MAX_S)
+            end = path.stat().st_mtime
+            spans.append((end - took_s, end))
+    return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
+
+
+def _ranks_began(attempt: Path) -> float | None:
+    records = (run_folder.read_or_none(path, run_folder.RankRecord) for path in attempt.glob("ranks/*.json"))
+    moments = (unix_time(record.t) for record in records if record)
+    return max((moment for moment in moments if moment is not None), default=None)
+
+
+def _saved_at(run_dir: Path, steps: int) -> float | None:
+    """Return when the checkpoint after so many steps was complete."""
+    path = run_dir / "checkpoints" / f"step_{steps}" / "manifest.json"
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        if match := _MANIFEST_TIME.search(file.read(_MANIFEST_HEAD)):
+            return unix_time(match[1].decode("ascii", "replace"))
+    return None

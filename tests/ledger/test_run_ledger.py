@@ -1,0 +1,164 @@
+"""The ledger of a run: where its time went, by known timelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import DataError
+from pitools.ledger.records import RunLedger, State
+from pitools.ledger.run_ledger import describe, run_ledger
+from tests.ledger.run_maker import (
+    EPOCH,
+    add_attempt,
+    add_rank,
+    add_receipt,
+    add_steps,
+    end_attempt,
+    finish,
+    make_run,
+    row,
+    text,
+)
+
+
+def of(ledger: RunLedger) -> dict[str, float]:
+    """The states that have seconds."""
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.allocated_s)
+    return {state.value: pytest.approx(value, abs=2e-3) for state, value in ledger.seconds.items() if value > 1e-6}
+
+
+def test_a_run_without_faults(tmp_path: Path) -> None:
+    """Start, staging, compile, input, a save, the last save and the rest of the allocation, each for its seconds."""
+    run = make_run(tmp_path, nodes=2, gpus=4)
+    attempt = add_attempt(run, 11, 60, nodes=2)
+    add_receipt(attempt, 12, 17)
+    save = [0.0] * 9 + [2.0]
+    add_steps(attempt, 0, 20, [5.0] + [1.0] * 8 + [3.0], input_s=0.25, checkpoint_s=save)
+    manifest = run / "checkpoints" / "step_10" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(f'{{"schema": "pit.checkpoint/1", "step": 10,\n "t": "{text(40)}"}}')
+    finish(run, 61)
+    ledger = run_ledger(run, [row(0, 10, 62, nodes=2)])
+    assert of(ledger) == {
+        "start": 8 * 5, "staging": 8 * 5, "compile": 8 * 4, "input": 8 * 2.5, "checkpoint": 8 * (2 + 4),
+        "productive": 8 * 7.5, "idle": 8 * 22,
+    }  # fmt: skip
+    assert (ledger.resource, ledger.count, ledger.nodes, ledger.allocated_s) == ("gpu", 4, 2, 8 * 52)
+    assert (ledger.queue_s, ledger.since, ledger.until) == (10, text(10), text(62))
+    assert not ledger.is_running
+    assert (ledger.goodput, ledger.greatest_loss) == (pytest.approx(7.5 / 52), "idle")
+    assert describe(ledger) == "goodput 14 %; greatest loss: idle 42 %"
+
+
+def test_a_rank_that_dies_and_the_steps_made_again(tmp_path: Path) -> None:
+    """Steps after the restored one are lost; from the last step of an attempt to the next one's first is recovery."""
+    run = make_run(tmp_path)
+    first = add_attempt(run, 0, 13)
+    add_steps(first, 0, 2, [1.0] * 10)
+    second = add_attempt(run, 14, 40, saved_steps=5)
+    add_steps(second, 0, 18, [1.0] * 20, first=5)
+    ledger = run_ledger(run)
+    assert of(ledger) == {"start": 2, "productive": 5 + 20, "lost": 5, "recovery": 6, "idle": 2}
+
+
+def test_steps_are_lost_before_they_are_made_again(tmp_path: Path) -> None:
+    """A clean requeue: an attempt that has restored step 5 and died at once says what was lost, and so does a later
+    one that begins below the steps of the first two."""
+    run = make_run(tmp_path)
+    add_steps(add_attempt(run, 0, 12), 0, 2, [1.0] * 10)
+    add_attempt(run, 20, 25, restart=1, saved_steps=5)
+    assert run_ledger(run).seconds[State.LOST] == pytest.approx(5)
+    add_steps(add_attempt(run, 30, 40, restart=2), 0, 32, [1.0] * 5, first=3)
+    assert run_ledger(run).seconds[State.LOST] == pytest.approx(7)
+
+
+def test_a_clean_requeue_is_no_productive_step(tmp_path: Path) -> None:
+    """Two hours in the queue between step 99 and step 100 are no allocated time, and no progress by the calendar."""
+    run = make_run(tmp_path)
+    add_steps(add_attempt(run, 0, 1000), 0, 0, [10.0] * 100)
+    add_steps(add_attempt(run, 8200, 9200, restart=1, saved_steps=100), 0, 8200, [10.0] * 100, first=100)
+    ledger = run_ledger(run)
+    assert (ledger.goodput, ledger.queue_s) == (pytest.approx(1.0), pytest.approx(7200))
+    assert ledger.calendar_goodput == pytest.approx(2000 / 9200)
+
+
+def test_ranks_wait_for_the_slowest(tmp_path: Path) -> None:
+    """A rank's time in collectives beyond that of the last to come is straggler wait; a slow input is that rank's."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 10)
+    add_steps(attempt, 0, 0, [1.0] * 10, comm_s=0.5)
+    add_steps(attempt, 1, 0, [1.0] * 10, comm_s=0.1, input_s=0.4)
+    assert of(run_ledger(run)) == {"straggler": 2.0, "input": 2.0, "productive": 6.0}
+
+
+def test_several_jobs_and_their_queues(tmp_path: Path) -> None:
+    """Each start of a job is an allocation by Slurm's times; a start without an attempt is not accounted for."""
+    run = make_run(tmp_path, submitted=0)
+    add_steps(add_attempt(run, 11, 20), 0, 12, [1.0] * 8)
+    add_steps(add_attempt(run, 51, 60, restart=2), 0, 53, [1.0] * 5, first=8)
+    rows = [row(0, 10, 21), row(21, 30, 33), row(33, 50, 62), row(0, 5, 900, job_id="8")]
+    ledger = run_ledger(run, rows)
+    assert of(ledger) == {"start": 2 + 3, "productive": 13, "idle": 1 + 4, "unaccounted": 3}
+    assert (ledger.allocations, ledger.attempts, ledger.queue_s) == (3, 2, 10 + 9 + 17)
+    assert ledger.calendar_goodput == pytest.approx(13 / 52)
+
+
+def test_slurms_whole_seconds_cut_no_step(tmp_path: Path) -> None:
+    """Slurm rounds both times down: the allocation is as long as it says, and as late as the steps are."""
+    run = make_run(tmp_path)
+    add_steps(add_attempt(run, 1.0, 11.8), 0, 1.8, [1.0] * 10)
+    ledger = run_ledger(run, [row(0, 0, 11)])
+    assert of(ledger) == {"start": 1, "productive": 10}
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_program_without_a_step_log(tmp_path: Path, has_record: bool) -> None:
+    """Its start and staging are known, and what its ranks did is not; its goodput is unknown."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 1, 30)
+    add_receipt(attempt, 2, 4)
+    if has_record:
+        add_rank(attempt, 6)
+    ledger = run_ledger(run, [row(0, 0, 33)])
+    ranks = {"start": 4, "staging": 2, "unaccounted": 24} if has_record else {"start": 28, "staging": 2}
+    assert of(ledger) == {**ranks, "idle": 3}
+    assert (ledger.goodput, ledger.calendar_goodput, describe(ledger)) == (None, None, "")
+
+
+def test_a_running_run(tmp_path: Path) -> None:
+    """Until now; what follows its last step is not accounted for, and a pending job is queued until now."""
+    run = make_run(tmp_path)
+    assert run_ledger(run, now=EPOCH + 9).queue_s == 9
+    add_steps(add_attempt(run, 10, None, time_limit_at=text(100)), 0, 12, [1.0] * 5)
+    ledger = run_ledger(run, now=EPOCH + 20)
+    assert ledger.is_running
+    assert of(ledger) == {"start": 2, "productive": 5, "unaccounted": 3}
+    assert run_ledger(run, [row(0, 10, None)], now=EPOCH + 20).seconds == ledger.seconds
+    assert run_ledger(run, now=EPOCH + 101).allocated_s == pytest.approx(7)  # lost without a record
+
+
+def test_clocks_that_are_set_back(tmp_path: Path) -> None:
+    """Steps follow each other in the order of the log, and attempts in that of their numbers."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 3600, None)
+    add_steps(attempt, 0, 3601, [1.0] * 5)
+    add_steps(attempt, 0, 6, [1.0] * 5, first=5)
+    end_attempt(attempt, 12)
+    add_steps(add_attempt(run, 13, 20), 0, 14, [1.0] * 5, first=10)
+    ledger = run_ledger(run)
+    assert of(ledger) == {"start": 1, "productive": 15, "recovery": 1, "idle": 1}
+
+
+def test_what_is_damaged_is_left_out(tmp_path: Path) -> None:
+    """A torn line, other lines, and a start that cannot be read; a folder that is no run is an error."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 12)
+    add_steps(attempt, 0, 1, [1.0] * 5)
+    with (attempt / "steps" / "0.jsonl").open("ab") as file:
+        file.write(b'{"t": "yesterday", "step": 1, "wall_s": 1}\n{}\n\xff\n{"t":"2027-01-15T')
+    (add_attempt(run, 14, 20) / "start.json").write_text("{")
+    assert of(run_ledger(run)) == {"start": 1, "productive": 5, "recovery": 14}
+    with pytest.raises(DataError):
+        run_ledger(tmp_path)
