@@ -162,6 +162,19 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
         settle_run(run_dir, site)
         record = status.run_status(run_dir, site)
     show_runs(form, [record])
+    echo_goodput(run_dir)
+
+
+def echo_goodput(run_dir: Path) -> None:
+    """Print a run's goodput and its greatest loss to stderr; nothing for a run without step log."""
+    import contextlib
+
+    from pitools.core.errors import PitError
+    from pitools.ledger.run_ledger import describe, run_ledger
+
+    with contextlib.suppress(PitError, OSError):  # the state of the run is what was asked for
+        if line := describe(run_ledger(run_dir)):
+            click.echo(f"pit: {line}; see: pit monitor goodput {run_dir.name}", err=True)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands import completion
-from pitools.commands.launch_monitor import show_runs
+from pitools.commands.launch_monitor import echo_goodput, show_runs
 from pitools.commands.options import (
     LocalPath,
     data_option,
@@ -153,6 +153,8 @@ def _run_one(
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
     show_runs(form, [ended or _current_record(run_dir, site)])
+    if ended:
+        echo_goodput(run_dir)
     if ended and not ended.is_over:
         raise TryLater(f"job {ended.job_id} is not in Slurm, and the run has no verdict", where=str(run_dir))
     if ended and ended.state != "COMPLETED":

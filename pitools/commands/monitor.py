@@ -7,6 +7,7 @@ import click
 from pitools.commands.lazy_group import LazyGroup
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "goodput": ("monitor_goodput", "goodput", "Show where the allocated time of runs went, state by state."),
 }
 
 

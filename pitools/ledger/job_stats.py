@@ -12,7 +12,7 @@ import msgspec
 from pitools.core.record import decode_json
 
 _RECORD = re.compile(r"JS1:([A-Za-z0-9+/=]+)")
-_MAX_COMMENT, _MAX_JSON = 1 << 20, 8 << 20  # bytes; a comment of 27 kB can hold 20 MB
+_MAX_COMMENT, _MAX_JSON = 1 << 20, 4 << 20  # bytes; a comment of 27 kB can hold 20 MB
 _GZIP = 16 + zlib.MAX_WBITS
 
 

@@ -93,6 +93,11 @@ def sacct(
     return ["sacct", "-X", "--noconvert", *narrow, *form]
 
 
+def admin_comments(ids: Sequence[str]) -> list[str]:
+    """List the AdminComment of the last start of these jobs."""
+    return ["sacct", "-X", "-P", "-n", "--jobs=" + ",".join(_ids(ids)), "-o", "JobIDRaw,AdminComment"]
+
+
 def associations(user: str = "") -> list[str]:
     """List the associations of one user, or all."""
     only = [f"user={_require_match(user, _NAME, 'user')}"] if user else []

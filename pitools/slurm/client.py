@@ -152,6 +152,11 @@ class Client:
         )
         return [row for row in rows if not name or row.name == name]
 
+    def admin_comments(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return raw job id → AdminComment of its last start; programs such as jobstats write it, on one line."""
+        lines = (line.partition("|") for line in self._read(argv.admin_comments(ids)).splitlines())
+        return {raw_id: text for raw_id, _, text in lines if raw_id.isdecimal()}
+
     def associations(self, user: str = "") -> list[Association]:
         """Return the associations of a user, or of all users."""
         return parse_accounting.parse_associations(self._read(argv.associations(user)))

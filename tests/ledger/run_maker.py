@@ -11,8 +11,11 @@ from typing import Any
 import msgspec
 
 from pitools.core.timestamps import to_rfc3339
+from pitools.launch.plan import Plan
+from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart, Verdict
+from pitools.site.dialect import JobSpec
 from pitools.slurm.records import AccountingRow
 
 EPOCH = 1_800_000_000.0
@@ -22,11 +25,16 @@ def text(seconds: float) -> str:
     return to_rfc3339(datetime.fromtimestamp(EPOCH + seconds, UTC))
 
 
-def make_run(folder: Path, *, nodes: int = 1, gpus: int = 0, submitted: float = 0.0, job_id: str = "7") -> Path:
+def make_run(
+    folder: Path, *, nodes: int = 1, gpus: int = 0, submitted: float = 0.0, job_id: str = "7", site: str = "alpha"
+) -> Path:
     run_dir = folder / "bc-20270115-080000-abcdef"
-    job = {"name": "bc", "nodes": nodes, "gpus_per_node": gpus}
     run_dir.mkdir(parents=True)
-    (run_dir / "plan.json").write_bytes(msgspec.json.encode({"name": "bc", "site": "alpha", "job": job}))
+    plan = Plan(
+        name="bc", site=site, request=Request(name="bc", command="true"), data=(), runs_dir="", nvme="", python="",
+        job=JobSpec(name="bc", nodes=nodes, gpus_per_node=gpus),
+    )  # fmt: skip
+    run_folder.write_record(run_dir / "plan.json", plan)
     ref = run_folder.JobRef(job_id=job_id, site="alpha", submitted=text(submitted))
     run_folder.write_record(run_dir / "job.json", ref)
     return run_dir

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pitools.core import timestamps
 from pitools.core.errors import PitError, UsageError, suggest
 from pitools.core.record import Record
 from pitools.launch.monitor import status
 from pitools.launch.request import typed_value
 from pitools.launch.sweep.points import Point
 from pitools.launch.sweep.sweep_folder import SweepPoint
+from pitools.ledger.run_ledger import run_ledger
 from pitools.run import run_folder, steps
-from pitools.run.attempt_records import AttemptStart
 from pitools.site.schema import Site
 
 
@@ -24,8 +22,8 @@ class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
     """One point of a sweep and its run's state.
 
     state: as of `pit launch show`; NOT_LAUNCHED without the run's folder. loss, metrics: the last logged ones.
-    steps_per_s: by the median step of the last attempt. goodput: share of the time since the first start that was
-    spent in steps that were not repeated, 0 to 1. loss, steps_per_s, goodput: None without a step log.
+    steps_per_s: by the median step of the last attempt. goodput: as of `pit monitor goodput`, by its folder. loss,
+    steps_per_s, goodput: None without a step log.
     """
 
     name: str
@@ -69,7 +67,7 @@ def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
         steps=run.steps if run else 0,
         loss=logs[max(logs)].loss if logs else None,
         steps_per_s=_steps_per_s(run_dir),
-        goodput=_goodput(run_dir, logs, run),
+        goodput=_goodput(run_dir),
         cause=run.cause if run else "",
         site=point.site,
         run_id=run_dir.name,
@@ -84,15 +82,11 @@ def _steps_per_s(run_dir: Path) -> float | None:
     return 1 / times[len(times) // 2] if times and times[len(times) // 2] > 0 else None
 
 
-def _goodput(run_dir: Path, logs: Mapping[int, steps.Step], run: run_folder.RunRecord | None) -> float | None:
-    attempts = run_folder.attempt_dirs(run_dir)
-    start = run_folder.read_or_none(attempts[0] / "start.json", AttemptStart) if attempts else None
-    if not logs or start is None or run is None:
+def _goodput(run_dir: Path) -> float | None:
+    try:
+        return run_ledger(run_dir).goodput
+    except (PitError, OSError):  # the table says so of the run by its state
         return None
-    ended = run_folder.last_exit(run_dir)
-    end = ended.ended if ended else timestamps.now_rfc3339()
-    elapsed = (datetime.fromisoformat(end) - datetime.fromisoformat(start.started)).total_seconds()
-    return min(1.0, sum(step.wall_s for step in logs.values()) / elapsed) if elapsed > 0 else None
 
 
 def column_names(rows: Sequence[SweepRow]) -> list[str]:
