@@ -72,6 +72,15 @@ def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
 
 
+def test_where_a_runs_time_went(repo: Path, tmp_path: Path) -> None:
+    """A pause between two steps is not accounted for; the run's own output says the goodput."""
+    (record,) = [json.loads(line) for line in follow(repo, tmp_path, "pitools/ledger/README.md", 0).splitlines()]
+    assert record["seconds"]["unaccounted"] >= 1
+    assert record["seconds"]["input"] == pytest.approx(0.2)
+    assert sum(record["seconds"].values()) == pytest.approx(record["allocated_s"])
+    assert "<svg" in (tmp_path / "ledger.svg").read_text()
+
+
 def test_where_a_step_goes(repo: Path, tmp_path: Path) -> None:
     """A profile of one's own and a run's trace are split into parts; numbers are compared."""
     lines = follow(repo, tmp_path, "pitools/perf/README.md", 0, 1, 2, 3).splitlines()
