@@ -1,0 +1,1 @@
+"""What jobs used: `sacct` into a store, and reports of it."""

@@ -1,0 +1,257 @@
+"""Read the output of `sacct -P` as a stream: a million jobs in constant memory, and no bad record hides another.
+
+A job name or comment may contain newlines and separators. A record begins at a line whose first value is a job id, and
+is complete with as many separators as the header has. A line that is a complete record by itself always begins one, so
+after a torn record the next is read; a line that begins none belongs to the record before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import BinaryIO, NamedTuple
+
+from pitools.core.errors import DataError, PitError
+from pitools.monitor.usage.jobstats import gpu_utilization
+from pitools.slurm.fields import none_to_empty, parse_count, parse_tres
+from pitools.slurm.states import parse_job_state
+
+# Every version since 22.05 has these. The last one contains no text of users.
+COLUMNS = (
+    "JobIDRaw",
+    "JobID",
+    "JobName",
+    "User",
+    "Account",
+    "QOS",
+    "Partition",
+    "State",
+    "Submit",
+    "Eligible",
+    "Start",
+    "End",
+    "ElapsedRaw",
+    "NNodes",
+    "Comment",
+    "AdminComment",
+    "AllocTRES",
+)
+REQUIRED = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES")
+_JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]\n]*\]|\+\d+)?(?:\.\w+)?")
+_MAX_RECORD_LINES = 10_000
+_MAX_CACHED = 50_000
+_RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
+_MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
+_UNRUN = ("CANCELLED", "PENDING")
+
+
+class JobRow(NamedTuple):
+    """An accounting row: a job, or one start of a requeued job. The columns of the store's table, after the site.
+
+    raw_id, submit: identify the row. run: the run of pitools that the job belongs to, "" for none. tag: `model=TAG` of
+    the comment, else the run's name. eligible, start, end: Unix time or None. gpu_util: mean, 0 to 1, None if unknown.
+    """
+
+    raw_id: str
+    submit: int
+    job_id: str
+    user: str
+    account: str
+    qos: str
+    partition: str
+    state: str
+    run: str
+    tag: str
+    eligible: int | None
+    start: int | None
+    end: int | None
+    elapsed_s: int
+    nodes: int
+    cpus: int
+    gpus: int
+    gpu_util: float | None
+
+
+class BadRecord(NamedTuple):
+    """A record that cannot be read. line: of its first line, from 1."""
+
+    line: int
+    problem: str
+
+
+def read_jobs(
+    file: BinaryIO, sep: str = "|", zone: tzinfo | None = None, where: str = "sacct"
+) -> Iterator[JobRow | BadRecord]:
+    """Yield the jobs of `sacct -P` by its header line, and the records that cannot be read; steps are left out.
+
+    zone: of its times; None is this machine's, with its change of clocks. Raises DataError for a missing column.
+    """
+    first = file.readline().decode(errors="replace")
+    header = first.rstrip("\r\n").split(sep)
+    if missing := [name for name in REQUIRED if name not in header]:
+        raise DataError(
+            f"no column {', '.join(missing)} in its first line",
+            where=where,
+            hint=f"write it by: sacct -a -X -D -P -S 2026-01-01 -o {','.join(COLUMNS)}",
+        )
+    parse = _row_parser(header, zone)
+    id_column = header.index("JobIDRaw" if "JobIDRaw" in header else "JobID")
+    for line, text, problem in _records(file, sep, len(header) - 1, id_column):
+        cells = text.split(sep)
+        if problem:
+            yield BadRecord(line, problem)
+        elif "." not in cells[id_column]:
+            try:
+                yield parse(cells)
+            except (ValueError, OverflowError, PitError) as error:
+                yield BadRecord(line, str(error))
+
+
+def _records(file: BinaryIO, sep: str, n_separators: int, id_column: int) -> Iterator[tuple[int, str, str]]:
+    """Yield line number, text and problem of each record: "" for one that is complete."""
+    lines: list[str] = []
+    count, number = 0, 1
+    for number, raw in enumerate(file, start=2):
+        line = raw.decode(errors="replace")
+        line_count = line.count(sep)
+        # A record that is not complete is continued by what is no record itself.
+        if lines and not (
+            (line_count == n_separators or count >= n_separators or len(lines) > _MAX_RECORD_LINES)
+            and _begins(line, sep, id_column)
+        ):
+            lines.append(line)
+            count += line_count
+            continue
+        if lines:
+            yield from _split_torn(lines, number - len(lines), sep, n_separators, id_column)
+        lines, count = [line], line_count
+    if lines:
+        yield from _split_torn(lines, number + 1 - len(lines), sep, n_separators, id_column)
+
+
+def _begins(line: str, sep: str, id_column: int) -> bool:
+    head = line.split(sep, id_column + 1)
+    return len(head) > id_column + 1 and _JOB_ID.fullmatch(head[id_column]) is not None
+
+
+def _split_torn(
+    lines: Sequence[str], number: int, sep: str, n_separators: int, id_column: int
+) -> Iterator[tuple[int, str, str]]:
+    """Yield a record; if it has not as many values as the header, a torn one and the whole one that follows it."""
+    text = lines[0] if len(lines) == 1 else "".join(lines)
+    if (count := text.count(sep)) == n_separators:
+        yield number, text.rstrip("\r\n"), "" if text.endswith("\n") else "cut off: no end of line"
+        return
+    after = count
+    for i in range(1, len(lines)):
+        after -= lines[i - 1].count(sep)
+        if after == n_separators and _begins(lines[i], sep, id_column):
+            yield number, "", f"{count - after + 1} values (expected {n_separators + 1})"
+            yield from _split_torn(lines[i:], number + i, sep, n_separators, id_column)
+            return
+    yield number, "", f"{count + 1} values (expected {n_separators + 1})"
+
+
+def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequence[str]], JobRow]:
+    """Return the function that makes a row of a record's values."""
+    places = {name: header.index(name) for name in COLUMNS if name in header}
+    places.setdefault("JobIDRaw", places["JobID"])
+    empty = len(header)  # a column that is missing has the value after the last
+    at = [places.get(name, empty) for name in COLUMNS]
+    clock = _Clock(zone)
+    counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+    states: dict[str, str] = {}
+
+    def parse(values: Sequence[str]) -> JobRow:
+        padded = [*values, ""]
+        cells = [padded[i] for i in at]
+        raw_id, job_id, name, user, account, qos, partition, state_text, submit_text = cells[:9]
+        eligible_text, start_text, end_text, elapsed_text, nodes_text, comment, admin_comment, tres = cells[9:]
+        state_word = state_text.partition(" ")[0]
+        state = states.get(state_word) or states.setdefault(state_word, parse_job_state(state_word))
+        amounts = counts.get((tres, nodes_text))
+        if amounts is None:
+            if len(counts) > _MAX_CACHED:
+                counts.clear()
+            amounts = counts[tres, nodes_text] = _amounts(tres, nodes_text)
+        elapsed_s = int(elapsed_text or 0)
+        submit = clock(submit_text)
+        if submit is None:
+            raise ValueError("no time of submission")
+        start, end = clock.span(start_text, end_text, elapsed_s)
+        if state in _UNRUN and not elapsed_s:
+            start = None  # Slurm gives the time of the cancellation as start
+        eligible = clock(eligible_text, before=start)
+        run = _RUN_ID.match(name) if "-" in name else None
+        model = _MODEL.search(comment) if comment else None
+        tag = model[1] if model else run[1] if run else ""
+        util = gpu_utilization(admin_comment) if admin_comment else None
+        who = (user, account, qos, partition, state, run[0] if run else "", tag)
+        return JobRow(raw_id, submit, job_id, *who, eligible, start, end, elapsed_s, *amounts, util)
+
+    return parse
+
+
+def _amounts(tres_text: str, nodes_text: str) -> tuple[int, int, int]:
+    """Return the nodes, CPUs and GPUs of an allocation. Raises ClusterError for text that is no amount."""
+    tres = parse_tres(tres_text)
+    gpus: Mapping[str, str] = {name: amount for name, amount in tres.items() if name.startswith("gres/gpu")}
+    if "gres/gpu" in gpus:
+        gpus = {"": gpus["gres/gpu"]}  # the sum of those with a type
+    nodes = parse_count(tres.get("node", "")) or parse_count(nodes_text) or 0
+    return nodes, parse_count(tres.get("cpu", "")) or 0, sum(parse_count(amount) or 0 for amount in gpus.values())
+
+
+class _Clock:
+    """Converts Slurm's local times to Unix time; each hour's offset from UTC is looked up once."""
+
+    def __init__(self, zone: tzinfo | None) -> None:
+        self.zone = zone
+        self.hours: dict[str, int | None] = {}  # None: its offset changes within the hour, or the hour comes twice
+
+    def __call__(self, text: str, before: int | None = None) -> int | None:
+        """Return the Unix time, None for an empty value. before: choose the later of two that is not after it."""
+        times = self.candidates(text)
+        if len(times) < 2 or before is None:
+            return times[0] if times else None
+        return max((time for time in times if time <= before), default=times[0])
+
+    def span(self, start: str, end: str, elapsed_s: int) -> tuple[int | None, int | None]:
+        """Return start and end; of times that come twice, those that are as far apart as the job took."""
+        starts, ends = self.candidates(start), self.candidates(end)
+        if len(starts) == 1 and len(ends) == 1:
+            return starts[0], ends[0]
+        pairs = [(one, other) for one in starts for other in ends if other - one == elapsed_s]
+        return pairs[0] if pairs else (starts[0] if starts else None, ends[0] if ends else None)
+
+    def candidates(self, text: str) -> tuple[int, ...]:
+        """Return the Unix times that a text can mean, earliest first: none if it is empty, two where clocks go back."""
+        if not text or not text[0].isdigit():
+            if none_to_empty(text) and text != "NONE":
+                raise ValueError(f"not a time: {text[:40]!r}")
+            return ()
+        hour = text[:13]
+        if hour not in self.hours:
+            if len(self.hours) > _MAX_CACHED:
+                self.hours.clear()
+            self.hours[hour] = self._constant_hour(hour)
+        base = self.hours[hour]
+        if base is not None and len(text) == 19 and text[13] == ":" == text[16]:
+            return (base + int(text[14:16]) * 60 + int(text[17:19]),)
+        local = datetime.fromisoformat(text)
+        return tuple(sorted({self._unix(local.replace(fold=fold)) for fold in (0, 1)}))
+
+    def _constant_hour(self, hour: str) -> int | None:
+        first = datetime.fromisoformat(f"{hour}:00:00")
+        starts = {
+            self._unix((first + timedelta(minutes=minutes)).replace(fold=fold)) - minutes * 60
+            for minutes in (0, 59)
+            for fold in (0, 1)
+        }
+        return starts.pop() if len(starts) == 1 else None
+
+    def _unix(self, local: datetime) -> int:
+        if local.tzinfo or self.zone is None:
+            return int(local.timestamp())
+        return int((local.replace(tzinfo=self.zone) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())

@@ -1,0 +1,146 @@
+"""The stream of `sacct -P`: what real text has, and that no bad record hides a good one."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from datetime import UTC
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core.errors import DataError
+from pitools.monitor.usage.jobstats import gpu_utilization
+from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
+from tests.monitor.usage.fake_sacct import T0, FakeJob
+
+HEADER = "|".join(COLUMNS) + "\n"
+
+
+def read(data: bytes | str, sep: str = "|", zone: str = "") -> tuple[list[JobRow], list[BadRecord]]:
+    """The jobs and the bad records of a text."""
+    raw = data if isinstance(data, bytes) else data.encode(errors="surrogateescape")
+    rows = list(read_jobs(io.BytesIO(raw), sep, ZoneInfo(zone) if zone else UTC))
+    return [row for row in rows if isinstance(row, JobRow)], [row for row in rows if isinstance(row, BadRecord)]
+
+
+def line(sep: str = "|", **values: str) -> str:
+    """The text of an ended job."""
+    return sep.join(FakeJob(7, T0, T0 + 5, T0 + 65, gpus=8, values=values).cells(T0 + 100)) + "\n"
+
+
+@pytest.mark.parametrize("version", ["22.05", "23.11", "25.05"])
+def test_every_recorded_version_is_read(repo: Path, version: str) -> None:
+    """Arrays, parts, pending and running jobs of real clusters, each with its state and its GPUs."""
+    text = (repo / "tests" / "replay" / f"slurm-{version}" / "sacct_portable.txt").read_bytes()
+    rows, bad = read(text)
+    assert (len(rows), bad) == (text.count(b"\n") - 1, [])
+    jobs = {row.job_id: row for row in rows}
+    assert (jobs["4"].state, jobs["4"].gpus, jobs["4"].end) == ("RUNNING", 32, None)
+    assert (jobs["7"].state, jobs["7"].start, jobs["11+1"].raw_id) == ("PENDING", None, "12")
+    assert (jobs["3"].end is None, jobs["6_0"].raw_id) == (False, "13")
+
+
+def test_a_file_without_the_columns_names_them() -> None:
+    """A file of other columns, an empty one, and Slurm's refusal are refused, with what to type."""
+    for text in ("JobID|State\n1|COMPLETED\n", "", "sacct: fatal: Bad field requested\n"):
+        with pytest.raises(DataError, match="ElapsedRaw") as error:
+            read(text)
+        assert "sacct -a -X -D -P" in error.value.hint
+
+
+def test_the_last_column_may_have_lines() -> None:
+    """In a file that someone else wrote, a comment is the last column, and its line break is the record's."""
+    columns = [*COLUMNS[:-3], "AllocTRES", "Comment"]
+    first, second = ("|".join(FakeJob(raw, T0, T0, T0 + 9).cells(T0 + 99, columns)) for raw in (7, 8))
+    rows, bad = read("|".join(columns) + f"\n{first}model=a\n12 more\n{second}\n")
+    assert ([(row.raw_id, row.tag) for row in rows], bad) == ([("7", "a"), ("8", "")], [])
+
+
+def test_steps_are_left_out_and_never_started_jobs_have_no_start() -> None:
+    """`sacct` without -X lists steps; a job that was cancelled while pending has the time of that as its start."""
+    steps = line(JobIDRaw="7.batch", JobID="7.batch") + line(JobIDRaw="7.0", JobID="7.0")
+    rows, bad = read(HEADER + line() + steps + line(State="CANCELLED by 1000", ElapsedRaw="0"))
+    assert ([(row.state, row.start) for row in rows], bad) == ([("COMPLETED", T0 + 5), ("CANCELLED", None)], [])
+
+
+def test_a_tag_is_the_models_or_the_runs() -> None:
+    """model=TAG of the comment, else the name of the run whose id the job's name is."""
+    named = line(JobName="bc-jax-20260303-013341-9f3c2a.2")
+    rows, _ = read(HEADER + named + line(Comment="for Ada, model=llama-7b;x", JobName="x-20260303-013341-9f3c2a.0"))
+    assert [(row.run, row.tag) for row in rows] == [
+        ("bc-jax-20260303-013341-9f3c2a", "bc-jax"),
+        ("x-20260303-013341-9f3c2a", "llama-7b"),
+    ]
+
+
+def test_the_hour_that_comes_twice() -> None:
+    """Where clocks go back, start and end are those that are as far apart as the job took."""
+    start, hour_later = "2026-10-25T02:30:00", "2026-10-25T02:30:00"
+    for end, elapsed_s in (("2026-10-25T02:40:00", 600), (hour_later, 3600), ("2026-10-25T03:30:00", 7200)):
+        rows, _ = read(HEADER + line(Start=start, End=end, ElapsedRaw=str(elapsed_s)), zone="Europe/Berlin")
+        assert (rows[0].end or 0) - (rows[0].start or 0) == elapsed_s
+    before = line(Start="2026-10-24T22:00:00", End="2026-10-25T03:00:00", ElapsedRaw="21600")
+    (row,), _ = read(HEADER + before, zone="Europe/Berlin")
+    assert (row.end or 0) - (row.start or 0) == 21600
+
+
+def test_jobstats_records_are_read_with_a_bound() -> None:
+    """The mean over all GPUs; None for what says nothing of them, is damaged, or would fill the memory."""
+
+    def packed(data: bytes) -> str:
+        return "JS1:" + base64.b64encode(gzip.compress(data)).decode()
+
+    nodes = {"a": {"gpu_utilization": {"0": 80, "1": 40.0}}, "b": {"gpu_utilization": {"0": 0}, "cpus": 4}}
+    good = packed(json.dumps({"gpus": 3, "nodes": nodes}).encode())
+    assert gpu_utilization(good) == pytest.approx(0.4)
+    bomb = packed(b'{"gpus": 1, "nodes": {"a": {"gpu_utilization": {"0": 50}}}' + b" " * (30 << 20) + b"}")
+    assert len(bomb) < 60_000
+    others = ["", "JS1:None", "JS1:Short", good[:-40], packed(b"[1]"), packed(b'{"gpus": 0, "nodes": {}}'), bomb]
+    assert [gpu_utilization(text) for text in others] == [None] * len(others)
+
+
+NASTY = st.text(st.sampled_from("ab|\n\r 7\udcff_é"), max_size=12)
+
+
+@given(names=st.lists(NASTY, min_size=1, max_size=8), comments=st.data())
+def test_any_names_are_read_back(names: list[str], comments: st.DataObject) -> None:
+    """With a separator that no text has, every job is read, whatever its user wrote into names and comments."""
+    sep = "|f00d|"
+    jobs = [
+        FakeJob(i + 1, T0, T0, T0 + 60, values={"JobName": name, "Comment": comments.draw(NASTY)})
+        for i, name in enumerate(names)
+    ]
+    text = "".join(sep.join(cells) + "\n" for cells in [list(COLUMNS), *(job.cells(T0 + 99) for job in jobs)])
+    rows, bad = read(text, sep)
+    assert ([row.raw_id for row in rows], bad) == ([str(job.raw_id) for job in jobs], [])
+    assert {row.elapsed_s for row in rows} == {60}
+
+
+@given(
+    st.lists(st.sampled_from(["good", "lines", "short", "long", "number", "time", "junk"]), max_size=10), st.booleans()
+)
+def test_bad_records_are_counted_and_hide_none(kinds: list[str], is_torn: bool) -> None:
+    """Of a file with torn, overlong and wrong records all good ones are read, and each bad one has its line."""
+    good = line()
+    texts = {
+        "good": good,
+        "lines": line(JobName="two\nlines"),
+        "short": good[:20] + "\n",
+        "long": line(JobName="a|b"),
+        "number": line(ElapsedRaw="many"),
+        "time": line(Start="2026-02-30T00:00:00"),
+        "junk": line(Submit="Unknown"),
+    }
+    text = HEADER + "".join(texts[kind] for kind in kinds) + (good[:-9] if is_torn else "")
+    rows, bad = read(text)
+    n_bad = sum(kind not in ("good", "lines") for kind in kinds) + is_torn
+    assert len(rows) == len(kinds) + is_torn - n_bad
+    assert min(n_bad, 1) <= len(bad) <= n_bad  # torn ones that follow each other are one
+    lines = text.split("\n")
+    assert all(lines[record.line - 1].startswith("7|") and record.problem for record in bad)
