@@ -1,0 +1,168 @@
+"""Read accounting into a store, from a site's `sacct` or from a file of its output: only what is new since the last.
+
+sacct is asked for a day at a time, each in a transaction of its own, so that a long history neither times out nor is
+lost by an interruption. The next call asks from the cluster's time of the last, less an hour, for slurmctld keeps
+records back while slurmdbd is away. Rows that had not ended are read again, wherever they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import BinaryIO
+
+import msgspec
+
+from pitools.core import progress, subprocesses
+from pitools.core.errors import DataError
+from pitools.monitor.usage import store as stores
+from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
+from pitools.slurm.fields import new_separator, parse_error
+from pitools.slurm.multi_query import stdout_or_raise
+from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Transport, run_command
+
+_DAY_S = 86_400
+_OVERLAP_S = 3600
+_QUERY_TIMEOUT_S = 600.0  # of a day on a busy cluster, whose database may be slow
+_IDS_PER_CALL = 1000
+_SHOWN_PROBLEMS = 3
+
+
+class Ingest:
+    """Counts of an ingest. rows: read. changed: of them new or changed. bad: records that could not be read; problems:
+    the first of those, with their lines.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.rows = self.changed = self.bad = 0
+        self.problems: list[str] = []
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.rows} rows read, {self.changed} new or changed"
+        return f"{text}, {self.bad} unreadable: {'; '.join(self.problems)}" if self.bad else text
+
+
+def ingest_file(store: sqlite3.Connection, site: str, file: BinaryIO, where: str, zone: tzinfo | None = None) -> Ingest:
+    """Read the output of `sacct -P` into the store as a site's. zone: of its times; None is this machine's.
+
+    It says nothing of the days that it lacks: the next ingest from sacct asks for all of its own time. Raises DataError
+    without the columns, or without any row that can be read.
+    """
+    done = Ingest(where)
+    with stores.transaction(store):
+        _write(store, site, read_jobs(file, "|", zone, where), done, set())
+        if done.bad and not done.rows:
+            raise DataError(f"no row can be read: {'; '.join(done.problems)}", where=where)
+    return done
+
+
+def ingest_site(
+    store: sqlite3.Connection,
+    site: str,
+    transport: Transport,
+    since: int,
+    *,
+    run: RunFunction = subprocesses.run,
+    now: Callable[[], float] = time.time,
+) -> Ingest:
+    """Read a site's accounting since a Unix time into the store: what sacct shows to this user.
+
+    Raises Unreachable, ClusterError, ToolMissing; what was read before stays.
+    """
+    done = Ingest(site)
+    transport = msgspec.structs.replace(transport, timeout_s=max(transport.timeout_s, _QUERY_TIMEOUT_S))
+    left = stores.unfinished(store, site)
+    spans = _spans(stores.covered(store, site), since, int(now()))
+    with progress.progress_bar(f"accounting of {site}", len(spans), unit="days") as bar:
+        for begin, end in spans:
+            when = [f"--starttime={_utc(begin)}", f"--endtime={_utc(end)}" if end else "--endtime=now"]
+            with _query(transport, when, run) as (answer, sep, clock), stores.transaction(store):
+                _write(store, site, read_jobs(answer, sep, UTC), done, left)
+                first, last = stores.covered(store, site) or (begin, begin)
+                stores.set_covered(store, site, min(first, begin), max(last, min(end or clock, clock)))
+            bar(1)
+    _reread(store, site, transport, left, done, run)
+    return done
+
+
+def _spans(covered: tuple[int, int] | None, since: int, now: int) -> list[tuple[int, int | None]]:
+    """Return the spans to ask for, of a day at most; the end of the last is None, which is now."""
+    first, last = covered or (since, since + _OVERLAP_S)
+    # Days before what is covered: the newest first, so that what is covered never has a gap.
+    spans: list[tuple[int, int | None]] = [(max(since, end - _DAY_S), end) for end in range(first, since, -_DAY_S)]
+    begin = min(last, now) - _OVERLAP_S
+    days = range(begin, max(now, begin + 1), _DAY_S)
+    return [*spans, *((day, day + _DAY_S) for day in days[:-1]), (days[-1], None)]
+
+
+def _reread(
+    store: sqlite3.Connection,
+    site: str,
+    transport: Transport,
+    left: set[tuple[str, int]],
+    done: Ingest,
+    run: RunFunction,
+) -> None:
+    """Read the rows again that had not ended, and that no answer had; what Slurm has forgotten ends."""
+    ids = sorted({raw_id for raw_id, _ in left if raw_id.isdecimal()})
+    for i in range(0, len(ids), _IDS_PER_CALL):
+        which = [f"--jobs={','.join(ids[i : i + _IDS_PER_CALL])}"]
+        with _query(transport, which, run) as (answer, sep, _), stores.transaction(store):
+            _write(store, site, read_jobs(answer, sep, UTC), done, left)
+    if left and not done.bad:
+        with stores.transaction(store):
+            stores.close_forgotten(store, site, left)
+
+
+def _write(
+    store: sqlite3.Connection,
+    site: str,
+    records: Iterable[JobRow | BadRecord],
+    done: Ingest,
+    left: set[tuple[str, int]],
+) -> None:
+    def rows() -> Iterator[tuple[object, ...]]:
+        for record in records:
+            if isinstance(record, BadRecord):
+                done.bad += 1
+                if len(done.problems) < _SHOWN_PROBLEMS:
+                    done.problems.append(f"line {record.line}: {record.problem}")
+                continue
+            done.rows += 1
+            left.discard((record.raw_id, record.submit))
+            yield (site, *record)
+
+    before = store.total_changes
+    store.executemany(stores.UPSERT, rows())
+    done.changed += store.total_changes - before
+
+
+@contextlib.contextmanager
+def _query(transport: Transport, which: Sequence[str], run: RunFunction) -> Iterator[tuple[BinaryIO, str, int]]:
+    """Run sacct for every start of all jobs; yield a file of its output, the separator in it, and the cluster's time.
+
+    This machine's clock may be wrong; Slurm's own do not work unless the cluster's agree.
+    """
+    sep = new_separator()
+    command = ["sacct", "-a", "-X", "-D", "--noconvert", *which, "-P", f"--delimiter={sep}", "-o", ",".join(COLUMNS)]
+    with tempfile.TemporaryFile() as answer:
+        timed = ["sh", "-c", 'date +%s && exec "$@"', "sh", *command]
+        done = run_command(transport, timed, env=QUERY_ENV, stdout=answer, run=run)
+        stdout_or_raise(transport, done._replace(argv=("sacct",)))
+        answer.seek(0)
+        line = answer.readline()
+        while transport.host and line and not line.endswith(LOGIN_OUTPUT_END.encode()):
+            line = answer.readline()
+        clock = answer.readline() if transport.host else line
+        if not clock.strip().isdigit():
+            raise parse_error("date", "not a time", clock.decode(errors="replace"))
+        yield answer, sep, int(clock)
+
+
+def _utc(unix_s: int) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%S}"
