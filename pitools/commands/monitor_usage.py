@@ -1,0 +1,93 @@
+"""`pit monitor usage`: what jobs used, from Slurm's accounting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from pitools.commands.options import LocalPath, rows_format_option, sites_option
+
+COLUMNS = (
+    "group",
+    "jobs",
+    "gpu_hours",
+    "node_hours",
+    "cpu_hours",
+    "useful_hours",
+    "efficiency",
+    "cost",
+    "currency",
+    "cost_per_useful_hour",
+    "wait_p50_s",
+    "wait_p95_s",
+    "waste_hours",
+)
+
+
+@click.command()
+@sites_option("A site, as `pit site list` names it; repeatable.")
+@click.option("--since", default="7d", show_default=True, metavar="TIME", help="From then: 30d ago, or RFC 3339.")
+@click.option("--until", metavar="TIME", help="Until then. [default: now]")
+@click.option(
+    "--by",
+    type=click.Choice(["user", "account", "qos", "partition", "site", "tag"]),
+    help="A row for each; by default one row of all jobs.",
+)
+@click.option("--store", "path", type=LocalPath(dir_okay=False), metavar="FILE", help="Keep the accounting there.")
+@click.option(
+    "--from",
+    "source",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Read this output of `sacct -P` as the site's, in this machine's time zone, instead of Slurm; - is stdin.",
+)
+@rows_format_option
+def usage(
+    sites: tuple[str, ...],
+    since: str,
+    until: str | None,
+    by: str | None,
+    path: Path | None,
+    source: BinaryIO | None,
+    form: str,
+) -> None:
+    """Report what jobs used: hours, cost, useful hours, waste by its cause, efficiency, and waits.
+
+    First reads what is new in the sites' accounting into a store, a file of yours: what `sacct -a` shows to you. Hours
+    are those between --since and --until, as `sreport` counts them. Useful are jobs that completed or run, less what
+    the ledgers of pitools' runs lost. The tag is model=TAG in a job's comment, or the name of its run.
+
+    \b
+      pit monitor usage --site alpha --by user
+      pit monitor usage --site alpha --site beta --since 2026-11-01 --until 2026-12-01 --by account --format csv
+      TZ=UTC sacct -aXDP -S 2026-01-01 -o ALL > 2026.txt; TZ=UTC pit monitor usage --from 2026.txt --since 52w
+    """
+    from datetime import datetime
+
+    from pitools.core.errors import UsageError
+    from pitools.core.output import Output
+    from pitools.core.timestamps import now_rfc3339
+    from pitools.launch.monitor.merged_logs import parse_since
+    from pitools.monitor.usage import ingest, report, store
+    from pitools.site.connect import client
+    from pitools.site.load import load_site
+
+    moments = [parse_since(text) if text else now_rfc3339() for text in (since, until)]
+    begin, end = (int(datetime.fromisoformat(text).timestamp()) for text in moments)
+    if begin >= end:
+        raise UsageError("--since is not before --until", hint="pit monitor usage --since 7d")
+    if source and len(sites) != 1:
+        raise UsageError(f"--from is the accounting of one site (--site names {len(sites)})")
+    loaded = [load_site(name) for name in dict.fromkeys(sites)]
+    with store.open_store(path or store.default_path()) as opened:
+        for site in loaded:
+            if source:
+                done = ingest.ingest_file(opened, site.name, source, source.name)
+            else:
+                done = ingest.ingest_site(opened, site.name, client(site).transport, begin)
+            click.echo(f"pit: {done}", err=True)
+        with Output(form, COLUMNS) as out:
+            for row in report.usage_rows(opened, loaded, begin, end, by or ""):
+                out(row)
