@@ -28,7 +28,7 @@ COLUMNS = (
 
 @click.command()
 @sites_option("A site, as `pit site list` names it; repeatable.")
-@click.option("--since", default="7d", show_default=True, metavar="TIME", help="From then: 30d ago, or RFC 3339.")
+@click.option("--since", default="7d", show_default=True, metavar="TIME", help="From then: 30d ago, or RFC 3339, UTC.")
 @click.option("--until", metavar="TIME", help="Until then. [default: now]")
 @click.option(
     "--by",
@@ -62,7 +62,8 @@ def usage(
     \b
       pit monitor usage --site alpha --by user
       pit monitor usage --site alpha --site beta --since 2026-11-01 --until 2026-12-01 --by account --format csv
-      TZ=UTC sacct -aXDP -S 2026-01-01 -o ALL > 2026.txt; TZ=UTC pit monitor usage --from 2026.txt --since 52w
+      sacct -aXDP -S 2026-01-01 -o JobIDRaw,JobID,User,Account,State,Submit,Start,End,ElapsedRaw,AllocTRES > jobs
+      pit monitor usage --from jobs --since 2026-01-01 --by user
     """
     from datetime import datetime
 

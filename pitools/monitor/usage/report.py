@@ -43,10 +43,10 @@ class UsageRow(Record, frozen=True, kw_only=True, tag="pit.usage/1"):
     by, group: the column and its value, "" for all jobs. jobs, starts: a requeued job starts several times. resource:
     gpu, or node for a group without GPUs: hours of it are what useful_hours and waste_hours (cause → hours) divide.
     useful_hours: of jobs that completed or run, times the goodput of runs whose ledger is known. cost: by the site
-    files' price_per_node_hour; a node's price is shared among its GPUs. cost_per_hour, cost_per_useful_hour: None
-    without hours. efficiency: mean of goodput, or else of the GPU utilization that jobstats recorded, 0 to 1, over the
-    share efficiency_known of the hours; None if that is 0. wait_p50_s, wait_p95_s: of the starts between since and
-    until, from the time when the job could have started; None without any.
+    files' price_per_node_hour; a node's price is shared among its GPUs; None without a price. cost_per_hour,
+    cost_per_useful_hour: of resource. efficiency: mean of goodput, or else of the GPU utilization that jobstats
+    recorded, 0 to 1, over the share efficiency_known of the hours; None if that is 0. wait_p50_s, wait_p95_s: of the
+    starts between since and until, from the time when the job could have started; None without any.
     """
 
     by: str
@@ -61,7 +61,7 @@ class UsageRow(Record, frozen=True, kw_only=True, tag="pit.usage/1"):
     resource: str
     useful_hours: float
     waste_hours: dict[str, float]
-    cost: float
+    cost: float | None
     currency: str
     cost_per_hour: float | None
     cost_per_useful_hour: float | None
@@ -143,7 +143,7 @@ def usage_rows(
                 hours.efficient_s += resource_s * efficiency
     window = _time(since), _time(until)
     rows = [_make_row(by, name, window, currency, group) for (name, currency), group in groups.items()]
-    return sorted(rows, key=lambda row: (-row.cost, -row.gpu_hours, -row.node_hours, row.group))
+    return sorted(rows, key=lambda row: (-(row.cost or 0), -row.gpu_hours, -row.node_hours, row.group))
 
 
 def _insert_prices(store: sqlite3.Connection, sites: Sequence[Site]) -> None:
@@ -187,10 +187,10 @@ def _make_row(by: str, name: str, window: tuple[str, str], currency: str, group:
         resource="gpu" if group.gpu.all_s else "node",
         useful_hours=useful_h,
         waste_hours={cause: lost / 3600 for lost, cause in waste},
-        cost=group.cost,
-        currency=currency,
-        cost_per_hour=group.cost / hours.all_s * 3600 if hours.all_s else None,
-        cost_per_useful_hour=group.cost / useful_h if useful_h else None,
+        cost=group.cost or None,
+        currency=currency if group.cost else "",
+        cost_per_hour=group.cost / hours.all_s * 3600 if group.cost else None,
+        cost_per_useful_hour=group.cost / useful_h if group.cost and useful_h else None,
         efficiency=hours.efficient_s / hours.known_s if hours.known_s else None,
         efficiency_known=hours.known_s / hours.all_s if hours.all_s else 0.0,
         wait_p50_s=_percentile(waits_s, 0.5),

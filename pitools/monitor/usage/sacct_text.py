@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
 from pitools.core.errors import DataError, PitError
@@ -40,7 +41,6 @@ COLUMNS = (
 REQUIRED = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES")
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]\n]*\]|\+\d+)?(?:\.\w+)?")
 _MAX_RECORD_LINES = 10_000
-_MAX_CACHED = 50_000
 _RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
 _MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
 _UNRUN = ("CANCELLED", "PENDING")
@@ -87,7 +87,7 @@ def read_jobs(
 
     zone: of its times; None is this machine's, with its change of clocks. Raises DataError for a missing column.
     """
-    first = file.readline().decode(errors="replace")
+    first = file.readline(1 << 20).decode(errors="replace")
     header = first.rstrip("\r\n").split(sep)
     if missing := [name for name in REQUIRED if name not in header]:
         raise DataError(
@@ -116,16 +116,14 @@ def _records(file: BinaryIO, sep: str, n_separators: int, id_column: int) -> Ite
         line = raw.decode(errors="replace")
         line_count = line.count(sep)
         # A record that is not complete is continued by what is no record itself.
-        if lines and not (
-            (line_count == n_separators or count >= n_separators or len(lines) > _MAX_RECORD_LINES)
-            and _begins(line, sep, id_column)
-        ):
+        may_begin = line_count == n_separators or count >= n_separators
+        if not lines or len(lines) >= _MAX_RECORD_LINES or (may_begin and _begins(line, sep, id_column)):
+            if lines:
+                yield from _split_torn(lines, number - len(lines), sep, n_separators, id_column)
+            lines, count = [line], line_count
+        else:
             lines.append(line)
             count += line_count
-            continue
-        if lines:
-            yield from _split_torn(lines, number - len(lines), sep, n_separators, id_column)
-        lines, count = [line], line_count
     if lines:
         yield from _split_torn(lines, number + 1 - len(lines), sep, n_separators, id_column)
 
@@ -155,27 +153,17 @@ def _split_torn(
 
 def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequence[str]], JobRow]:
     """Return the function that makes a row of a record's values."""
-    places = {name: header.index(name) for name in COLUMNS if name in header}
+    places = {name: i for i, name in enumerate(header)}
     places.setdefault("JobIDRaw", places["JobID"])
-    empty = len(header)  # a column that is missing has the value after the last
-    at = [places.get(name, empty) for name in COLUMNS]
+    at = [places.get(name, len(header)) for name in COLUMNS]  # a missing one has the value after the last: ""
     clock = _Clock(zone)
-    counts: dict[tuple[str, str], tuple[int, int, int]] = {}
-    states: dict[str, str] = {}
 
     def parse(values: Sequence[str]) -> JobRow:
         padded = [*values, ""]
         cells = [padded[i] for i in at]
         raw_id, job_id, name, user, account, qos, partition, state_text, submit_text = cells[:9]
         eligible_text, start_text, end_text, elapsed_text, nodes_text, comment, admin_comment, tres = cells[9:]
-        state_word = state_text.partition(" ")[0]
-        state = states.get(state_word) or states.setdefault(state_word, parse_job_state(state_word))
-        amounts = counts.get((tres, nodes_text))
-        if amounts is None:
-            if len(counts) > _MAX_CACHED:
-                counts.clear()
-            amounts = counts[tres, nodes_text] = _amounts(tres, nodes_text)
-        elapsed_s = int(elapsed_text or 0)
+        state, elapsed_s = _job_state(state_text.partition(" ")[0]), int(elapsed_text or 0)
         submit = clock(submit_text)
         if submit is None:
             raise ValueError("no time of submission")
@@ -188,11 +176,15 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
         tag = model[1] if model else run[1] if run else ""
         util = gpu_utilization(admin_comment) if admin_comment else None
         who = (user, account, qos, partition, state, run[0] if run else "", tag)
-        return JobRow(raw_id, submit, job_id, *who, eligible, start, end, elapsed_s, *amounts, util)
+        return JobRow(raw_id, submit, job_id, *who, eligible, start, end, elapsed_s, *_amounts(tres, nodes_text), util)
 
     return parse
 
 
+_job_state = lru_cache(maxsize=256)(parse_job_state)
+
+
+@lru_cache(maxsize=4096)
 def _amounts(tres_text: str, nodes_text: str) -> tuple[int, int, int]:
     """Return the nodes, CPUs and GPUs of an allocation. Raises ClusterError for text that is no amount."""
     tres = parse_tres(tres_text)
@@ -208,7 +200,7 @@ class _Clock:
 
     def __init__(self, zone: tzinfo | None) -> None:
         self.zone = zone
-        self.hours: dict[str, int | None] = {}  # None: its offset changes within the hour, or the hour comes twice
+        self._hour_begin = lru_cache(maxsize=4096)(self._look_up_hour)
 
     def __call__(self, text: str, before: int | None = None) -> int | None:
         """Return the Unix time, None for an empty value. before: choose the later of two that is not after it."""
@@ -231,18 +223,14 @@ class _Clock:
             if none_to_empty(text) and text != "NONE":
                 raise ValueError(f"not a time: {text[:40]!r}")
             return ()
-        hour = text[:13]
-        if hour not in self.hours:
-            if len(self.hours) > _MAX_CACHED:
-                self.hours.clear()
-            self.hours[hour] = self._constant_hour(hour)
-        base = self.hours[hour]
+        base = self._hour_begin(text[:13])
         if base is not None and len(text) == 19 and text[13] == ":" == text[16]:
             return (base + int(text[14:16]) * 60 + int(text[17:19]),)
         local = datetime.fromisoformat(text)
         return tuple(sorted({self._unix(local.replace(fold=fold)) for fold in (0, 1)}))
 
-    def _constant_hour(self, hour: str) -> int | None:
+    def _look_up_hour(self, hour: str) -> int | None:
+        """Return an hour's beginning; None if its offset changes within the hour, or the hour comes twice."""
         first = datetime.fromisoformat(f"{hour}:00:00")
         starts = {
             self._unix((first + timedelta(minutes=minutes)).replace(fold=fold)) - minutes * 60

@@ -91,7 +91,7 @@ def test_hours_are_those_inside_the_window(
     assert round(row.gpu_hours * HOUR) == sum(s * n for s, n in zip(inside, gpus, strict=True))
     assert round(row.node_hours * HOUR) == sum(s * j.nodes for s, j in zip(inside, jobs, strict=True))
     assert round(row.cpu_hours * HOUR) == sum(s * 4 * j.nodes for s, j in zip(inside, jobs, strict=True))
-    assert math.isclose(row.cost, row.gpu_hours * 5, abs_tol=1e-9)
+    assert math.isclose(row.cost or 0, row.gpu_hours * 5, abs_tol=1e-9)
     hours = row.gpu_hours or row.node_hours
     assert math.isclose(row.useful_hours + sum(row.waste_hours.values()), hours, abs_tol=1e-9)
     assert min([row.useful_hours, *row.waste_hours.values()]) >= 0
@@ -132,7 +132,7 @@ def test_what_is_missing_is_said(opened: sqlite3.Connection) -> None:
     assert (row.gpu_hours, row.node_hours, row.cost) == (160.0, 20.0, 800.0)
     free = Site(name="beta")
     (row,) = usage(opened, [job(1, gpus=0)], site=free)
-    assert (row.resource, row.gpu_hours, row.cost, row.cost_per_hour) == ("node", 0.0, 0.0, 0.0)
+    assert (row.resource, row.gpu_hours, row.cost, row.cost_per_hour) == ("node", 0.0, None, None)
     assert usage(opened, [], hours=(900, 1000)) == []
 
 
