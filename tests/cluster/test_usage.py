@@ -1,0 +1,122 @@
+"""Usage on a real Slurm: the hours are sreport's, to the second."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+HOUR = 3600
+JOBS = [
+    ("lab", "--wrap=true"),
+    ("infra", "--wrap=true"),
+    ("lab", "-n3", "--wrap=exit 3"),
+    ("infra", "-N2", "--array=0-2", "--wrap=true"),
+    ("lab", "-n1", ":", "-n2", "--wrap=true"),
+    ("lab", "--job-name=two\nlines", "--comment=model=7b", "--wrap=true"),
+]
+
+
+@pytest.fixture
+def slurm(clusters: Path) -> Callable[..., str]:
+    """Runs a command of Slurm, or of its database, at alpha; its output."""
+
+    def call(*argv: str, stdin: str = "") -> str:
+        env = {**os.environ, "SLURM_CONF": str(clusters / "alpha" / "slurm.conf"), "TZ": "UTC0"}
+        done = subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    return call
+
+
+def wait_for_states(slurm: Callable[..., str], ids: Sequence[str], *states: str) -> None:
+    """Wait until all starts of these jobs are in one of the states."""
+    for _ in range(200):
+        shown = slurm("sacct", "-XnPD", "-o", "State", "-j", ",".join(ids)).split("\n")
+        if all(line.split(" ")[0] in states for line in shown if line) and any(shown):
+            return
+        time.sleep(0.3)
+    pytest.fail(f"states of {ids}: {shown}")
+
+
+def test_hours_are_sreports_to_the_second(pit: Pit, slurm: Callable[..., str], clusters: Path, tmp_path: Path) -> None:
+    """Arrays, parts, failed, cancelled, requeued and running jobs, that a window's edges cut; as `sreport` has them.
+
+    sreport knows whole hours that have passed: the jobs' times are moved to three days ago, in slurmdbd's own table.
+    """
+    ids = [slurm("sbatch", "--parsable", "-o", "/dev/null", "-A", *words).strip() for words in JOBS]
+    held = ("sbatch", "--parsable", "-o", "/dev/null", "-A", "lab", "--requeue", "--wrap=sleep 600")
+    requeued, cancelled, running = (slurm(*held).strip() for _ in range(3))
+    wait_for_states(slurm, [requeued, cancelled, running], "RUNNING")
+    slurm("scontrol", "requeue", requeued)
+    slurm("scancel", cancelled)
+    try:
+        wait_for_states(slurm, [requeued], "REQUEUED", "PENDING", "RUNNING")
+        slurm("scancel", requeued)
+        wait_for_states(slurm, [*ids, cancelled, requeued], "COMPLETED", "FAILED", "CANCELLED", "REQUEUED")
+        begin = int(time.time()) // HOUR * HOUR - 72 * HOUR + int(ids[0]) % 24 * HOUR
+        move_jobs(slurm, clusters, [*ids, cancelled, requeued, running], begin)
+        end = begin + 12 * HOUR
+        slurm("sacctmgr", "-i", "rollup", _slurm_time(begin), _slurm_time(end))
+        words = ["monitor", "usage", "--site", "alpha", "--store", "u.sqlite", "--by", "account", "--format", "jsonl"]
+        total_s = 0
+        for since, until in ((begin, end), (begin + HOUR, begin + 2 * HOUR), (begin + 2 * HOUR, begin + 7 * HOUR)):
+            done = pit(*words, "--since", _rfc3339(since), "--until", _rfc3339(until))
+            assert done.returncode == 0, done.stderr
+            rows = [json.loads(line) for line in done.stdout.splitlines()]
+            ours = {(row["group"], "cpu"): round(row["cpu_hours"] * HOUR) for row in rows}
+            ours |= {(row["group"], "node"): round(row["node_hours"] * HOUR) for row in rows}
+            assert {key: used_s for key, used_s in ours.items() if used_s} == sreport(slurm, since, until)
+            total_s += sum(ours.values())
+        assert total_s > 10 * HOUR
+    finally:
+        slurm("scancel", running, requeued)
+
+
+def move_jobs(slurm: Callable[..., str], clusters: Path, ids: Sequence[str], begin: int) -> None:
+    """Move all starts of jobs to the hours from `begin` on, and let them take longer, so that hours cut them.
+
+    The cluster's registration is moved too: sreport knows no jobs from before it.
+    """
+    socket = f"--socket={clusters / 'db' / 's'}"
+    where = f"id_job BETWEEN {min(map(int, ids))} AND {max(map(int, ids)) + 3}"
+    table = "slurm_accounting.alpha_job_table"
+    inx = slurm("mariadb", socket, "-N", "-e", f"SELECT job_db_inx FROM {table} WHERE {where} AND time_start").split()
+    moves = [
+        f"UPDATE {table} SET time_submit={start - 90}, time_eligible={start - 60}, time_start={start}, "
+        f"time_end=IF(time_end, {start + 1234 + 777 * k}, 0) WHERE job_db_inx={row};"
+        for k, row in enumerate(inx)
+        for start in [begin + 1801 * k]
+    ]
+    assert len(moves) >= len(JOBS) + 2 + 3 + 1
+    registered = (
+        f"UPDATE slurm_accounting.alpha_event_table SET time_start = LEAST(time_start, {begin}) WHERE node_name='';"
+    )
+    slurm("mariadb", socket, stdin="\n".join([registered, *moves]))
+
+
+def sreport(slurm: Callable[..., str], since: int, until: int) -> dict[tuple[str, str], int]:
+    """(account, cpu or node) → seconds of its users, by sreport."""
+    span = [f"start={_slurm_time(since)}", f"end={_slurm_time(until)}", "clusters=alpha"]
+    report = ["AccountUtilizationByUser", *span, "format=Account,Login,TresName,Used"]
+    rows = slurm("sreport", "-n", "-P", "-t", "seconds", "-T", "cpu,node", "cluster", *report).splitlines()
+    cells = [line.split("|") for line in rows]
+    return {(account, tres): int(used_s) for account, login, tres, used_s in cells if login}
+
+
+def _slurm_time(unix_s: int) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+def _rfc3339(unix_s: int) -> str:
+    return f"{_slurm_time(unix_s)}Z"
