@@ -67,7 +67,7 @@ def usage(
     """
     from datetime import datetime
 
-    from pitools.core.errors import UsageError
+    from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
     from pitools.core.output import Output
     from pitools.core.timestamps import now_rfc3339
     from pitools.launch.monitor.merged_logs import parse_since
@@ -82,13 +82,23 @@ def usage(
     if source and len(sites) != 1:
         raise UsageError(f"--from is the accounting of one site (--site names {len(sites)})")
     loaded = [load_site(name) for name in dict.fromkeys(sites)]
+    failed: list[PitError] = []
     with store.open_store(path or store.default_path()) as opened:
         for site in loaded:
             if source:
                 done = ingest.ingest_file(opened, site.name, source, source.name)
             else:
-                done = ingest.ingest_site(opened, site.name, client(site).transport, begin)
+                transport = client(site).transport
+                try:
+                    done = ingest.ingest_site(opened, site.name, transport, begin)
+                except (ClusterError, TryLater) as error:  # the others are reported, and what was read before
+                    failed.append(error)
+                    continue
             click.echo(f"pit: {done}", err=True)
-        with Output(form, COLUMNS) as out:
+        with Output(form, COLUMNS if by else COLUMNS[1:]) as out:
             for row in report.usage_rows(opened, loaded, begin, end, by or ""):
                 out(row)
+    for error in failed[1:]:
+        click.echo(f"pit: {error}", err=True)
+    if failed:
+        raise failed[0].with_hint("the report has of it what was read before")
