@@ -305,6 +305,17 @@ def test_a_rank_that_others_wait_for_because_of_its_input_is_slow_input() -> Non
     assert verdict.advice[0].ceiling_ms == 80.0
 
 
+def test_a_slow_ranks_own_sleep_is_not_the_host_time_of_all() -> None:
+    """Rank 1 sleeps 30 of 55 ms, in which rank 0 waits; both are without work for 18 ms more. The sleep counts once."""
+    rows = ranks_that_wait_for_cpus((20, 50), np.zeros((20, 2)))
+    idle = np.where(rows.spans.rank == 1, 48_000_000, 18_000_000) * (rows.spans.kind == Kind.COMPUTE)
+    verdict = judge(split_steps(replace(rows, spans=replace(rows.spans, start_ns=rows.spans.start_ns + idle))))
+    assert (verdict.verdict, verdict.rank) == ("straggler", 1)
+    assert {each.cause: each.ceiling_ms for each in verdict.advice} == {
+        "straggler": 30.0, "host": 18.0, "communication": 5.0
+    }  # fmt: skip
+
+
 def test_what_is_sure_comes_before_waiting_for_no_rank_surely() -> None:
     """Two ranks of which either is late by up to 100 ms wait more for each other than for their input of 20 ms."""
     late = np.random.default_rng(0).integers(0, 100, (20, 2))

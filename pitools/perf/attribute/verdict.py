@@ -79,6 +79,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     mean = {name: float(part) for name, part in zip(BUCKETS, buckets.parts_ns.mean(axis=0), strict=True)}
     skew, cpu_wait = float(buckets.skew_ns.mean()), float(buckets.windows.cpu_wait_ns.mean())
     has_cpu = 1 - cpu_wait / wall
+    ranks = len(np.unique(buckets.windows.rank))
     rank, part, excess, lost = _straggler(buckets, has_cpu)
     losses = {
         "input": mean["input"],
@@ -91,6 +92,8 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     }
     if part == "input":  # while one rank is late, the others' loaders catch up: slow input shows on the last rank only
         losses |= {"input": mean["input"] + min(lost, skew), "straggler": 0.0}
+    elif rank is not None and part in ("host", "idle"):  # of which its own excess is the cause of the others' wait
+        losses["host"] = max(0.0, losses["host"] - excess * has_cpu / ranks)
     sure = {name: loss for name, loss in losses.items() if name != "straggler" or rank is not None}
     cause = max(sure, key=lambda name: sure[name])
     label, remedy = (_LABEL, _REMEDY) if rank is not None else (_UNSURE_LABEL, _UNSURE_REMEDY)
@@ -114,7 +117,6 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         notes = [*notes, f"the profile marks no steps, and counts as one, -1: mark them by {marks}"]
     if without_cpu:
         notes = [*notes, without_cpu]
-    ranks = len(set(buckets.windows.rank.tolist()))
     if ranks == 1 and mean["communication"]:
         notes = [*notes, "transfer includes waiting for other ranks, of which no profile is here"]
     return Verdict(
