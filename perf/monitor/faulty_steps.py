@@ -2,7 +2,8 @@
 
 The entry of requests: `faulty_steps:main`. Steps sleep, ranks wait for each other at a socket, saves are those of
 pitools' own Checkpointer, whose copy takes as long as asked. The truth of each step is a line of
-`<attempt>/truth/<rank>.jsonl`: when it began and ended (Unix time), and the seconds of each loss that it had.
+`<attempt>/truth/<rank>.jsonl`: when it began, arrived where ranks wait, and ended (Unix time), and the seconds of each
+loss that it had.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ def main(
             compute_s = watch.lap()
             productive += STEP_S
             is_enough = bool(until_goodput) and first > 0 and productive > until_goodput * (time.time() - began_at)
+            arrived = time.time()
             end = wait(SIGNALLED if stopped else ENOUGH if is_enough else 0)
             comm_s, checkpoint_s = watch.lap(), 0.0
             if end == SIGNALLED or (save_every and (step + 1) % save_every == 0):
@@ -194,7 +196,8 @@ def main(
                 step=step, loss=1.0, wall_s=ended - began, input_s=for_input_s, compute_s=compute_s, comm_s=comm_s,
                 rank_samples=1, checkpoint_s=checkpoint_s,
             )  # fmt: skip
-            file.write(json.dumps({"step": step, "begin": began, "end": ended, **losses}).encode() + b"\n")
+            record = {"step": step, "begin": began, "arrived": arrived, "end": ended, **losses}
+            file.write(json.dumps(record).encode() + b"\n")
             if end:
                 break
         log.close()
