@@ -36,6 +36,8 @@ from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
 from pitools.slurm.records import AccountingRow
 
+_CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
+
 
 class _Job(msgspec.Struct):
     nodes: int = 1
@@ -53,12 +55,16 @@ class _Plan(msgspec.Struct):
 def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float | None = None) -> RunLedger:
     """Return the ledger of a run. Raises DataError for a folder that is no run, OSError.
 
-    rows: of its jobs, each start (`sacct -D`); those of other jobs are left out. now: Unix time, s, for a running run.
+    rows: of its jobs, each start (`sacct -D`); those of other jobs, and of older ones with their numbers, are left out.
+    now: Unix time, s, for a running run.
     """
     plan, now = _read_plan(run_dir), time.time() if now is None else now
     attempts, submitted = read_attempts(run_dir), _submitted(run_dir)
     job_ids = {attempt.job_id for attempt in attempts} | submitted.keys()
-    rows = in_order(row for row in rows if job_ids & {row.job_id, row.raw_id})
+    oldest = min(submitted.values(), default=0.0) - _CLOCKS_S
+    rows = in_order(
+        row for row in rows if job_ids & {row.job_id, row.raw_id} and (unix_time(row.submit) or oldest) >= oldest
+    )
     is_over = (run_dir / "verdict.json").exists()
     is_running = _is_running(attempts, rows, is_over, now)
     is_gpu = plan.job.gpus_per_node > 0 or any(map(count_gpus, rows))

@@ -78,7 +78,7 @@ def test_states_sum_to_the_allocation(
 ) -> None:
     """Overlaps, clocks set back, torn lines, missing files, several attempts and jobs, requeues, running runs."""
     with TemporaryDirectory() as folder:
-        run_dir = make_run(Path(folder), nodes=2, gpus=gpus)
+        run_dir = make_run(Path(folder), nodes=2, gpus=gpus, submitted=-1000)
         for attempt in attempts:
             write(Path(folder), attempt, run_dir)
         if is_over:

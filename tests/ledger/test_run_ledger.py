@@ -94,11 +94,14 @@ def test_ranks_wait_for_the_slowest(tmp_path: Path) -> None:
 
 
 def test_several_jobs_and_their_queues(tmp_path: Path) -> None:
-    """Each start of a job is an allocation by Slurm's times; a start without an attempt is not accounted for."""
+    """Each start of a job is an allocation by Slurm's times; a start without an attempt is not accounted for.
+
+    Another job's rows are left out, also those of an older job that had the same number.
+    """
     run = make_run(tmp_path, submitted=0)
     add_steps(add_attempt(run, 11, 20), 0, 12, [1.0] * 8)
     add_steps(add_attempt(run, 51, 60, restart=2), 0, 53, [1.0] * 5, first=8)
-    rows = [row(0, 10, 21), row(21, 30, 33), row(33, 50, 62), row(0, 5, 900, job_id="8")]
+    rows = [row(0, 10, 21), row(21, 30, 33), row(33, 50, 62), row(0, 5, 900, job_id="8"), row(-90, -80, -70)]
     ledger = run_ledger(run, rows)
     assert of(ledger) == {"start": 2 + 3, "productive": 13, "idle": 1 + 4, "unaccounted": 3}
     assert (ledger.allocations, ledger.attempts, ledger.queue_s) == (3, 2, 10 + 9 + 17)
