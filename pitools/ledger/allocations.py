@@ -25,12 +25,15 @@ class Allocation(NamedTuple):
 
 
 def with_repeats(attempts: Sequence[Attempt]) -> list[Repeated]:
-    """Return each attempt with the lowest step from which a later one began; tasks of an array are apart."""
+    """Return each attempt with the lowest step from which a later one began; tasks of an array are apart.
+
+    An attempt that made no step tells that only if none after it did.
+    """
     pairs: list[Repeated] = []
     lowest: dict[str, int] = {}
     for attempt in reversed(attempts):
         pairs.append((attempt, lowest.get(attempt.task)))
-        if attempt.first_step is not None:
+        if attempt.first_step is not None and (attempt.steps or attempt.task not in lowest):
             lowest[attempt.task] = min(attempt.first_step, lowest.get(attempt.task, attempt.first_step))
     return pairs[::-1]
 

@@ -66,7 +66,9 @@ def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float 
         row for row in rows if job_ids & {row.job_id, row.raw_id} and (unix_time(row.submit) or oldest) >= oldest
     )
     is_over = (run_dir / "verdict.json").exists()
-    is_running = _is_running(attempts, rows, is_over, now)
+    if is_over:  # accounting that lags behind, or that missed the end, has its job still running
+        now = min(now, max((attempt.last_evidence for attempt in attempts), default=now))
+    is_running = not is_over and _is_running(attempts, rows, now)
     is_gpu = plan.job.gpus_per_node > 0 or any(map(count_gpus, rows))
     in_rows = [any(is_of(row, attempt) for row in rows) for attempt in attempts]
     pairs = with_repeats(attempts)
@@ -80,9 +82,10 @@ def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float 
     allocations += from_rows(rows, own, plan.job.gpus_per_node if is_gpu else None, now)
     started = {row_id for row in rows for row_id in (row.job_id, row.raw_id)} | {each.job_id for each in attempts}
     pending = [] if is_over else [max(now - t, 0.0) for job_id, t in submitted.items() if job_id not in started]
+    typical_s = typical_step_s(attempts)
     return _ledger(
         allocations,
-        [account(allocation, typical_step_s(attempts)) for allocation in allocations],
+        [account(allocation, typical_s) for allocation in allocations],
         waited_s + queued_s(rows, now) + sum(pending),
         is_known=any(attempt.steps for attempt in attempts),
         run_id=run_dir.name,
@@ -196,13 +199,13 @@ def _submitted(run_dir: Path) -> dict[str, float]:
     return {ref.job_id: t for ref in refs if ref and (t := unix_time(ref.submitted)) is not None}
 
 
-def _is_running(attempts: Sequence[Attempt], rows: Sequence[AccountingRow], is_over: bool, now: float) -> bool:
+def _is_running(attempts: Sequence[Attempt], rows: Sequence[AccountingRow], now: float) -> bool:
     """Return whether a job of the run runs: by its row, or else by its folder, until the job's time limit."""
     newest = attempts[-1] if attempts else None
     if newest is None or any(is_of(row, newest) for row in rows):
         return any(row.start and not row.end for row in rows)
     limit = newest.time_limit_at
-    return not is_over and newest.ended is None and (limit is None or now <= limit)
+    return newest.ended is None and (limit is None or now <= limit)
 
 
 def fleet_ledgers(

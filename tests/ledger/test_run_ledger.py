@@ -64,14 +64,15 @@ def test_a_rank_that_dies_and_the_steps_made_again(tmp_path: Path) -> None:
 
 
 def test_steps_are_lost_before_they_are_made_again(tmp_path: Path) -> None:
-    """A clean requeue: an attempt that has restored step 5 and died at once says what was lost, and so does a later
-    one that begins below the steps of the first two."""
+    """An attempt that has restored step 5 and died at once says what was lost, as long as no later one says more."""
     run = make_run(tmp_path)
     add_steps(add_attempt(run, 0, 12), 0, 2, [1.0] * 10)
     add_attempt(run, 20, 25, restart=1, saved_steps=5)
     assert run_ledger(run).seconds[State.LOST] == pytest.approx(5)
-    add_steps(add_attempt(run, 30, 40, restart=2), 0, 32, [1.0] * 5, first=3)
-    assert run_ledger(run).seconds[State.LOST] == pytest.approx(7)
+    add_steps(add_attempt(run, 30, 40, restart=2), 0, 32, [1.0] * 5, first=8)
+    assert run_ledger(run).seconds[State.LOST] == pytest.approx(2)
+    add_steps(add_attempt(run, 50, 60, restart=3), 0, 52, [1.0], first=3)
+    assert run_ledger(run).seconds[State.LOST] == pytest.approx(7 + 5)
 
 
 def test_a_clean_requeue_is_no_productive_step(tmp_path: Path) -> None:
@@ -140,6 +141,9 @@ def test_a_running_run(tmp_path: Path) -> None:
     assert of(ledger) == {"start": 2, "productive": 5, "unaccounted": 3}
     assert run_ledger(run, [row(0, 10, None)], now=EPOCH + 20).seconds == ledger.seconds
     assert run_ledger(run, now=EPOCH + 101).allocated_s == pytest.approx(7)  # lost without a record
+    finish(run, 18)
+    over = run_ledger(run, [row(0, 10, None)], now=EPOCH + 900)  # sacct has not heard of its end
+    assert (over.is_running, over.allocated_s) == (False, pytest.approx(7))
 
 
 def test_clocks_that_are_set_back(tmp_path: Path) -> None:
