@@ -170,7 +170,10 @@ def echo_goodput(run_dir: Path) -> None:
     import contextlib
 
     from pitools.core.errors import PitError
-    from pitools.ledger.run_ledger import describe, run_ledger
+
+    if not any(run_dir.glob("attempts/*/steps/*.jsonl")):
+        return
+    from pitools.ledger.run_ledger import describe, run_ledger  # imports numpy
 
     with contextlib.suppress(PitError, OSError):  # the state of the run is what was asked for
         if line := describe(run_ledger(run_dir)):
