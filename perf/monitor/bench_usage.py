@@ -21,6 +21,7 @@ from perf.harness.workspace import ENV, PEERS, REPO, arguments, print_progress, 
 from perf.monitor.sacct_rows import BEGIN, sacct_lines
 from pitools.monitor.usage import ingest, store
 from pitools.monitor.usage.sacct_text import COLUMNS
+from pitools.site.schema import Site
 from pitools.slurm.transport import Transport
 from tests.monitor.usage.fake_sacct import FakeJob, FakeSacct
 
@@ -85,12 +86,14 @@ def read_what_is_new(path: Path, rows: int) -> tuple[float, ingest.Ingest, int]:
     running = [FakeJob(2 * 10**7 + i, now - 9000, now - 9000) for i in range(1000)]
     sacct = FakeSacct([*old, *running], now=now)
     with store.open_store(path) as opened:
-        store.set_covered(opened, "alpha", now - 86400, now - 3600)
-        ingest.ingest_site(opened, "alpha", Transport(), now - 3600, run=sacct, now=lambda: float(sacct.now))
+        store.set_covered(opened, "local", now - 86400, now - 3600)
+        ingest.ingest_site(opened, Site(name="local"), Transport(), now - 3600, run=sacct, now=lambda: float(sacct.now))
         sacct.now += 3600
         sacct.jobs += [FakeJob(3 * 10**7 + i, now + i, now + i, now + 1000 + i) for i in range(2000)]
         began = time.perf_counter()
-        done = ingest.ingest_site(opened, "alpha", Transport(), now - 3600, run=sacct, now=lambda: float(sacct.now))
+        done = ingest.ingest_site(
+            opened, Site(name="local"), Transport(), now - 3600, run=sacct, now=lambda: float(sacct.now)
+        )
         took = time.perf_counter() - began
         assert opened.execute("SELECT count(*) FROM job").fetchone()[0] == rows + len(sacct.jobs)
     return took, done, 2000

@@ -85,20 +85,19 @@ def usage(
     failed: list[PitError] = []
     with store.open_store(path or store.default_path()) as opened:
         for site in loaded:
-            if source:
-                done = ingest.ingest_file(opened, site.name, source, source.name)
+            try:
+                if source:
+                    done = ingest.ingest_file(opened, site.name, source, source.name)
+                else:
+                    done = ingest.ingest_site(opened, site, client(site).transport, begin)
+            except (ClusterError, TryLater) as error:  # the others are reported, and what was read before
+                failed.append(error)
             else:
-                transport = client(site).transport
-                try:
-                    done = ingest.ingest_site(opened, site.name, transport, begin)
-                except (ClusterError, TryLater) as error:  # the others are reported, and what was read before
-                    failed.append(error)
-                    continue
-            click.echo(f"pit: {done}", err=True)
+                click.echo(f"pit: {done}", err=True)
         with Output(form, COLUMNS if by else COLUMNS[1:]) as out:
             for row in report.usage_rows(opened, loaded, begin, end, by or ""):
                 out(row)
-    for error in failed[1:]:
-        click.echo(f"pit: {error}", err=True)
+    for other in failed[1:]:
+        click.echo(f"pit: {other}", err=True)
     if failed:
         raise failed[0].with_hint("the report has of it what was read before")

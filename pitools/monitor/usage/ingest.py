@@ -19,8 +19,11 @@ import msgspec
 
 from pitools.core import progress, subprocesses
 from pitools.core.errors import DataError
+from pitools.core.timestamps import to_rfc3339
+from pitools.ledger.run_ledger import fleet_ledgers
 from pitools.monitor.usage import store as stores
 from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
+from pitools.site.schema import Site
 from pitools.slurm.fields import new_separator, parse_error
 from pitools.slurm.multi_query import stdout_or_raise
 from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Transport, run_command
@@ -63,7 +66,7 @@ def ingest_file(store: sqlite3.Connection, site: str, file: BinaryIO, where: str
 
 def ingest_site(
     store: sqlite3.Connection,
-    site: str,
+    site: Site,
     transport: Transport,
     since: int,
     *,
@@ -72,21 +75,27 @@ def ingest_site(
 ) -> Ingest:
     """Read a site's accounting since a Unix time into the store: what sacct shows to this user.
 
-    Raises Unreachable, ClusterError, ToolMissing; what was read before stays.
+    With it, the goodput of the site's runs whose folders this user can read. Raises Unreachable, ClusterError; what was
+    read before stays.
     """
-    done = Ingest(site)
+    name, done = site.name, Ingest(site.name)
     transport = msgspec.structs.replace(transport, timeout_s=max(transport.timeout_s, _QUERY_TIMEOUT_S))
-    left = stores.unfinished(store, site)
-    spans = _spans(stores.covered(store, site), since, int(now()))
-    with progress.progress_bar(f"accounting of {site}", len(spans), unit="days") as bar:
+    left, covered = stores.unfinished(store, name), stores.covered(store, name)
+    spans = _spans(covered, since, int(now()))
+    with progress.progress_bar(f"accounting of {name}", len(spans), unit="days") as bar:
         for begin, end in spans:
             when = [f"--starttime={_utc(begin)}", f"--endtime={_utc(end)}" if end else "--endtime=now"]
             with _query(transport, when, run) as (answer, sep, clock), stores.transaction(store):
-                _write(store, site, read_jobs(answer, sep, UTC), done, left)
-                first, last = stores.covered(store, site) or (begin, begin)
-                stores.set_covered(store, site, min(first, begin), max(last, min(end or clock, clock)))
+                _write(store, name, read_jobs(answer, sep, UTC), done, left)
+                first, last = stores.covered(store, name) or (begin, begin)
+                stores.set_covered(store, name, min(first, begin), max(last, min(end or clock, clock)))
             bar(1)
-    _reread(store, site, transport, left, done, run)
+    _reread(store, name, transport, left, done, run)
+    ran_since = covered[1] - _OVERLAP_S if covered and covered[0] <= since else since
+    ledgers = fleet_ledgers(site, to_rfc3339(datetime.fromtimestamp(ran_since, UTC)))
+    goodput = {ledger.run_id: ledger.goodput for ledger in ledgers if ledger.goodput is not None}
+    with stores.transaction(store):
+        stores.set_goodput(store, name, goodput)
     return done
 
 

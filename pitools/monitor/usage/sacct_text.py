@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
+from statistics import fmean
 from typing import BinaryIO, NamedTuple
 
 from pitools.core.errors import DataError, PitError
-from pitools.monitor.usage.jobstats import gpu_utilization
+from pitools.ledger.job_stats import gpu_utilization
 from pitools.slurm.fields import none_to_empty, parse_count, parse_tres
 from pitools.slurm.states import parse_job_state
 
@@ -174,9 +175,20 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
         run = _RUN_ID.match(name) if "-" in name else None
         model = _MODEL.search(comment) if comment else None
         tag = model[1] if model else run[1] if run else ""
-        util = gpu_utilization(admin_comment) if admin_comment else None
+        busy = gpu_utilization(admin_comment) if admin_comment else []
         who = (user, account, qos, partition, state, run[0] if run else "", tag)
-        return JobRow(raw_id, submit, job_id, *who, eligible, start, end, elapsed_s, *_amounts(tres, nodes_text), util)
+        return JobRow(
+            raw_id,
+            submit,
+            job_id,
+            *who,
+            eligible,
+            start,
+            end,
+            elapsed_s,
+            *_amounts(tres, nodes_text),
+            fmean(busy) if busy else None,
+        )
 
     return parse
 

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from pitools.core.errors import DataError, Unreachable
 from pitools.monitor.usage import ingest, store
 from pitools.monitor.usage.sacct_text import COLUMNS
+from pitools.site.schema import Paths, Site
 from pitools.slurm.transport import Transport
 from tests.monitor.usage.fake_sacct import DAY, T0, FakeJob, FakeSacct
 
 HOUR = 3600
+SITE = Site(name="alpha", paths=Paths(runs="/nonexistent"))
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def opened(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def read(opened: sqlite3.Connection, sacct: FakeSacct, since: int, clock: int | None = None) -> ingest.Ingest:
     """Ingest at the cluster's time; this machine's clock may show another."""
     now = sacct.now if clock is None else clock
-    return ingest.ingest_site(opened, "alpha", Transport(), since, run=sacct, now=lambda: float(now))
+    return ingest.ingest_site(opened, SITE, Transport(), since, run=sacct, now=lambda: float(now))
 
 
 def rows(opened: sqlite3.Connection) -> list[tuple[object, ...]]:

@@ -18,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError
+from pitools.ledger.run_ledger import fleet_ledgers
 from pitools.monitor.usage import ingest, report, store
 from pitools.monitor.usage.report import UsageRow
 from pitools.monitor.usage.sacct_text import COLUMNS
-from pitools.site.schema import Site, SitePartition
-from tests.monitor.usage.fake_sacct import T0, FakeJob
+from pitools.site.schema import Paths, Site, SitePartition
+from pitools.slurm.transport import Transport
+from tests.ledger import run_maker
+from tests.monitor.usage.fake_sacct import T0, FakeJob, FakeSacct
 
 SITE = Site(name="alpha", currency="EUR", partitions={"gpu": SitePartition(gpus_per_node=8, price_per_node_hour=40.0)})
 HOUR = 3600
@@ -123,6 +126,22 @@ def test_a_ledger_says_what_of_a_run_was_useful(opened: sqlite3.Connection) -> N
     assert (first.group, first.waste_hours, first.efficiency) == ("a", {"timeout": 20.0}, 0.75)
     assert (second.group, second.waste_hours, second.useful_hours) == ("b", {"overhead": 40.0}, 40.0)
     assert second.efficiency_known == 1.0
+
+
+def test_the_goodput_of_runs_comes_with_the_accounting(opened: sqlite3.Connection, tmp_path: Path) -> None:
+    """An ingest reads the folders of the site's runs; a job is of the run whose id is in its name."""
+    site = Site(name="alpha", paths=Paths(runs=str(tmp_path)))
+    run_dir = run_maker.make_run(tmp_path)
+    run_maker.add_steps(run_maker.add_attempt(run_dir, 0, 100), 0, 10, [10.0] * 5)
+    run_maker.finish(run_dir, 100)
+    began = int(run_maker.EPOCH)
+    run = FakeJob(7, began, began, began + 100, values={"JobName": f"{run_dir.name}.0"})
+    sacct = FakeSacct([run, FakeJob(8, began, began, began + 100)], now=began + HOUR)
+    ingest.ingest_site(opened, site, Transport(), began, run=sacct, now=lambda: float(sacct.now))
+    (row,) = report.usage_rows(opened, [site], began, began + HOUR)
+    expected = next(fleet_ledgers(site, "2027-01-01T00:00:00Z")).goodput
+    assert (row.efficiency, row.efficiency_known) == (expected, 0.5)
+    assert row.useful_hours * HOUR == pytest.approx(100 + 50)
 
 
 def test_what_is_missing_is_said(opened: sqlite3.Connection) -> None:
