@@ -42,6 +42,7 @@ COLUMNS = (
 REQUIRED = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES")
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]\n]*\]|\+\d+)?(?:\.\w+)?")
 _MAX_RECORD_LINES = 10_000
+_MAX_NUMBER = 1 << 40  # SQLite refuses more than 63 bits
 _RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
 _MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
 _UNRUN = ("CANCELLED", "PENDING")
@@ -98,7 +99,7 @@ def read_jobs(
         )
     parse = _row_parser(header, zone)
     id_column = header.index("JobIDRaw" if "JobIDRaw" in header else "JobID")
-    for line, text, problem in _records(file, sep, len(header) - 1, id_column):
+    for line, text, problem in _records(file, header, sep, id_column):
         cells = text.split(sep)
         if problem:
             yield BadRecord(line, problem)
@@ -109,8 +110,9 @@ def read_jobs(
                 yield BadRecord(line, str(error))
 
 
-def _records(file: BinaryIO, sep: str, n_separators: int, id_column: int) -> Iterator[tuple[int, str, str]]:
+def _records(file: BinaryIO, header: Sequence[str], sep: str, id_column: int) -> Iterator[tuple[int, str, str]]:
     """Yield line number, text and problem of each record: "" for one that is complete."""
+    n_separators, ends_in_text = len(header) - 1, header[-1] != "AllocTRES"
     lines: list[str] = []
     count, number = 0, 1
     for number, raw in enumerate(file, start=2):
@@ -118,15 +120,19 @@ def _records(file: BinaryIO, sep: str, n_separators: int, id_column: int) -> Ite
         line_count = line.count(sep)
         # A record that is not complete is continued by what is no record itself.
         may_begin = line_count == n_separators or count >= n_separators
-        if not lines or len(lines) >= _MAX_RECORD_LINES or (may_begin and _begins(line, sep, id_column)):
+        is_over = len(lines) >= _MAX_RECORD_LINES or (count == n_separators and not ends_in_text)
+        if not lines or is_over or (may_begin and _begins(line, sep, id_column)):
             if lines:
                 yield from _split_torn(lines, number - len(lines), sep, n_separators, id_column)
             lines, count = [line], line_count
         else:
             lines.append(line)
             count += line_count
+    torn = lines.pop() if lines and not lines[-1].endswith("\n") else ""
     if lines:
-        yield from _split_torn(lines, number + 1 - len(lines), sep, n_separators, id_column)
+        yield from _split_torn(lines, number + (not torn) - len(lines), sep, n_separators, id_column)
+    if torn:
+        yield number, "", "cut off: no end of line"
 
 
 def _begins(line: str, sep: str, id_column: int) -> bool:
@@ -140,7 +146,7 @@ def _split_torn(
     """Yield a record; if it has not as many values as the header, a torn one and the whole one that follows it."""
     text = lines[0] if len(lines) == 1 else "".join(lines)
     if (count := text.count(sep)) == n_separators:
-        yield number, text.rstrip("\r\n"), "" if text.endswith("\n") else "cut off: no end of line"
+        yield number, text.rstrip("\r\n"), ""
         return
     after = count
     for i in range(1, len(lines)):
@@ -165,6 +171,9 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
         raw_id, job_id, name, user, account, qos, partition, state_text, submit_text = cells[:9]
         eligible_text, start_text, end_text, elapsed_text, nodes_text, comment, admin_comment, tres = cells[9:]
         state, elapsed_s = _job_state(state_text.partition(" ")[0]), int(elapsed_text or 0)
+        amounts = _amounts(tres, nodes_text)
+        if max(abs(elapsed_s), *amounts) > _MAX_NUMBER:
+            raise ValueError("a number is too large")
         submit = clock(submit_text)
         if submit is None:
             raise ValueError("no time of submission")

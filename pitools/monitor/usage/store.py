@@ -128,7 +128,7 @@ def close_forgotten(store: sqlite3.Connection, site: str, keys: set[tuple[str, i
     """End rows that Slurm does not list any more, at the time until which they are known to have run."""
     store.executemany(
         "UPDATE job SET state = 'UNKNOWN', end = coalesce(start + elapsed_s, submit)"
-        " WHERE site = ? AND raw_id = ? AND submit = ?",
+        " WHERE site = ? AND raw_id = ? AND submit = ? AND end IS NULL",
         [(site, *key) for key in sorted(keys)],
     )
 

@@ -163,6 +163,26 @@ def test_a_bad_record_is_reported_and_the_others_are_stored(opened: sqlite3.Conn
     assert len(rows(opened)) == 1
 
 
+CELL = st.one_of(
+    st.sampled_from(
+        ["", "7", "Unknown", "2026-02-03T04:05:06", "cpu=9", f"gres/gpu={10**30}", "9" * 30, "-" + "9" * 30]
+    ),
+    st.binary(max_size=6).map(lambda raw: raw.decode("latin-1")),
+)
+
+
+@given(st.lists(st.lists(CELL, min_size=len(COLUMNS) - 1, max_size=len(COLUMNS)), max_size=6), st.binary(max_size=40))
+def test_no_text_stops_an_ingest(table: list[list[str]], tail: bytes) -> None:
+    """Whatever values a file has, and whatever follows them: the good record before it is stored."""
+    good = "|".join(FakeJob(1, T0, T0, T0 + 9).cells(T0 + 99))
+    text = "".join(f"{line}\n" for line in ["|".join(COLUMNS), good, *("|".join(["7", *cells[1:]]) for cells in table)])
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    store.create_tables(memory)
+    done = ingest.ingest_file(memory, "alpha", io.BytesIO(text.encode("latin-1") + tail), "x")
+    memory.close()
+    assert done.rows >= 1
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60), st.integers(1, 300)), min_size=1, max_size=12),
     st.lists(st.integers(1, 60), min_size=1, max_size=6),
