@@ -120,3 +120,20 @@ def _slurm_time(unix_s: int) -> str:
 
 def _rfc3339(unix_s: int) -> str:
     return f"{_slurm_time(unix_s)}Z"
+
+
+def test_the_same_over_ssh(pit: Pit, far: Pit, slurm: Callable[..., str], tmp_path: Path) -> None:
+    """Banners, start-up files' output and a variable of every kind change nothing; a dead site hides no other."""
+    job = slurm("sbatch", "--parsable", "--wait", "-o", "/dev/null", "-A", "infra", "--wrap=sleep 1").strip()
+    end = slurm("sacct", "-XnP", "-o", "End", "-j", job).strip()
+    until = datetime.fromisoformat(f"{end}+00:00")
+    words = ["monitor", "usage", "--since", _rfc3339(int(until.timestamp()) - HOUR), "--until", f"{end}Z"]
+    words += ["--by", "account", "--format", "jsonl"]
+    expected = pit(*words, "--site", "alpha", "--store", "near").stdout
+    assert '"group":"infra"' in expected
+    for site in ("far", "bent"):
+        done = far(*words, "--site", site, "--store", site)
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    done = far(*words, "--site", "far", "--site", "down", "--site", "bare", "--store", "fleet")
+    assert (done.returncode, done.stdout) == (75, expected), done.stderr
+    assert "not on the PATH of bare" in done.stderr

@@ -30,7 +30,7 @@ from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Tr
 
 _DAY_S = 86_400
 _OVERLAP_S = 3600
-_QUERY_TIMEOUT_S = 600.0  # of a day on a busy cluster, whose database may be slow
+_QUERY_TIMEOUT_S = 300.0  # of a day on a busy cluster, whose database may be slow
 _IDS_PER_CALL = 1000
 _SHOWN_PROBLEMS = 3
 
