@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,7 +94,8 @@ def usage(
             except (ClusterError, TryLater) as error:  # the others are reported, and what was read before
                 failed.append(error)
             else:
-                click.echo(f"pit: {done}", err=True)
+                if done.bad or source or sys.stderr.isatty():  # cron would mail it each time
+                    click.echo(f"pit: {done}", err=True)
         with Output(form, COLUMNS if by else COLUMNS[1:]) as out:
             for row in report.usage_rows(opened, loaded, begin, end, by or ""):
                 out(row)
