@@ -94,8 +94,8 @@ METRICS = (
         "gauge",
         "jobs",
         ("statistic",),
-        "Leaf switches of a running job of several nodes, over the fewest that hold as many: median, p90 and max of the "
-        "jobs. Absent without a fabric.",
+        "Leaf switches of a running job of several nodes, over the fewest that hold as many: median, p90, max of all. "
+        "Absent without a fabric.",
     ),
     Metric("pit_job_leaf_spread_jobs", "gauge", "jobs", (), "Running jobs of several nodes in that."),
     Metric(
