@@ -9,6 +9,7 @@ from pitools.commands.lazy_group import LazyGroup
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "goodput": ("monitor_goodput", "goodput", "Show where the allocated time of runs went, state by state."),
     "usage": ("monitor_usage", "usage", "Report what jobs used, and what it cost: by user, account, QOS, site or tag."),
+    "export": ("monitor_export", "export", "Export metrics of all sites to Prometheus."),
 }
 
 

@@ -164,6 +164,16 @@ class NodeHealth(Section, frozen=True, kw_only=True):
     config: str = ""
 
 
+class Monitor(Section, frozen=True, kw_only=True):
+    """What `pit monitor` reads besides. slurm_metrics_url: of slurmctld with MetricsType (Slurm 25.11 and later).
+
+    slurm_metrics_token: a file with the JSON web token for it, on this machine, that only you may read.
+    """
+
+    slurm_metrics_url: str = ""
+    slurm_metrics_token: str = ""
+
+
 class Recovery(Section, frozen=True, kw_only=True):
     """Recovery of runs after a fault, a preemption or their time limit.
 
@@ -235,6 +245,7 @@ class Site(Section, frozen=True, kw_only=True):
     topology: Topology = Topology()
     place: Place = Place()
     node: NodeHealth = NodeHealth()
+    monitor: Monitor = Monitor()
     recovery: Recovery = Recovery()
     container: Container = Container()
     hooks: tuple[Hook, ...] = ()

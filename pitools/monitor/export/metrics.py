@@ -172,7 +172,7 @@ METRICS = (
         "counter",
         "runs",
         ("origin",),
-        "Bytes of datasets staged for attempts: present on the node, linked, or copied from peer nodes or the source.",
+        "Bytes of datasets staged for attempts: there already (node, linked), or copied (peer, source).",
     ),
     Metric("pit_stage_seconds", "histogram", "runs", (), "Wall time of staging a dataset on a node.", STAGE_BUCKETS_S),
 )

@@ -1,0 +1,167 @@
+"""The newest state of each worker of each site, as metrics of prometheus_client; and the threads that renew it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from pitools.monitor.export import collect, state
+from pitools.monitor.export.collect import WORKERS, Worker
+from pitools.monitor.export.metrics import BY_NAME, METRICS, Metric
+from pitools.monitor.export.samples import cumulative
+from pitools.monitor.export.state import Queried, WorkerState
+from pitools.place.clusters.parallel import site_error
+from pitools.site.schema import Site
+
+_ALWAYS = {"slurm": ("jobs", "nodes"), "runs": ()}  # collectors that count as failed before their first answer
+
+
+class _Slot(NamedTuple):
+    """A worker's newest state, and when its present cycle began, of time.monotonic; 0 between two."""
+
+    site: Site
+    worker: Worker
+    state: WorkerState
+    began: float = 0.0
+    error: str = ""
+
+
+class Board(Collector):
+    """Holds what is exported of all sites. A scrape reads it, and never waits for a site."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._lock = threading.Lock()
+        self._slots = {(site.name, one.name): _Slot(site, one, WorkerState()) for site in sites for one in WORKERS}
+
+    def run_once(self, changed: Callable[[], None], report: Callable[[str], None]) -> bool:
+        """Run one cycle of each worker, each in a thread; return whether all collectors succeeded.
+
+        changed: called after each that ends; one that hangs is not waited for beyond its limit. report: gets a line for
+        each collector that begins, or ceases, to fail.
+        """
+        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def run(key: tuple[str, str]) -> None:
+            self._cycle(key, report)
+            ended.put(None)
+
+        for key in self._slots:
+            threading.Thread(target=run, args=(key,), daemon=True).start()
+        deadline = time.monotonic() + max(collect.limit_s(slot.site, slot.worker) for slot in self._slots.values())
+        for _ in self._slots:
+            try:
+                ended.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            changed()
+        changed()
+        return all(is_good for slot in self._slots.values() for is_good in self._success(slot).values())
+
+    def run_forever(self, every_s: float, report: Callable[[str], None]) -> None:
+        """Start a thread for each worker, whose cycles begin `every_s` apart, or one after the other if they last."""
+
+        def run(key: tuple[str, str]) -> None:
+            while True:
+                started = time.monotonic()
+                self._cycle(key, report)
+                time.sleep(max(0.0, every_s - (time.monotonic() - started)))
+
+        for key in self._slots:
+            threading.Thread(target=run, args=(key,), daemon=True).start()
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the families of metrics, each with the samples of all sites."""
+        with self._lock:
+            slots = list(self._slots.values())
+        good = {(slot.site.name, name) for slot in slots for name, is_good in self._success(slot).items() if is_good}
+        families = {metric.name: _family(metric) for metric in METRICS}
+        for slot in slots:
+            _add_collectors(families, slot, self._success(slot))
+            is_native = (slot.site.name, "native") in good
+            for row in (row for one in slot.state.queried.values() for row in one.gauges if row[0] in BY_NAME):
+                if (slot.site.name, BY_NAME[row[0]].collector) in good and not (is_native and BY_NAME[row[0]].native):
+                    _add(families[row[0]], slot.site, *row)
+            for row in state.totals_of(slot.state).rows():
+                if (slot.site.name, BY_NAME[row[0]].collector) in good:
+                    _add(families[row[0]], slot.site, *row)
+            if is_native and (queried := slot.state.queried.get("native")):
+                _add_native(families, slot.site, queried)
+        yield from (family for family in families.values() if family.samples)
+
+    def _cycle(self, key: tuple[str, str], report: Callable[[str], None]) -> None:
+        slot = self._slots[key]
+        self._put(key, slot._replace(began=time.monotonic()))
+        try:
+            if not slot.state.queried and not slot.error:  # what another process has left, until there is an answer
+                left = state.read_state(state.state_path(slot.site.name, slot.worker.name))
+                self._put(key, self._slots[key]._replace(state=left))
+            after, lines = collect.run_cycle(slot.site, slot.worker)
+            self._put(key, slot._replace(state=after, error=""))
+        except Exception as problem:  # noqa: BLE001 - a thread must not die of one site's state
+            error = str(site_error(slot.site.name, problem))
+            lines = [] if slot.error else [f"site {slot.site.name}: {slot.worker.name}: {error}"]
+            self._put(key, slot._replace(error=error))
+        for line in lines:
+            report(line)
+
+    def _put(self, key: tuple[str, str], slot: _Slot) -> None:
+        with self._lock:
+            self._slots[key] = slot
+
+    @staticmethod
+    def _success(slot: _Slot) -> dict[str, bool]:
+        """Return for each collector of a worker whether its values are exported."""
+        is_hung = slot.began and time.monotonic() - slot.began > collect.limit_s(slot.site, slot.worker)
+        if slot.error or is_hung:
+            return dict.fromkeys({*slot.state.queried, *_ALWAYS[slot.worker.name]}, False)
+        now_s = time.time()
+        limits = {"topology": collect.TOPOLOGY_EVERY_S}
+        return {
+            name: not one.error and now_s - one.began_s <= limits.get(name, 0.0) + slot.worker.max_age_s
+            for name, one in slot.state.queried.items()
+        }
+
+
+def _family(metric: Metric) -> Family:
+    return Family(
+        metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name, metric.help, metric.kind
+    )
+
+
+def _add(family: Family, site: Site, name: str, labels: tuple[str, ...], values: Sequence[float]) -> None:
+    metric = BY_NAME[name]
+    pairs = {"cluster": site.name, **dict(zip(metric.labels, labels, strict=True))}
+    if metric.kind != "histogram":
+        family.add_sample(name, pairs, values[0])
+        return
+    count = 0.0
+    for bound, count in cumulative(metric, list(values)):
+        family.add_sample(f"{name}_bucket", {**pairs, "le": bound}, count)
+    family.add_sample(f"{name}_count", pairs, count)
+    family.add_sample(f"{name}_sum", pairs, values[-1])
+
+
+def _add_collectors(families: dict[str, Family], slot: _Slot, success: dict[str, bool]) -> None:
+    for name, is_good in success.items():
+        queried = slot.state.queried.get(name, Queried())
+        values = (
+            ("pit_collector_success", float(is_good)),
+            ("pit_collector_duration_seconds", queried.duration_s),
+            ("pit_collector_last_success_timestamp_seconds", queried.success_s),
+        )
+        for metric, value in values:
+            if value or metric == "pit_collector_success":
+                _add(families[metric], slot.site, metric, (name,), (value,))
+
+
+def _add_native(families: dict[str, Family], site: Site, queried: Queried) -> None:
+    """Add Slurm's own families, which another site may have too."""
+    for name, labels, values in queried.gauges:
+        family = families.setdefault(name, Family(name, queried.helps.get(name, ""), "gauge"))
+        family.add_sample(name, {"cluster": site.name, **dict(zip(("partition",), labels, strict=False))}, values[0])

@@ -1,0 +1,190 @@
+"""The collector of runs: their ledgers, recoveries and staging, from the files in their folders."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.timestamps import seconds_between, to_rfc3339
+from pitools.launch.run_lookup import runs_dir
+from pitools.ledger.records import RunLedger, State
+from pitools.ledger.run_ledger import fleet_ledgers
+from pitools.monitor.export import state
+from pitools.monitor.export.samples import Samples
+from pitools.monitor.export.state import RunMark, WorkerState
+from pitools.run import run_folder
+from pitools.run.attempt_records import Decision, Verdict
+from pitools.run.run_folder import AttemptExit, JobRef
+from pitools.site.schema import Site
+from pitools.stage.stage import StageResult
+
+WINDOW_S = 24 * 3600.0
+"""What the ratios are of, and how far back the first query counts."""
+
+IDLE_AFTER_S = 600.0
+_LATE_S = 900.0  # a run's files may be written, or seen over NFS, so long after its end
+_KEEP_S = 30 * 24 * 3600.0
+_MAX_MARKS = 2000
+
+
+def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | None) -> tuple[Samples, WorkerState]:
+    """Return the gauges, and the state with counters, after a look at the runs that ran since the look before.
+
+    running_jobs: raw ids of the cluster's running jobs; None if unknown. Raises PitError, OSError.
+    """
+    now_s = time.time()
+    last_s = before.clocks.get("runs", 0.0)
+    since = _rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
+    root, marks, counts, gauges = runs_dir(site), dict(before.runs), Samples(), Samples()
+    ledgers = list(fleet_ledgers(site, since))
+    for ledger in ledgers:
+        mark = marks.get(ledger.run_id)
+        # A run that began before the last look and has no mark goes on after its mark was dropped: it was counted.
+        is_late = mark is None and last_s and (seconds_between(ledger.since, since) or 0.0) > 0
+        run_counts = Samples()
+        marks[ledger.run_id] = count_run(root / ledger.run_id, ledger, mark or RunMark(), run_counts)
+        if not is_late:
+            counts.merge(run_counts)
+    totals = state.totals_of(before)
+    totals.merge(counts)
+    going = {ledger.run_id for ledger in ledgers if ledger.is_running}
+    for run_dir in run_folder.run_dirs(root):
+        if not (run_dir / "verdict.json").exists():
+            gauges.add("pit_runs", 1, "running" if run_dir.name in going else "pending")
+    if running_jobs is not None:
+        held = [ledger for ledger in ledgers if ledger.is_running and ledger.resource == "gpu"]
+        add_idle(gauges, root, held, running_jobs, now_s)
+    kept = sorted(marks.items(), key=lambda item: item[1].until)[-_MAX_MARKS:]
+    marks = {run_id: mark for run_id, mark in kept if mark.until >= _rfc3339(now_s - _KEEP_S)}
+    add_goodput(gauges, [mark for mark in marks.values() if mark.until >= _rfc3339(now_s - WINDOW_S)])
+    clocks = {**before.clocks, "runs": now_s}
+    return gauges, msgspec.structs.replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
+
+
+def count_run(run_dir: Path, ledger: RunLedger, mark: RunMark, counts: Samples) -> RunMark:
+    """Count what of a run was not counted yet; return its new mark."""
+    seconds = count_seconds(ledger, mark.seconds, counts)
+    queue_s = max(mark.queue_s, ledger.queue_s)
+    counts.add("pit_run_queue_seconds_total", queue_s - mark.queue_s)
+    verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
+    if verdict and not mark.is_over:
+        counts.add("pit_runs_ended_total", 1, verdict.kind)
+    attempts = run_folder.attempt_dirs(run_dir)
+    closed = set(mark.attempts)
+    for number, attempt in enumerate(attempts):
+        task = attempt.name.rpartition(".")[0]
+        following = next((one for one in attempts[number + 1 :] if one.name.rpartition(".")[0] == task), None)
+        started_s = _ranks_started_s(following) if following else 0.0
+        if attempt.name in closed or not (started_s or verdict):
+            continue
+        closed.add(attempt.name)
+        _count_staging(attempt, counts)
+        if started_s:
+            _count_recovery(attempt, started_s, counts)
+    return RunMark(
+        resource=ledger.resource,
+        until=ledger.until,
+        seconds=seconds,
+        queue_s=queue_s,
+        allocated_s=ledger.allocated_s,
+        productive_s=None if ledger.goodput is None else ledger.goodput * ledger.allocated_s,
+        attempts=tuple(sorted(closed)),
+        is_over=verdict is not None,
+    )
+
+
+def count_seconds(ledger: RunLedger, counted: Mapping[str, float], counts: Samples) -> dict[str, float]:
+    """Count resource-seconds by state; return those counted in all, whose sum is never more than was allocated.
+
+    A ledger moves seconds from productive to lost when steps are made again, and a counter cannot go down: then lost
+    grows instead of productive, until the steps are made again. What nothing explains yet is counted at the end.
+    """
+    gains = {str(name): max(0.0, value - counted.get(name, 0.0)) for name, value in ledger.seconds.items()}
+    if ledger.is_running:
+        gains[State.UNACCOUNTED] = 0.0
+    room = max(0.0, ledger.allocated_s - sum(counted.values()))
+    share = min(1.0, room / total) if (total := sum(gains.values())) else 0.0
+    for name, gain in gains.items():
+        counts.add("pit_run_resource_seconds_total", gain * share, ledger.resource, name)
+    return {name: counted.get(name, 0.0) + gain * share for name, gain in gains.items()}
+
+
+def add_goodput(gauges: Samples, marks: Iterable[RunMark]) -> None:
+    """Add the goodput of runs, weighted by what was allocated to them. Runs without evidence of it are left out."""
+    sums: dict[str, tuple[float, float]] = {}
+    for mark in marks:
+        if mark.productive_s is not None:
+            productive_s, allocated_s = sums.get(mark.resource, (0.0, 0.0))
+            sums[mark.resource] = productive_s + mark.productive_s, allocated_s + mark.allocated_s
+    for resource, (productive_s, allocated_s) in sums.items():
+        if allocated_s:
+            gauges.add("pit_goodput_ratio", productive_s / allocated_s, resource)
+
+
+def add_idle(
+    gauges: Samples, root: Path, ledgers: Iterable[RunLedger], running_jobs: frozenset[str], now_s: float
+) -> None:
+    """Add the GPUs whose ranks make no steps, of the runs with a step log whose job runs."""
+    for ledger in ledgers:
+        job = run_folder.read_or_none(root / ledger.run_id / "job.json", JobRef)
+        last_step_s = _last_step_s(root / ledger.run_id)
+        if job and job.job_id in running_jobs and last_step_s:
+            gpus = ledger.count * ledger.nodes
+            gauges.add("pit_held_watched_gpus", gpus)
+            gauges.add("pit_held_idle_gpus", gpus if now_s - last_step_s > IDLE_AFTER_S else 0)
+
+
+def _count_recovery(attempt: Path, started_s: float, counts: Samples) -> None:
+    decision = run_folder.read_or_none(attempt / "decision.json", Decision)
+    counts.add("pit_recoveries_total", 1, decision.kind if decision else "unknown")
+    ended = run_folder.read_or_none(attempt / "exit.json", AttemptExit)
+    # A job that was killed with its node writes no exit.json: its last step is when it was last known to run.
+    ended_s = datetime.fromisoformat(ended.ended).timestamp() if ended else _newest_s(attempt / "steps", "*.jsonl")
+    if ended_s:
+        counts.observe("pit_recovery_seconds", max(0.0, started_s - ended_s))
+
+
+def _count_staging(attempt: Path, counts: Samples) -> None:
+    for path in (attempt / "nodes").glob("*/*.json"):
+        staged = run_folder.read_or_none(path, StageResult)
+        if staged is None:
+            continue
+        read = staged.copied_bytes + staged.peer_bytes + staged.linked_bytes
+        origins = (
+            ("source", staged.copied_bytes),
+            ("peer", staged.peer_bytes),
+            ("linked", staged.linked_bytes),
+            ("node", max(0, staged.bytes - read)),
+        )
+        for origin, size in origins:
+            counts.add("pit_stage_bytes_total", size, origin)
+        counts.observe("pit_stage_seconds", staged.wall_s)
+
+
+def _ranks_started_s(attempt: Path) -> float:
+    """Return when the last rank of an attempt started; 0 if none has."""
+    return _newest_s(attempt / "ranks", "*.json")
+
+
+def _last_step_s(run_dir: Path) -> float:
+    attempt = run_folder.last_attempt(run_dir)
+    return _newest_s(attempt / "steps", "*.jsonl") if attempt else 0.0
+
+
+def _newest_s(folder: Path, pattern: str) -> float:
+    """Return when the newest of the files that are not empty was written, Unix time; 0 without one."""
+    newest_s = 0.0
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            newest_s = max(newest_s, status.st_mtime if status.st_size else 0.0)
+    return newest_s
+
+
+def _rfc3339(unix_s: float) -> str:
+    return to_rfc3339(datetime.fromtimestamp(unix_s, UTC))
