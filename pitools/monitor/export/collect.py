@@ -95,8 +95,9 @@ def _query(site: Site, name: str, before: WorkerState) -> WorkerState:
     except Exception as problem:  # noqa: BLE001 - an answer can be malformed in any way
         error = site_error(site.name, problem)
         after, queried = before, Queried(began_s=began_s, success_s=old.success_s, error=str(error))
-        if isinstance(error, Unreachable) and name in _CONTROLLER:
-            # The other values are of the same controller: they must not stay as if it answered.
+        if isinstance(error, Unreachable) and name in _CONTROLLER and not old.error:
+            # The other values are of the same controller: they must not stay as if it answered. Once: a squeue that
+            # takes too long each time is no failure of nodes.
             lost = {key: one for key, one in before.queried.items() if key in _CONTROLLER and key != name}
             failed = {key: replace(one, error=str(error), gauges=()) for key, one in lost.items()}
             after = replace(before, queried={**before.queried, **failed})

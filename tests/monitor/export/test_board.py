@@ -1,0 +1,123 @@
+"""Cycles, and what is exported of sites that answer, fail and hang."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from slurm_texts import job_text, node_text
+
+from pitools.monitor.export import collect, state
+from pitools.monitor.export.board import Board
+from pitools.site.schema import Site
+
+MakeSite = Callable[..., Site]
+
+
+def exported(board: Board) -> dict[tuple[str, ...], float]:
+    """The samples by metric, cluster and the values of other labels."""
+    families = text_string_to_metric_families(generate_latest(board).decode())
+    return {
+        (one.name, one.labels["cluster"], *(text for key, text in one.labels.items() if key != "cluster")): one.value
+        for family in families
+        for one in family.samples
+    }
+
+
+def cycle(*sites: Site, times: int = 1) -> dict[tuple[str, ...], float]:
+    """What a new exporter exports after each of so many runs of the command; the last."""
+    for _ in range(times):
+        board, lines = Board(sites), list[str]()
+        board.run_once(lambda: None, lines.append)
+    return exported(board)
+
+
+def test_jobs_and_nodes_are_asked_in_turn(make_site: MakeSite, tmp_path: Path) -> None:
+    """One command a cycle: jobs, nodes, the fabric once an hour; each keeps what the other has said."""
+    found = cycle(make_site(), times=5)
+    calls = (tmp_path / "alpha" / "calls").read_text().split()
+    assert [one for one in calls if one != "date"] == ["squeue", "scontrol", "scontrol", "squeue", "scontrol"]
+    assert found["pit_jobs", "alpha", "gpu", "running"] == 1
+    assert found["pit_nodes", "alpha", "allocated"] == found["pit_nodes", "alpha", "idle"] == 1
+    assert found["pit_job_leaf_spread_ratio", "alpha", "max"] == 1
+    assert {key[2] for key in found if key[0] == "pit_collector_success"} == {"jobs", "nodes", "topology"}
+
+
+@pytest.mark.parametrize(
+    "failure", ["echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "exec sleep 60"]
+)
+def test_a_dead_site_keeps_no_values_and_delays_nobody(make_site: MakeSite, failure: str) -> None:
+    """Its collectors have success 0, and what it said is gone; another site is exported before it times out."""
+    good, bad = make_site("good"), make_site("bad", timeout_s=3)
+    cycle(good, bad, times=3)
+    bad = make_site("bad", timeout_s=3, fail=failure)
+    board, lines = Board([good, bad]), list[str]()
+    seen: list[bool] = []
+
+    def changed() -> None:
+        seen.append(exported(board).get(("pit_collector_success", "good", "jobs")) == 1)
+
+    assert not board.run_once(changed, lines.append)
+    found = exported(board)
+    assert {found["pit_collector_success", "bad", name] for name in ("jobs", "nodes")} == {0}
+    assert {key[0] for key in found if key[1] == "bad" and not key[0].startswith("pit_collector")} == set()
+    assert found["pit_nodes", "good", "idle"] == 1
+    assert any(seen[:-2])
+    assert len([line for line in lines if line.startswith("site bad: jobs: ")]) == 1
+    again = list[str]()
+    assert not Board([bad]).run_once(lambda: None, again.append)
+    assert not again  # said once
+
+
+def test_what_hangs_without_an_end_is_seen(make_site: MakeSite) -> None:
+    """A worker that is stuck, as on a dead file system, has success 0 after its limit, whatever it said before."""
+    site = make_site()
+    cycle(site, times=2)
+    board = Board([site])
+    board.run_once(lambda: None, lambda _: None)
+    slot = board._slots["alpha", "slurm"]
+    board._put(("alpha", "slurm"), slot._replace(began=time.monotonic() - collect.limit_s(site, slot.worker) - 1))
+    found = exported(board)
+    assert found["pit_collector_success", "alpha", "jobs"] == 0
+    assert not [key for key in found if key[0] == "pit_jobs"]
+
+
+def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_path: Path) -> None:
+    """They go on from the state file; a damaged one is put aside, and the exporter begins again."""
+    drained = node_text("n01", "IDLE+DRAIN", tail=" Reason=dusty [root@2026-11-26T23:15:00]")
+    site = make_site(nodes=drained)
+    cycle(site, times=2)
+    clock = tmp_path / "alpha" / "date"
+    clock.write_text(clock.read_text().replace("5200", "5260"))
+    found = cycle(site, times=3)
+    assert found["pit_drained_gpu_seconds_total", "alpha", "other"] == 240
+    assert cycle(site)["pit_drained_gpu_seconds_total", "alpha", "other"] == 240
+    path = state.state_path("alpha", "slurm")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("{")
+    assert ("pit_jobs", "alpha", "gpu", "running") in cycle(site)
+    assert path.with_name("alpha.slurm.json.damaged").exists()
+
+
+def test_the_text_satisfies_promtool_and_both_parsers(make_site: MakeSite) -> None:
+    """Text for `promtool check metrics` without a finding, and OpenMetrics that its strict parser takes."""
+    hostile = job_text(State="PENDING", QOS='q"\\\u00e9', NodeList="", Reason="Priority")
+    site = make_site(jobs=job_text() + hostile)
+    cycle(site, times=3)
+    board = Board([site])
+    board.run_once(lambda: None, lambda _: None)
+    assert list(parse_openmetrics(openmetrics.generate_latest(board).decode()))
+    try:
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=generate_latest(board), capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,0 +1,124 @@
+"""Slurm's own endpoint, as its documentation and its plugin's table of names have it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from test_board import cycle
+
+from pitools.core.errors import ClusterError, ConfigError, PitError, Unreachable
+from pitools.monitor.export.metrics import LABEL_LIMITS, METRICS
+from pitools.monitor.export.native import query_native
+from pitools.site.schema import Monitor, Site
+
+PARTITIONS = """\
+# HELP slurm_partitions Total number of partitions
+# TYPE slurm_partitions gauge
+slurm_partitions 2
+# HELP slurm_partition_jobs_pending Number of jobs in Pending state
+# TYPE slurm_partition_jobs_pending gauge
+slurm_partition_jobs_pending{partition="gpu"} 27
+slurm_partition_jobs_pending{partition="cpu"} 3
+# HELP slurm_node_cpus Total number of cpus in the node
+# TYPE slurm_node_cpus gauge
+slurm_node_cpus{node="n01"} 64
+"""
+SCHEDULER = """\
+# HELP slurm_bf_active Backfill scheduler currently running
+# TYPE slurm_bf_active gauge
+slurm_bf_active 0
+"""
+
+
+class Endpoint(HTTPServer):
+    """Answers of a slurmctld. status: of each answer. asked: paths and tokens."""
+
+    status = 200
+    partitions = PARTITIONS
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[tuple[str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("X-SLURM-USER-TOKEN")))
+        self.send_response(self.server.status)
+        self.end_headers()
+        texts = {"/metrics/partitions": self.server.partitions, "/metrics/scheduler": SCHEDULER}
+        self.wfile.write(texts[self.path].encode())
+
+    def log_message(self, *args: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """A slurmctld with metrics, until the end of the test."""
+    with Endpoint() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_what_slurm_exports_itself_replaces_ours(make_site: Callable[..., Site], endpoint: Endpoint) -> None:
+    """Its families get the label of the cluster, ours that say the same are left out, and no node has a series."""
+    site = make_site(url=endpoint.url)
+    found = cycle(site, times=4)
+    assert found["slurm_partition_jobs_pending", "alpha", "gpu"] == 27
+    assert found["slurm_bf_active", "alpha"] == 0
+    names = {key[0] for key in found}
+    assert "slurm_node_cpus" not in names
+    assert not names & {metric.name for metric in METRICS if metric.native}
+    assert {"pit_partition_gpus", "pit_job_leaf_spread_ratio"} <= names
+    assert [path for path, _ in endpoint.asked] == ["/metrics/partitions", "/metrics/scheduler"]
+
+
+def test_without_its_answer_ours_stay(make_site: Callable[..., Site], endpoint: Endpoint) -> None:
+    """A standby controller that answers 503 is a failure of this collector alone."""
+    endpoint.status = 503
+    found = cycle(make_site(url=endpoint.url), times=4)
+    assert found["pit_collector_success", "alpha", "native"] == 0
+    assert found["pit_jobs", "alpha", "gpu", "running"] == 1
+
+
+def test_its_partitions_are_bounded(endpoint: Endpoint) -> None:
+    """Of more partitions than the limit the largest are kept."""
+    rows = "".join(f'slurm_partition_nodes{{partition="p{number}"}} {number}\n' for number in range(99))
+    endpoint.partitions = f"# TYPE slurm_partition_nodes gauge\n{rows}"
+    found, _ = query_native(Monitor(slurm_metrics_url=endpoint.url), 5)
+    values = [values[0] for name, _, values in found if name == "slurm_partition_nodes"]
+    assert (len(values), max(values)) == (LABEL_LIMITS["partition"], 98)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "error"),
+    [(401, PARTITIONS, ClusterError), (503, PARTITIONS, Unreachable), (200, "slurm_x{ 1 2 3", ClusterError)],
+)
+def test_another_answer_is_an_error(endpoint: Endpoint, status: int, text: str, error: type[PitError]) -> None:
+    """A refusal, a standby controller, a text that is none."""
+    endpoint.status, endpoint.partitions = status, text
+    with pytest.raises(error):
+        query_native(Monitor(slurm_metrics_url=endpoint.url), 5)
+
+
+def test_the_token_is_private(endpoint: Endpoint, tmp_path: Path) -> None:
+    """It is sent as Slurm wants it; a file that others may read is refused, and a URL that is none."""
+    token = tmp_path / "token"
+    token.write_text("abc\n")
+    token.chmod(0o600)
+    monitor = Monitor(slurm_metrics_url=endpoint.url, slurm_metrics_token=str(token))
+    query_native(monitor, 5)
+    assert {one for _, one in endpoint.asked} == {"abc"}
+    token.chmod(0o644)
+    for wrong in (monitor, Monitor(slurm_metrics_url="file:///etc/passwd")):
+        with pytest.raises(ConfigError):
+            query_native(wrong, 5)
