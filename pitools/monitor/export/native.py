@@ -58,6 +58,7 @@ def _get(url: str, token_file: str, timeout_s: float) -> str:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             body: bytes = answer.read(_MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
+        error.close()
         kind = Unreachable if error.code >= 500 else ClusterError
         hint = "see MetricsType and MetricsAuthUsers in slurm.conf" if error.code < 500 else ""
         raise kind(f"HTTP status {error.code}", where=url, hint=hint) from error

@@ -19,7 +19,7 @@ from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark, WorkerState
 from pitools.run import run_folder
 from pitools.run.attempt_records import Decision, Verdict
-from pitools.run.run_folder import AttemptExit, JobRef
+from pitools.run.run_folder import AttemptExit, JobRef, RankRecord
 from pitools.site.schema import Site
 from pitools.stage.stage import StageResult
 
@@ -144,7 +144,7 @@ def _count_recovery(attempt: Path, started_s: float, counts: Samples) -> None:
     counts.add("pit_recoveries_total", 1, decision.kind if decision else "unknown")
     ended = run_folder.read_or_none(attempt / "exit.json", AttemptExit)
     # A job that was killed with its node writes no exit.json: its last step is when it was last known to run.
-    ended_s = datetime.fromisoformat(ended.ended).timestamp() if ended else _newest_s(attempt / "steps", "*.jsonl")
+    ended_s = _unix_time(ended.ended) if ended else _newest_s(attempt / "steps", "*.jsonl")
     if ended_s:
         counts.observe("pit_recovery_seconds", max(0.0, started_s - ended_s))
 
@@ -167,8 +167,9 @@ def _count_staging(attempt: Path, counts: Samples) -> None:
 
 
 def _ranks_started_s(attempt: Path) -> float:
-    """Return when the last rank of an attempt started; 0 if none has."""
-    return _newest_s(attempt / "ranks", "*.json")
+    """Return when rank 0 of an attempt started, Unix time; 0 if it has not."""
+    rank = run_folder.read_or_none(attempt / "ranks" / "0.json", RankRecord)
+    return (_unix_time(rank.t) or _newest_s(attempt / "ranks", "0.json")) if rank else 0.0
 
 
 def _last_step_s(run_dir: Path) -> float:
@@ -184,6 +185,11 @@ def _newest_s(folder: Path, pattern: str) -> float:
             status = path.stat()
             newest_s = max(newest_s, status.st_mtime if status.st_size else 0.0)
     return newest_s
+
+
+def _unix_time(text: str) -> float:
+    """Return RFC 3339 text as Unix time; 0 if it is none."""
+    return seconds_between("1970-01-01T00:00:00Z", text) or 0.0
 
 
 def _rfc3339(unix_s: float) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for slurm_texts
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "ledger")]  # for slurm_texts, run_maker
 
-from slurm_texts import CLOCK_S, SEP, job_text, node_text
+from slurm_texts import CLOCK_S, SEP, job_text, node_text  # noqa: E402
 
-from pitools.site.schema import Connection, Monitor, Paths, Site, SitePartition, Slurm
+from pitools.site.schema import Connection, Monitor, Paths, Site, SitePartition, Slurm  # noqa: E402
 
 
 @pytest.fixture
