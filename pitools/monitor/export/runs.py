@@ -52,10 +52,9 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
             counts.merge(run_counts)
     totals = state.totals_of(before)
     totals.merge(counts)
-    going = {ledger.run_id for ledger in ledgers if ledger.is_running}
-    for run_dir in run_folder.run_dirs(root):
-        if not (run_dir / "verdict.json").exists():
-            gauges.add("pit_runs", 1, "running" if run_dir.name in going else "pending")
+    for ledger in ledgers:
+        if not marks[ledger.run_id].is_over:
+            gauges.add("pit_runs", 1, "running" if ledger.is_running else "pending")
     if running_jobs is not None:
         held = [ledger for ledger in ledgers if ledger.is_running and ledger.resource == "gpu"]
         add_idle(gauges, root, held, running_jobs, now_s)
