@@ -146,6 +146,22 @@ def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
+def test_metrics(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both clusters in a textfile after two cycles, and over HTTP with a password; and the table."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PIT_SITES", "alpha beta")
+    lines = follow(repo, tmp_path, "pitools/monitor/README.md", 0, 1, 2).splitlines()
+    assert {
+        f'pit_collector_success{{cluster="{site}",collector="{name}"}} 1.0'
+        for site in ("alpha", "beta")
+        for name in ("jobs", "nodes")
+    } <= set(lines)
+    assert any(line.startswith('pit_nodes{cluster="beta",state="idle"}') for line in lines)
+    assert lines[-1].endswith("series at most")
+
+
+@pytest.mark.slurm
 def test_node_health(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """A missing folder is found, reported, and would drain its node; nothing is drained."""
     lines = follow(repo, tmp_path, "pitools/node/README.md", 0, 1, 2).splitlines()

@@ -31,6 +31,7 @@ from pitools.topology.show.occupancy import leaf_rows
 
 TOPOLOGY_EVERY_S = 3600.0
 RUNS_EVERY_S = 290.0  # 5 min, of a cron job that starts each minute
+_RETRY_S = 300.0
 SPARE_S = 5.0  # to lock, read and write a state
 _CONTROLLER = ("jobs", "nodes", "topology")
 _DATE = ["date", "+%s"]
@@ -80,9 +81,15 @@ def _next_query(site: Site, worker: Worker, before: WorkerState, now_s: float) -
     if worker.name == "runs":
         # A folder that was there and is not mounted now is a failure.
         every_s = {"runs": RUNS_EVERY_S} if before.queried or missing_runs_dir(site) is None else {}
-    due = {name: before.queried.get(name, Queried()).began_s + delay_s for name, delay_s in every_s.items()}
+    due = {name: _due_s(before.queried.get(name, Queried()), delay_s, now_s) for name, delay_s in every_s.items()}
     name = min(due, key=lambda one: due[one], default="")
-    return name if name and not now_s < due[name] <= now_s + every_s[name] else ""
+    return name if name and due[name] <= now_s else ""
+
+
+def _due_s(queried: Queried, every_s: float, now_s: float) -> float:
+    """Return when a query is due; after a clock was set back at once."""
+    began_s = queried.began_s if queried.began_s <= now_s else 0.0
+    return began_s + (min(every_s, _RETRY_S) if queried.error else every_s)
 
 
 def _query(site: Site, name: str, before: WorkerState) -> WorkerState:

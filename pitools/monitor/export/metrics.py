@@ -112,11 +112,19 @@ METRICS = (
         "nodes",
         ("state",),
         "Nodes: allocated, mixed, idle, drained (accepts no new job) or down.",
-        native=("slurm_nodes_alloc", "slurm_nodes_idle"),
     ),
-    Metric("pit_partition_nodes", "gauge", "nodes", ("partition", "state"), "The same; a node counts in each of its."),
+    Metric(
+        "pit_partition_nodes",
+        "gauge",
+        "nodes",
+        ("partition", "state"),
+        "The same by partition; a node counts in each of its partitions.",
+        native=("slurm_partition_nodes_alloc", "slurm_partition_nodes_idle", "slurm_partition_nodes_drain"),
+    ),
     Metric("pit_gpus", "gauge", "nodes", ("state",), "GPUs: allocated; or free on a node that is idle, drained, down."),
-    Metric("pit_partition_gpus", "gauge", "nodes", ("partition", "state"), "The same; a GPU counts in each of its."),
+    Metric(
+        "pit_partition_gpus", "gauge", "nodes", ("partition", "state"), "The same by partition; a GPU counts in each."
+    ),
     Metric(
         "pit_drained_gpus",
         "gauge",

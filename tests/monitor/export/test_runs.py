@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run
 
@@ -33,6 +33,7 @@ def ledger(seconds: dict[State, float], *, is_running: bool = True) -> RunLedger
     )  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(0, 1e5), min_size=len(State), max_size=len(State)), max_size=8))
 def test_seconds_are_counted_once(looks: list[list[float]]) -> None:
     """Whatever a ledger moves between states: no counter goes down, and in all no more is counted than allocated."""

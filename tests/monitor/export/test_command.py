@@ -1,0 +1,55 @@
+"""`pit monitor export` as it is typed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pitools.commands.monitor_export import export
+from pitools.core.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--textfile pit.prom --listen 127.0.0.1:9341",
+        "--textfile pit.txt",
+        "--textfile pit.prom --basic-auth password",
+        "--listen 127.0.0.1:9341 --tls-cert cert.pem",
+        "--listen 9341 --site alpha",
+        "--listen 127.0.0.1:99999 --site alpha",
+        "--listen 0.0.0.0:9341 --site alpha --basic-auth password",
+        "--textfile pit.prom --site nowhere",
+    ],
+)
+def test_wrong_words_are_refused(words: str) -> None:
+    """No or two outputs, a file that node_exporter does not read, no port, a password in clear text over a network."""
+    assert isinstance(CliRunner().invoke(export, words.split()).exception, UsageError)
+
+
+def test_a_site_without_slurms_commands_is_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 75, said once, and a file that says so for both collectors, once each was asked."""
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "gone.toml").write_text(f'name = "gone"\n[slurm]\nbin = "{tmp_path}/none"\n')
+    (tmp_path / "state").mkdir(mode=0o700)
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path / "sites"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PIT_SITES", "gone")
+    before, lines = os.umask(0o077), []
+    for _ in range(4):
+        done = CliRunner().invoke(export, ["--textfile", str(tmp_path / "pit.prom")])
+        assert done.exit_code == 75
+        lines += done.stderr.splitlines()
+    os.umask(before)
+    assert [line.split(": ")[:3] for line in lines] == [
+        ["pit", "site gone", name] for name in ("jobs", "nodes", "topology")
+    ]
+    text = (tmp_path / "pit.prom").read_text()
+    assert (tmp_path / "pit.prom").stat().st_mode & 0o777 == 0o644
+    values = {line.split()[-1] for line in text.splitlines() if line.startswith("pit_collector_success")}
+    assert values == {"0.0"}
+    assert "pit_jobs" not in text
