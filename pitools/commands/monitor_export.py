@@ -78,12 +78,14 @@ def export(
         return
     assert listen
     host, port = _parse_address(listen)
+    every_s = float(units.parse_duration(every))
+    if not 5 <= every_s <= 60:
+        raise UsageError(f"{every} (expected 5s to 60s)", where="--every", hint="values are exported for five minutes")
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     if basic_auth and not tls_cert and not is_loopback:
         raise UsageError("--basic-auth sends the password in clear text", hint="add --tls-cert and --tls-key")
     tls = tls_context(tls_cert, tls_key) if tls_cert and tls_key else None
     password = read_password(basic_auth) if basic_auth else b""
-    every_s = float(units.parse_duration(every))
     port = serve(board, host, port, tls, password)
     board.run_forever(every_s, report)
     report(

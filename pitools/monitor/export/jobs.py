@@ -125,6 +125,8 @@ def job_counts(rows: Iterable[JobRow], since_s: float, now_s: float, site: Site)
     A job that started and was forgotten by slurmctld between the queries (MinJobAge, 5 min by default) is not counted.
     """
     counts = Samples()
+    for tier in site.tiers:
+        counts.touch("pit_queue_wait_seconds", tier)
     for row in rows if since_s else ():
         if row.state == "PENDING" or not row.nodes or not row.start_s:
             continue

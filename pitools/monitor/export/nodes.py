@@ -52,6 +52,8 @@ def node_counts(gauges: Samples, since_s: float, now_s: float) -> Samples:
     since_s: 0 if there was none. Both are the cluster's times.
     """
     counts = Samples()
+    for cause in ("maintenance", "reboot", "down", OTHER):
+        counts.touch("pit_drained_gpu_seconds_total", cause)
     gap_s = now_s - since_s
     for (name, labels), values in gauges.items():
         if name == "pit_drained_gpus" and 0 < gap_s <= MAX_GAP_S:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -18,7 +19,7 @@ from pitools.monitor.export import state
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark, WorkerState
 from pitools.run import run_folder
-from pitools.run.attempt_records import Decision, Verdict
+from pitools.run.attempt_records import SUCCEEDED, CauseKind, Decision, Verdict
 from pitools.run.run_folder import AttemptExit, JobRef, RankRecord
 from pitools.site.schema import Site
 from pitools.stage.stage import StageResult
@@ -40,7 +41,7 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     now_s = time.time()
     last_s = before.clocks.get("runs", 0.0)
     since = _rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
-    root, marks, counts, gauges = runs_dir(site), dict(before.runs), Samples(), Samples()
+    root, marks, counts, gauges = runs_dir(site), dict(before.runs), _zeros(), Samples()
     ledgers = list(fleet_ledgers(site, since))
     for ledger in ledgers:
         mark = marks.get(ledger.run_id)
@@ -63,6 +64,20 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     add_goodput(gauges, [mark for mark in marks.values() if mark.until >= _rfc3339(now_s - WINDOW_S)])
     clocks = {**before.clocks, "runs": now_s}
     return gauges, msgspec.structs.replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
+
+
+def _zeros() -> Samples:
+    """Return the counters of all causes and origins, at 0."""
+    counts = Samples()
+    for cause in get_args(CauseKind):
+        counts.touch("pit_runs_ended_total", cause)
+        if cause != SUCCEEDED:
+            counts.touch("pit_recoveries_total", cause)
+    for origin in ("source", "peer", "linked", "node"):
+        counts.touch("pit_stage_bytes_total", origin)
+    for name in ("pit_recovery_seconds", "pit_stage_seconds", "pit_run_queue_seconds_total"):
+        counts.touch(name)
+    return counts
 
 
 def count_run(run_dir: Path, ledger: RunLedger, mark: RunMark, counts: Samples) -> RunMark:

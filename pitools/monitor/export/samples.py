@@ -21,6 +21,10 @@ class Samples(dict[Key, list[float]]):
         """Add to a counter or a gauge. labels: values, in the order of the table."""
         self._values(name, labels)[0] += amount
 
+    def touch(self, name: str, *labels: str) -> None:
+        """Have a counter or histogram there before its first count, which Prometheus does not see otherwise."""
+        self._values(name, labels)
+
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Count a value in a histogram."""
         values = self._values(name, labels)

@@ -21,6 +21,7 @@ from pitools.core.errors import UsageError
         "--textfile pit.prom --basic-auth password",
         "--listen 127.0.0.1:9341 --tls-cert cert.pem",
         "--listen 9341 --site alpha",
+        "--listen 127.0.0.1:9341 --site alpha --every 0s",
         "--listen 127.0.0.1:99999 --site alpha",
         "--listen 0.0.0.0:9341 --site alpha --basic-auth password",
         "--textfile pit.prom --site nowhere",

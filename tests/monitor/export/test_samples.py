@@ -39,7 +39,7 @@ def test_gauges_are_bounded(values: dict[tuple[str, str], int]) -> None:
 
 @given(st.lists(st.lists(st.tuples(NAMES, st.floats(0, 1e6)), max_size=6), max_size=4))
 def test_counters_are_bounded_and_never_go_down(cycles: list[list[tuple[str, float]]]) -> None:
-    """An origin beyond the limit is counted as "other"; a series once there stays, through a file too, and only grows."""
+    """An origin beyond the limit is "other"; a series that is there stays, through a file too, and only grows."""
     totals = Samples()
     for cycle in cycles:
         counts, before = Samples(), {key: values[0] for key, values in totals.items()}
