@@ -130,7 +130,7 @@ def _select(text: str, selector: Selector | None, store: Path | None, site_name:
         if dirty:
             click.echo(f"pit: {text}: {dirty} runs with uncommitted changes are left out", err=True)
     if not found:
-        hint = "points of runs have no commit: compare runs, without --store" if store else "pit launch list shows runs"
+        hint = "runs with uncommitted changes have no commit" if store else "pit launch list shows runs"
         raise UsageError(f"{text}: nothing measured", where=str(where), hint=hint)
     return found
 

@@ -92,6 +92,8 @@ def _repeat_both(before: Sequence[Point], after: Point, min_effect: float, site_
     from pitools.perf.regression.sources import point_of_run
     from pitools.perf.regression.watch import confirms, is_other_code
 
+    if not (after.source and before[-1].source):
+        raise DataError("the points on both sides name no run (column source)", hint="add runs: watch --add RUN")
     after_dir = find_run_dir(after.source, site_name)
     if (measured := point_of_run(after_dir).measure) != after.measure:
         raise DataError(f"{measured} is what this run measures (expected {after.measure})", where=str(after_dir))

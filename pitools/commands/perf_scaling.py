@@ -12,20 +12,25 @@ from pitools.commands.options import rows_format_option, site_option
 from pitools.commands.perf import find_source
 
 if TYPE_CHECKING:
-    from pitools.perf.scaling import Kind, Measured
+    from pitools.perf.scaling import Measured, ScalingKind
 
 COLUMNS = ("layout", "kind", "gpus", "measured_s", "step_s", "low_s", "high_s", "efficiency", "limit", "note")
 
 
 @click.command()
 @click.argument("sources", metavar="FILE|RUN...", nargs=-1, required=True, shell_complete=completion.complete_runs)
-@click.option("--at", type=int, multiple=True, metavar="GPUS", help="Also predict this size.")
+@click.option("--at", type=click.IntRange(min=1), multiple=True, metavar="GPUS", help="Also predict this size.")
 @click.option("--layout", help="Fit this layout alone.")
 @click.option("--kind", type=click.Choice(["strong", "weak"]), help="If the work of a step is not in the table.")
 @site_option
 @rows_format_option
 def scaling(
-    sources: tuple[str, ...], at: tuple[int, ...], layout: str | None, kind: Kind | None, site_name: str, form: str
+    sources: tuple[str, ...],
+    at: tuple[int, ...],
+    layout: str | None,
+    kind: ScalingKind | None,
+    site_name: str,
+    form: str,
 ) -> None:
     """Fit step times over numbers of GPUs: what limits, and what more GPUs would give, with a 90 % band.
 
@@ -56,11 +61,11 @@ def _read(source: str, site_name: str) -> list[Measured]:
     from statistics import median
 
     from pitools.perf.regression.sources import read_run
-    from pitools.perf.scaling import Measured, read_table
+    from pitools.perf.scaling import Measured, read_measured
 
     path = find_source(source, site_name)
     if path.is_file():
-        return read_table(path)
+        return read_measured(path)
     run = read_run(path)
     step_s = median(step.wall_s for step in run.steps)
     work = float(median(step.rank_samples for step in run.steps) * run.ranks)  # the last batch may be a partial one

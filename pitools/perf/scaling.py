@@ -21,7 +21,7 @@ from pitools.core.errors import DataError
 from pitools.core.record import Record
 
 Array = NDArray[np.float64]
-Kind = Literal["strong", "weak"]
+ScalingKind = Literal["strong", "weak"]
 
 _TERMS = ("serial", "work", "latency", "ring")
 _BOOTSTRAPS = 200
@@ -50,7 +50,7 @@ class ScalingPoint(Record, frozen=True, kw_only=True, tag="pit.perf-scaling/1"):
     """
 
     layout: str
-    kind: Kind
+    kind: ScalingKind
     gpus: int
     measured_s: float | None
     step_s: float
@@ -70,7 +70,9 @@ class _Model(NamedTuple):
     weight: float
 
 
-def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind | None = None) -> list[ScalingPoint]:
+def fit_scaling(
+    measured: Sequence[Measured], at: Sequence[int] = (), kind: ScalingKind | None = None
+) -> list[ScalingPoint]:
     """Fit the steps of one layout; return the measured sizes and those of `at`, by size.
 
     kind: needed where the work of a step is unknown. Raises DataError for several layouts, fewer than two sizes, work
@@ -88,7 +90,7 @@ def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind
     asked = sorted({*distinct, *at})
     if len(distinct) < 2 or sizes.min() < 1 or not are_positive or min(asked, default=1) < 1:
         message = f"sizes {distinct} (expected at least 2, of 1 GPU or more, with times above 0)"
-        raise DataError(message, where=where, hint="measure 3 sizes or more with this layout")
+        raise DataError(message, where=where, hint="measure another size with this layout; a third tests the fit")
     if asked[-1] > (2 if len(distinct) == 2 else 8) * distinct[-1]:
         hint = "measure more and larger sizes" if len(distinct) > 2 else "measure a third size"
         message = f"{asked[-1]} GPUs are too far from {distinct[-1]}, the largest of {len(distinct)} sizes"
@@ -119,7 +121,7 @@ def fit_scaling(measured: Sequence[Measured], at: Sequence[int] = (), kind: Kind
     return points
 
 
-def _kind(measured: Sequence[Measured], where: str) -> Kind:
+def _kind(measured: Sequence[Measured], where: str) -> ScalingKind:
     """Return the kind of scaling by the work of a step."""
     work = [point.work for point in measured if point.work]
     hint = "pit perf scaling --kind strong|weak"
@@ -138,7 +140,7 @@ def _design(sizes: Array | NDArray[np.intp]) -> Array:
     return np.stack([np.ones_like(n), 1 / n, np.log2(n), (n - 1) / n], axis=-1)
 
 
-def _fit_models(sizes: Array, times: Array, kind: Kind) -> list[_Model]:
+def _fit_models(sizes: Array, times: Array, kind: ScalingKind) -> list[_Model]:
     """Return every choice of terms that fits with no term below 0, weighted by how well."""
     usable = (0, 2, 3) if kind == "weak" else (0, 1, 2, 3)
     scores: list[float] = []
@@ -171,20 +173,20 @@ def _terms(models: Sequence[_Model], size: int) -> dict[str, float]:
     return total
 
 
-def _limit(models: Sequence[_Model], size: int, kind: Kind) -> str:
+def _limit(models: Sequence[_Model], size: int, kind: ScalingKind) -> str:
     """Return the largest term that more GPUs do not shorten, of each model with a noticeable weight."""
     names = {_limit_of(_terms([model._replace(weight=1.0)], size), kind) for model in models if model.weight >= 0.05}
     return "|".join(name for name in ("work", "serial", "latency", "ring") if name in names)
 
 
-def _limit_of(terms: dict[str, float], kind: Kind) -> str:
+def _limit_of(terms: dict[str, float], kind: ScalingKind) -> str:
     """Return the limit of one model. In weak scaling `serial` holds the work, and is no limit."""
     names = ("latency", "ring") if kind == "weak" else ("serial", "latency", "ring")
     largest = max(names, key=lambda name: terms[name])
     return largest if terms[largest] >= 0.1 * sum(terms.values()) else "work"
 
 
-def _band(sizes: Array, times: Array, kind: Kind, models: Sequence[_Model], asked: Array) -> tuple[Array, Array]:
+def _band(sizes: Array, times: Array, kind: ScalingKind, models: Sequence[_Model], asked: Array) -> tuple[Array, Array]:
     """Return the 90 % band: of fits to times with resampled noise, and over the models that fit."""
     fitted = np.array([_predict(models, int(size)) for size in sizes])
     freedom = max(1, len(times) - min(2, len(np.unique(sizes)) - 1))
@@ -199,7 +201,7 @@ def _band(sizes: Array, times: Array, kind: Kind, models: Sequence[_Model], aske
     return low, high
 
 
-def read_table(path: Path) -> list[Measured]:
+def read_measured(path: Path) -> list[Measured]:
     """Read a CSV file with the columns gpus, step_s and, where known, layout and tokens_per_step.
 
     Raises DataError with the line, or without rows.

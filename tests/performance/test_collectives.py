@@ -316,7 +316,7 @@ def test_a_baseline_is_of_the_same_thing(tmp_path: Path) -> None:
         assert add_points(store, points) == 3
     series: list[Series] = read_series(store)
     kept = baseline.to_baseline(series, "alpha", "train")
-    judged = baseline.judge([result(1e9), result(1e9, bytes=4), result(1e9, n_nodes=4, ranks=4)], kept)
+    judged = baseline.judge_results([result(1e9), result(1e9, bytes=4), result(1e9, n_nodes=4, ranks=4)], kept)
     assert [(row.verdict, row.of_baseline) for row in judged] == [("ok", 1.0), ("slow", 0.5), ("ok", None)]
-    assert baseline.judge([result(1.0, device="H100")], kept)[0].of_baseline is None
+    assert baseline.judge_results([result(1.0, device="H100")], kept)[0].of_baseline is None
     assert baseline.to_baseline(series, "alpha", "dev") == baseline.to_baseline(series, "beta", "train") == {}

@@ -156,9 +156,10 @@ def test_one_night_is_no_regression(spread: float) -> None:
 
 def test_code_alone_can_be_repeated(tmp_path: Path) -> None:
     """Not packages, of which today's are all that is there; results are stored by series and run."""
-    points = {text: Point(measure="m", value=1, t="t", software=text) for text in ("", "a", "b", "a+p", "b+p", "b+q")}
+    texts = ("", "a", "b", "a+p", "b+p+commit", "b+q")
+    points = {text: Point(measure="m", value=1, t="t", software=text) for text in texts}
     pairs = [(a, b) for a in points for b in points if is_other_code(points[a], points[b])]
-    assert pairs == [("a", "b"), ("b", "a"), ("a+p", "b+p"), ("b+p", "a+p")]
+    assert pairs == [("a", "b"), ("b", "a"), ("a+p", "b+p+commit"), ("b+p+commit", "a+p")]
     key, store = ("s", "p", "d", "m"), tmp_path / "perf.sqlite"
     add_points(store, [points["a"]])
     add_rerun(store, key, "run", Effect(0.1, 0.0, 0.2))

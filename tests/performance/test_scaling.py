@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pitools.commands.perf_scaling import _read
 from pitools.core.errors import DataError
-from pitools.perf.scaling import Measured, fit_scaling, read_table
+from pitools.perf.scaling import Measured, fit_scaling, read_measured
 from tests.performance.test_stragglers import write_run
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -117,10 +117,10 @@ def test_a_table_is_read(tmp_path: Path) -> None:
     """Columns that are not needed are left out; a wrong cell and a missing column are named."""
     path = tmp_path / "steps.csv"
     path.write_text("\ufeffgpus,step_s,layout,tokens_per_step,note\n8,1.5,TP=4,65536,x\n16,1.6,,,\n")
-    assert read_table(path) == [Measured(8, 1.5, "TP=4", 65536.0), Measured(16, 1.6)]
+    assert read_measured(path) == [Measured(8, 1.5, "TP=4", 65536.0), Measured(16, 1.6)]
     path.write_text("gpus,step_s\n8,fast\n")
     with pytest.raises(DataError) as error:
-        read_table(path)
+        read_measured(path)
     assert error.value.where.endswith("steps.csv:2")
     for data in (
         b"gpus,step_s\n",
@@ -131,7 +131,7 @@ def test_a_table_is_read(tmp_path: Path) -> None:
     ):
         path.write_bytes(data)
         with pytest.raises(DataError):
-            read_table(path)
+            read_measured(path)
 
 
 def test_the_work_of_a_run_is_that_of_most_steps(tmp_path: Path) -> None:

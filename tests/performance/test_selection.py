@@ -20,7 +20,7 @@ from pitools.perf.regression.selection import (
     select_points,
     select_runs,
 )
-from pitools.perf.regression.sources import read_run
+from pitools.perf.regression.sources import point_of_run, read_run
 from pitools.perf.regression.store import Point, add_points
 from tests.performance.test_stragglers import write_run
 
@@ -43,7 +43,7 @@ def add_run(runs: Path, name: str, *, slow: int | None = None, site: str = "alph
     run = write_run(runs / name, slow=slow)
     plan = {"name": request, "site": site, "job": {"nodes": device, "tasks_per_node": 2}}
     (run / "plan.json").write_text(json.dumps(plan))
-    (run / "provenance.json").write_text(json.dumps({"git": {"commit": commit, "dirty": dirty}}))
+    (run / "provenance.json").write_text(json.dumps({"code": "c0de" * 8, "git": {"commit": commit, "dirty": dirty}}))
 
 
 def test_two_commits_and_two_sites(pit: Pit, tmp_path: Path) -> None:
@@ -121,6 +121,29 @@ def test_stored_points(pit: Pit, tmp_path: Path) -> None:
     assert select_points(Selector(commit="0123456789acdef"), digest) == []
     assert len(select_points(Selector(commit="alpha3", name="bc"), points)) == 1
     assert select_points(Selector(name="rate"), points) == []
+
+
+def test_points_of_runs_have_their_commit(tmp_path: Path) -> None:
+    """If nothing was changed on top of it; a longer name of the same commit is the same."""
+    for name in ("clean", "dirty"):
+        add_run(tmp_path, name, commit=40 * "a", dirty=name == "dirty")
+    points = [point_of_run(tmp_path / name) for name in ("clean", "dirty")]
+    assert [point.software for point in points] == ["c0dec0dec0de++aaaaaaaaaaaa", "c0dec0dec0de"]
+    for commit in (4 * "a", 40 * "a"):
+        assert [each.point.source for each in select_points(Selector(commit=commit), points)] == ["clean"]
+
+
+def test_a_repeated_step_counts_once(tmp_path: Path) -> None:
+    """As first made, except where it was an attempt's first."""
+    add_run(tmp_path, "run", commit="aaaa1")
+    log = tmp_path / "run/attempts/0/steps/0.jsonl"
+    again = tmp_path / "run/attempts/1/steps/0.jsonl"
+    again.parent.mkdir(parents=True)
+    again.write_text("".join(log.read_text().splitlines(keepends=True)[20:]).replace('"wall_s":0.', '"wall_s":9.'))
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:30]))
+    steps = read_run(tmp_path / "run").steps
+    assert [step.step for step in steps] == list(range(1, 40))
+    assert [step.wall_s > 9 for step in steps] == [step.step >= 30 for step in steps]
 
 
 def test_a_damaged_run_hides_no_other(tmp_path: Path) -> None:

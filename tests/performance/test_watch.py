@@ -55,7 +55,10 @@ def test_nothing_is_changed_or_removed(tmp_path: Path) -> None:
         for statement in ("UPDATE points SET value = 9", "DELETE FROM points"):
             with pytest.raises(sqlite3.IntegrityError):
                 connection.execute(statement)
+        connection.execute("INSERT OR REPLACE INTO points SELECT site, partition, device, measure, t, source, software,"
+                           " better, 9 FROM points")  # fmt: skip
     connection.close()
+    assert [point.value for point in read_series(path)[0].points] == [0.0, 1.0]
 
 
 def test_several_processes_add_at_once(tmp_path: Path) -> None:
@@ -171,6 +174,10 @@ def test_points_of_files(tmp_path: Path) -> None:
         with pytest.raises(DataError) as error:
             read_points(tmp_path / "b.csv")
         assert error.value.where.endswith("b.csv:2")
+    (tmp_path / "b.csv").write_text("1.0\n2.0\n")
+    with pytest.raises(DataError) as error:
+        read_points(tmp_path / "b.csv")
+    assert error.value.where.endswith("b.csv:1")
     for row in ("rate,1,0001-01-01T00:00:00+14:00", f"{'x' * 200_000},1,2026-01-01T00:00:00Z"):
         (tmp_path / "b.csv").write_text(f"measure,value,t\n{row}\n")
         with pytest.raises(DataError):

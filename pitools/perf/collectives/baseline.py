@@ -95,7 +95,7 @@ def fit_normal(values: Sequence[float]) -> Normal | None:
     return Normal(float(np.median(logs)), spread * sqrt(1 + 1.57 / n), 0.75 * n - 1)
 
 
-def judge(results: Sequence[CollectiveResult], baseline: Baseline) -> list[CollectiveResult]:
+def judge_results(results: Sequence[CollectiveResult], baseline: Baseline) -> list[CollectiveResult]:
     """Return the results of a placement with their share of the baseline, and whether they are slow.
 
     They are judged together, by Benjamini and Hochberg's procedure: of many healthy results, one is low by chance.
@@ -125,13 +125,13 @@ def measure_and_judge(measure: Callable[[], list[CollectiveResult]], baseline: B
     A result that is wrong, or a failure, is returned at once.
     """
     measured = measure()
-    results = judge(measured, baseline)
+    results = judge_results(measured, baseline)
     for _ in range(_REMEASURES):
         if not {each.verdict for each in results} <= {"ok", "slow"} or all(each.verdict == "ok" for each in results):
             break
         again = measure()
         if any(each.verdict != "ok" for each in again):
-            return judge(again, baseline)
+            return judge_results(again, baseline)
         measured = [min(pair, key=lambda each: each.wall_s) for pair in zip(measured, again, strict=True)]
-        results = judge(measured, baseline)
+        results = judge_results(measured, baseline)
     return results

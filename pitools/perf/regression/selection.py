@@ -75,7 +75,7 @@ def select_runs(selector: Selector, run_dirs: Iterable[Path]) -> tuple[list[Sele
 def select_points(selector: Selector, points: Iterable[Point]) -> list[Selected]:
     """Return the stored points that a selector selects, oldest first.
 
-    commit: of `source`, or of `software`; points that were added from runs have neither.
+    commit: of `source`, or of `software`, where runs have theirs, unless their code had changes on top of it.
     """
     return sorted(
         (

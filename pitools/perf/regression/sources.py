@@ -60,7 +60,10 @@ class RunOrigin(msgspec.Struct, frozen=True):
 
 
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of a run's rank 0, without the first of each attempt, which compiles, and any without a duration."""
+    """The steps of a run's rank 0, without the first of each attempt, which compiles, and any without a duration.
+
+    Of a step that a later attempt repeats, the first time counts: points that are stored do not change.
+    """
 
     steps: list[Step]
     plan: RunPlan
@@ -70,16 +73,18 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_run(run_dir: Path) -> RunSteps:
     """Read a run. Raises DataError without a logged step."""
-    steps: list[Step] = []
+    steps: dict[int, Step] = {}
     ranks = 0
     for attempt in run_folder.attempt_dirs(run_dir):
-        steps += [step for step in read_steps_after(attempt / "steps" / "0.jsonl", 0)[0][1:] if step.wall_s > 0]
+        for step in read_steps_after(attempt / "steps" / "0.jsonl", 0)[0][1:]:
+            if step.wall_s > 0:
+                steps.setdefault(step.step, step)
         ranks = max(ranks, len(list((attempt / "steps").glob("[0-9]*.jsonl"))))
     if not steps:
-        hint = "write steps with pitools.run.steps.StepLog"
+        hint = "write steps with pitools.run.steps.StepLog; a run that waits has none: pit launch status"
         raise DataError("no step log of 2 steps or more", where=str(run_dir), hint=hint)
     return RunSteps(
-        steps=steps,
+        steps=list(steps.values()),
         plan=read_json(run_dir / "plan.json", RunPlan),
         origin=read_json(run_dir / "provenance.json", RunOrigin),
         ranks=ranks,
@@ -128,9 +133,13 @@ def read_points(path: Path) -> list[Point]:
     is_json = text.lstrip().startswith("{")
     points = []
     try:
-        rows: list[Any] = text.splitlines() if is_json else list(csv.DictReader(io.StringIO(text)))
+        table = csv.DictReader(io.StringIO(text))
+        rows: list[Any] = text.splitlines() if is_json else list(table)
     except csv.Error as error:
         raise DataError(f"not CSV: {error}", where=str(path)) from error
+    if not is_json and (missing := {"measure", "value", "t"} - set(table.fieldnames or ())):
+        hint = "a first line such as measure,value,t,site,source; plain numbers are for pit perf compare"
+        raise DataError(f"no column {', '.join(sorted(missing))}", where=f"{path}:1", hint=hint)
     for number, row in enumerate(rows, 1 if is_json else 2):
         if is_json and not row.strip():
             continue
@@ -152,7 +161,8 @@ def point_of_run(run_dir: Path) -> Point:
     """Return a run's median step time as a point. Raises DataError."""
     run = read_run(run_dir)
     job = run.plan.job
-    digests = [run.origin.code, run.origin.environment.digest]
+    commit = "" if run.origin.git.dirty else run.origin.git.commit
+    digests = [run.origin.code, run.origin.environment.digest, commit]
     kind = run.plan.request.gpu or ("gpu" if job.gpus_per_node else "cpu")
     return Point(
         measure=f"{run.plan.name or run_dir.name}/step_s",
@@ -162,5 +172,5 @@ def point_of_run(run_dir: Path) -> Point:
         partition=job.partition,
         device=f"{job.nodes}x{job.gpus_per_node or job.tasks_per_node} {kind}",
         source=run_dir.name,
-        software="+".join(digest[:12] for digest in digests if digest),
+        software="+".join(digest[:12] for digest in digests).rstrip("+"),
     )

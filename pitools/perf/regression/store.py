@@ -1,4 +1,4 @@
-"""Keep measurements in one SQLite file, which several processes may add to; it refuses UPDATE and DELETE.
+"""Keep measurements in one SQLite file, which several processes may add to; a point, once added, is not changed.
 
 A series is a measure at one site, on one partition and device. Each point names the software that it was measured
 with: a step where the software is the same on both sides is the cluster's, not the code's. What repeated runs showed
@@ -29,6 +29,9 @@ CREATE TABLE IF NOT EXISTS reruns (
   site TEXT NOT NULL, partition TEXT NOT NULL, device TEXT NOT NULL, measure TEXT NOT NULL, source TEXT NOT NULL,
   effect REAL NOT NULL, low REAL NOT NULL, high REAL NOT NULL,
   PRIMARY KEY (site, partition, device, measure, source)) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS no_replace BEFORE INSERT ON points WHEN EXISTS (SELECT 1 FROM points WHERE
+  (site, partition, device, measure, t, source) = (new.site, new.partition, new.device, new.measure, new.t, new.source))
+  BEGIN SELECT RAISE(IGNORE); END;
 CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON points BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON points BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 """
@@ -39,7 +42,8 @@ _FIELDS = ("site", "partition", "device", "measure", "t", "source", "software", 
 class Point(Record, frozen=True, kw_only=True, tag="pit.perf-point/1"):
     """One measurement. measure: its name with its unit, such as `bc/step_s`. t: RFC 3339 UTC. source: a run or commit.
 
-    software: digest of code and packages, "" if unknown. better: the direction of an improvement.
+    software: digests of code and packages, and the commit, with + between; "" if unknown. better: the direction of an
+    improvement.
     """
 
     measure: str

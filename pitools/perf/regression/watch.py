@@ -129,7 +129,7 @@ def _changed_at(series: Series, verdict: SeriesVerdict) -> int:
 def is_other_code(before: Point, after: Point) -> bool:
     """Return whether the code differs, and the packages do not: of a run, today's packages are all that is there."""
     first, second = before.software.split("+"), after.software.split("+")
-    return bool(first[0] and second[0]) and first[0] != second[0] and first[1:] == second[1:]
+    return bool(first[0] and second[0]) and first[0] != second[0] and first[1:2] == second[1:2]
 
 
 def confirms(min_effect: float) -> Callable[[Effect], bool]:
