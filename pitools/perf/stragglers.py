@@ -1,12 +1,16 @@
 """Find ranks that are slower than the others of their run, with a bound on false alarms.
 
-In a healthy run the ranks' times of a step could be swapped. So a rank's mean excess over the median rank is compared
-with its deviation over all permutations of the ranks within each step, or its own if that is larger, widened for the
-correlation from step to step. What all ranks share, such as a slow step, cancels. Bonferroni's bound is over the ranks.
-Nodes of different hardware are no such ranks: a rank is compared with those of its class.
-With two ranks, or the steps of a profile, there are too few permutations: the test is a t-test on the rank's own
-deviation. Below 8 steps these count as independent: with a correlation of 0.5, 8 of 100 healthy runs are called slow.
-A rank whose data are longer for a whole profile, as of one bucket of lengths, is slow in it: that is not told apart.
+In a healthy run the ranks' times of a step could be swapped. Neighbouring steps are alike, so steps are joined to six
+blocks, and a rank's excess over the median of the others is compared with the exact distribution of the excesses under
+all permutations of the ranks within each block. Of two ranks these are the signs of their difference, of ten blocks,
+whose correlation is allowed for. A rank that is noisier than the others needs a larger excess, by that ratio. What all
+ranks share, such as a slow step, cancels. Bonferroni's bound is over the ranks. Nodes of different hardware are no such
+ranks: a rank is compared with those of its class.
+
+A profile has too few steps to tell a rank that stays slow from one that is for a while, as its data are longer: a rank
+that is slower throughout is slow in it, and of two ranks, too, blocks count as independent. With fewer steps than
+blocks the test is a t-test on the rank's own deviation: with a correlation of 0.5, up to 10 of 100 healthy profiles
+have a slow rank.
 """
 
 from __future__ import annotations
@@ -31,12 +35,13 @@ Array = NDArray[np.float64]
 Cause = Literal["input", "compute", "host", "network", "unknown"]
 
 ALPHA = 0.01  # of a run without a slow rank
-_ALPHA_OF_TWO = 0.004  # ranks: no permutations add to their deviation, and their correlation is less certain
-_MIN_CORRELATED = 8  # steps; the correlation of fewer cannot be estimated
+_BLOCKS = 6  # of steps: the fewer, the less correlated; of 2 or 3 ranks more, as
+_RAREST = 0.002  # has to be possible as a p-value, for the slowest rank of each block
+_GRID = 200  # of a block's largest excess: to what its cells are rounded
 MIN_EFFECT = 0.03  # of a step: healthy nodes differ by 1 to 2 percent
 _REFERENCE = 0.4  # of the least effect, more with two ranks, less with more: few ranks' median is uncertain, too
 _TRIMMED = 0.1  # of the largest and of the smallest excesses of a rank, which are no evidence
-MIN_STEPS = 20
+MIN_STEPS, MIN_STEPS_OF_PROFILE = 20, 3
 _MIN_STEPS_OF_TWO = 30  # with work that is alike for 10 steps, 8 of 100 healthy pairs are slow in 20, 1 to 2 in 30
 _CLIP = 3.5  # standard deviations from the median rank
 
@@ -77,18 +82,18 @@ class RankTimes(NamedTuple):
 
 
 def find_slow_ranks(
-    times: Array, scale: float, *, min_effect: float = MIN_EFFECT, min_steps: int = MIN_STEPS
+    times: Array, scale: float, *, min_effect: float = MIN_EFFECT, of_profile: bool = False
 ) -> list[SlowRank]:
     """Return the ranks whose times exceed the others', largest first.
 
     times: (steps, ranks), of each rank's own work, or its arrivals at the same collective on one clock. scale: the
     length of a step, in the unit of times. min_effect: an excess of a smaller share of scale is none; of 2 ranks it has
-    to be 1.4 times as large, of 8 1.06 times. min_steps: at least 3; for two ranks 30 in place of 20. Raises DataError
-    for fewer steps, fewer than 2 ranks, or a time that is not finite.
+    to be 1.4 times as large, of 8 1.06 times. of_profile: whether to find who was slow in these steps, however few and
+    correlated, in place of who stays slow. Raises DataError for fewer than 20 steps, of two ranks 30, of a profile 3;
+    for fewer than 2 ranks, or a time that is not finite.
     """
     steps, ranks = times.shape
-    if ranks == 2 and min_steps >= MIN_STEPS:
-        min_steps = max(min_steps, _MIN_STEPS_OF_TWO)
+    min_steps = MIN_STEPS_OF_PROFILE if of_profile else _MIN_STEPS_OF_TWO if ranks == 2 else MIN_STEPS
     if steps < min_steps or ranks < 2 or not np.isfinite(times).all() or not scale > 0:
         message = f"{steps} steps of {ranks} ranks (expected at least {min_steps} of 2 or more, all finite)"
         raise DataError(message, hint="log more steps")
@@ -98,10 +103,9 @@ def find_slow_ranks(
         excess = times[:, columns] - _median_of_others(times[:, columns])
         cut = max(1, round(_TRIMMED * steps))
         means = np.sort(excess, axis=0)[cut:-cut].mean(axis=0)
-        p_values = _p_values(excess)
+        p_values = _p_values(excess, of_profile=of_profile)
         least = min_effect * scale * (1 + _REFERENCE / (len(columns) - 1))
-        alpha = _ALPHA_OF_TWO if len(columns) == 2 and steps >= MIN_STEPS else ALPHA
-        candidates = (p_values <= alpha) & (means >= least)
+        candidates = (p_values <= ALPHA) & (means >= least)
         if not candidates.any():
             break
         worst = int(np.where(candidates, means, -np.inf).argmax())
@@ -117,44 +121,52 @@ def _median_of_others(times: Array) -> Array:
     return np.stack([np.median(np.delete(times, rank, axis=1), axis=1) for rank in range(ranks)], axis=1)
 
 
-def _p_values(excess: Array) -> Array:
+def _p_values(excess: Array, *, of_profile: bool) -> Array:
     """Return for each rank the probability of its mean excess, or a larger one, times the number of ranks."""
     steps, ranks = excess.shape
-    if steps >= MIN_STEPS:
-        middle = np.median(excess)
-        spread = 1.4826 * np.median(np.abs(excess - middle)) or excess.std() or 1.0
-        excess = np.clip(excess, middle - _CLIP * spread, middle + _CLIP * spread)
-    excess = excess - excess.mean()
-    own = excess - excess.mean(axis=0)
-    variance = own.var(axis=0, ddof=1)
-    inflation = _inflation(own) if steps >= _MIN_CORRELATED else 1.0
-    is_permuted = ranks > 2 and steps >= MIN_STEPS  # two ranks' variance would be the excess itself
-    if is_permuted:
-        variance = np.maximum(variance, excess.var(axis=1, ddof=1).mean())
-    z = excess.mean(axis=0) / np.maximum(np.sqrt(variance * inflation / steps), 1e-300)
-    if not is_permuted:
-        z = to_normal(z, max(steps / inflation - 1, 1.0))
-    normal = NormalDist()
-    return np.array([min(1.0, ranks * normal.cdf(-float(value))) for value in z])
+    count = max(_BLOCKS, 1 + math.ceil(math.log(1 / _RAREST, ranks)))
+    if steps < count:
+        excess = excess - excess.mean()
+        error = np.maximum(excess.std(axis=0, ddof=1) / math.sqrt(steps), 1e-300)
+        z = to_normal(excess.mean(axis=0) / error, steps - 1)
+        return np.array([min(1.0, ranks * NormalDist().cdf(-float(value))) for value in z])
+    own = excess - np.median(excess, axis=0)
+    spread = 1.4826 * np.median(np.abs(own)) or own.std() or 1.0
+    own = np.clip(own, -_CLIP * spread, _CLIP * spread)
+    excess = own + np.median(excess, axis=0)
+    noise = np.maximum(own.std(axis=0), 1e-9 * spread)
+    blocks = np.stack([part.mean(axis=0) for part in np.array_split(excess, count)])
+    blocks -= blocks.mean(axis=1, keepdims=True)
+    cells = np.rint(blocks / (np.abs(blocks).max() or 1.0) * _GRID).astype(int)
+    size = 1 << (2 * _GRID * count).bit_length()
+    shares = np.array([np.bincount(row + _GRID, minlength=size) for row in cells]) / ranks
+    null = np.fft.irfft(np.fft.rfft(shares).prod(axis=0), size)  # of the sum of a random rank's cells
+    deviation = np.maximum(noise / math.sqrt((noise**2).mean()), 1.0)
+    if ranks == 2 and not of_profile:
+        deviation *= math.sqrt(_inflation(own[:, 0] - own[:, 0].mean(), steps // count))
+    sums = np.ceil(cells.sum(axis=0) / deviation).astype(int)
+    tails = null[::-1].cumsum()[::-1][sums + _GRID * count]
+    p: Array = np.clip(ranks * tails, float(ranks) ** (1 - count), 1.0)
+    return p
 
 
-def _inflation(own: Array) -> float:
-    """Return how much larger the variance of a mean is than for independent steps, by the ranks' common correlation.
+def _inflation(own: Array, length: int) -> float:
+    """Return how much larger the variance of a mean is than if blocks of this length were independent.
 
-    own: each rank's deviations from its mean. Lags count up to the first whose correlation is within its error.
+    own: deviations from the mean; of two ranks those of one, as the other's are the same. Lags count up to the first
+    whose correlation is within its error. The mean taken out makes each correlation lower by the inflation of
+    independent steps ÷ steps.
     """
-    steps, ranks = own.shape
-    error = 1 / math.sqrt(steps * ranks)
-    inflation = 1.0
-    for _ in range(3):  # a mean taken out makes each correlation lower by inflation / steps
-        total = 1.0 + 2 * error
-        for lag in range(1, steps // 2):
-            products = (own[lag:] * own[:-lag]).mean() / max((own**2).mean(), 1e-300)
-            if (correlation := float(products) + inflation / steps) < error:
-                break
-            total += 2 * correlation
-        inflation = total
-    return inflation
+    steps = len(own)
+    raw = np.zeros(0)
+    for lag in range(1, steps // 4 + 1):
+        correlation = float(own[lag:] @ own[:-lag]) / max(float(own @ own), 1e-300)
+        if correlation + (1 + 2 * raw.sum()) / steps < 1 / math.sqrt(steps):
+            break
+        raw = np.append(raw, correlation)
+    total = float(1 + 2 * raw.sum()) / (1 - 2 * len(raw) / steps)
+    weights = np.clip(1 - np.arange(1, len(raw) + 1) / length, 0, None)
+    return max(1.0, total / (1 + 2 * float(weights @ (raw + total / steps))))
 
 
 def find_stragglers(

@@ -9,12 +9,11 @@ import numpy as np
 from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
-from pitools.perf.stragglers import MIN_EFFECT, find_slow_ranks
+from pitools.perf.stragglers import MIN_EFFECT, MIN_STEPS_OF_PROFILE, find_slow_ranks
 
 _MIN_SHARE = 0.15  # of the wall time, to be worth a verdict
 _ADVICE_SHARE = 0.05
 _COMPUTE_SHARE = 0.6
-_MIN_STEPS = 3
 _SHARED_CPU = 0.5  # of a rank's own time: the most that sharing its CPU adds
 
 _LABEL = {
@@ -161,13 +160,13 @@ def _straggler(buckets: Buckets, has_cpu: float) -> tuple[int | None, str, float
     row, column = np.searchsorted(steps, buckets.windows.step), np.searchsorted(ranks, buckets.windows.rank)
     own[row, column] = buckets.own_ns
     own = own[~np.isnan(own).any(axis=1)]
-    if len(own) < _MIN_STEPS:
+    if len(own) < MIN_STEPS_OF_PROFILE:
         return None, "", 0.0, lost
     # A rank that shares its CPU also shares caches: healthy ones had up to 0.42 more time of their own than others.
     wall = float(buckets.wall_ns.mean())
     most_wait = max(buckets.windows.cpu_wait_ns[buckets.windows.rank == rank].mean() for rank in ranks) / wall
     least = min(most_wait, _SHARED_CPU) * float(np.median(own, axis=0).min()) / wall
-    found = find_slow_ranks(own, wall, min_effect=max(MIN_EFFECT, least), min_steps=_MIN_STEPS)
+    found = find_slow_ranks(own, wall, min_effect=max(MIN_EFFECT, least), of_profile=True)
     if not found:
         return None, "", 0.0, lost
     slow = int(ranks[found[0].column])
