@@ -7,6 +7,8 @@ many ranks as it is asked for, two by default. A ratio is the limit over our rat
 method was improved on the noise of `KNOWN`, so its figures tell how well it fits that; on `NEW` nothing was chosen, and
 falling short there is a result that stays. Where we fall short, the best of any threshold is beside it: chosen
 on that noise itself, for each number of ranks, so that 1 in 100 healthy runs has a mean or median excess above it.
+Profiles of two ranks are judged, too: a rank that is slower throughout these few steps is slow in them, so noise whose
+levels last as long gives some.
 """
 
 from __future__ import annotations
