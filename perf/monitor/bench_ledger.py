@@ -177,7 +177,7 @@ def judge(cluster: FaultCluster, run: FaultyRun, kind: str) -> Judged:
     (ledger,) = cluster.pit("monitor", "goodput", str(run.run_dir))
     seconds: dict[str, float] = ledger["seconds"]
     injected = dict.fromkeys(("input", "straggler", "checkpoint", "compile", "unaccounted", "lost", "recovery"), 0.0)
-    inside, has_last_save = 0.0, False
+    inside, has_last_save, survivors = 0.0, False, []
     for rank in (0, 1):
         made = [
             (allocation_of(each), read_json_lines(each / "truth" / f"{rank}.jsonl")) for each in attempts(run.run_dir)
@@ -203,8 +203,11 @@ def judge(cluster: FaultCluster, run: FaultyRun, kind: str) -> Judged:
             injected["input"] += line.get("input", 0.0)
             injected["checkpoint"] += line.get("save", 0.0)
             injected["compile"] += line.get("compile", 0.0)
-            injected["straggler"] += line.get("slow", 0.0) + line.get("input", 0.0)  # the other rank waits for it
+        survivors.append(surviving)
         inside += sum(end - begin for begin, end in spans.values())
+    if any(name in line for surviving in survivors for line in surviving.values() for name in ("slow", "input")):
+        pairs = [(line, survivors[1][step]) for step, line in survivors[0].items()]
+        injected["straggler"] = sum(_waited(*pair) + _waited(*pair[::-1]) for pair in pairs)
     if has_last_save:  # waited for after the last step, whose end the loop does not see
         injected["checkpoint"] = 0.0
     injected["lost and recovery"] = injected["lost"] + injected.pop("recovery") if injected["recovery"] else 0.0
@@ -271,8 +274,12 @@ def clean_requeue(cluster: FaultCluster) -> CleanRequeue:
 
 def _productive(mine: dict[str, Any], other: dict[str, Any]) -> float:
     """The seconds of a rank's step without its save and without its wait for the other rank."""
-    waited_s = max(0.0, other["arrived"] - mine["arrived"])
-    return float(mine["end"] - mine["begin"] - mine.get("save", 0.0) - waited_s)
+    return float(mine["end"] - mine["begin"] - mine.get("save", 0.0) - _waited(mine, other))
+
+
+def _waited(mine: dict[str, Any], other: dict[str, Any]) -> float:
+    """The seconds for which a rank waited for the other one in a step: that one came later, slowed or not."""
+    return float(max(0.0, other["arrived"] - mine["arrived"]))
 
 
 def peer_python() -> str:
