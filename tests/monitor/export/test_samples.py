@@ -24,10 +24,11 @@ def test_the_table_is_consistent() -> None:
 
 
 @settings(max_examples=40)
-@given(st.dictionaries(st.tuples(NAMES, NAMES), st.integers(0, 9), max_size=150))
+@given(st.dictionaries(st.tuples(NAMES, NAMES), st.integers(0, 9), max_size=60))
 def test_gauges_are_bounded(values: dict[tuple[str, str], int]) -> None:
     """Whatever partitions and states there are, their sum stays, the largest keep their names, the rest is "other"."""
     gauges = Samples()
+    values |= {(f"p{number}", "running"): 10 + number for number in range(60)}
     for (partition, state), value in values.items():
         gauges.add("pit_jobs", value, partition, state)
     bounded = gauges.bounded()
@@ -35,6 +36,7 @@ def test_gauges_are_bounded(values: dict[tuple[str, str], int]) -> None:
     for place, label in enumerate(BY_NAME["pit_jobs"].labels):
         kept = {labels[place] for _, labels in bounded}
         assert len(kept - {OTHER}) <= LABEL_LIMITS[label]
+    assert bounded["pit_jobs", ("p59", "running")] == [69]
 
 
 @given(st.lists(st.lists(st.tuples(NAMES, st.floats(0, 1e6)), max_size=6), max_size=4))
