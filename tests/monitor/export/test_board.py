@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.core import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from slurm_texts import job_text, node_text
 
 from pitools.monitor.export import collect, state
-from pitools.monitor.export.board import Board
+from pitools.monitor.export.board import Board, _add, _family
+from pitools.monitor.export.metrics import METRICS
 from pitools.site.schema import Site
 
 MakeSite = Callable[..., Site]
@@ -106,17 +109,33 @@ def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_pat
     assert path.with_name("alpha.slurm.json.damaged").exists()
 
 
-def test_the_text_satisfies_promtool_and_both_parsers(make_site: MakeSite) -> None:
+class WholeTable(Collector):
+    """Each metric of the table, with one series."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def collect(self) -> Iterator[Family]:
+        """Yield what a board makes of it."""
+        for metric in METRICS:
+            family = _family(metric)
+            _add(family, self.site, metric.name, ("x",) * len(metric.labels), [1.0] * (len(metric.buckets) + 2))
+            yield family
+
+
+@pytest.mark.parametrize("is_whole_table", [False, True])
+def test_the_text_satisfies_promtool_and_both_parsers(make_site: MakeSite, is_whole_table: bool) -> None:
     """Text for `promtool check metrics` without a finding, and OpenMetrics that its strict parser takes."""
     hostile = job_text(State="PENDING", QOS='q"\\\u00e9', NodeList="", Reason="Priority")
     site = make_site(jobs=job_text() + hostile)
     cycle(site, times=3)
     board = Board([site])
     board.run_once(lambda: None, lambda _: None)
-    assert list(parse_openmetrics(openmetrics.generate_latest(board).decode()))
+    source = WholeTable(site) if is_whole_table else board
+    assert list(parse_openmetrics(openmetrics.generate_latest(source).decode()))
     try:
         done = subprocess.run(
-            ["promtool", "check", "metrics"], input=generate_latest(board), capture_output=True, check=False
+            ["promtool", "check", "metrics"], input=generate_latest(source), capture_output=True, check=False
         )
     except FileNotFoundError:
         pytest.skip("promtool is not installed: apt-get install prometheus")
