@@ -1,8 +1,9 @@
 """Read accounting into a store, from a site's `sacct` or from a file of its output: only what is new since the last.
 
 sacct is asked for a day at a time, each in a transaction of its own, so that a long history neither times out nor is
-lost by an interruption. The next call asks from the cluster's time of the last, less an hour, for slurmctld keeps
-records back while slurmdbd is away. Rows that had not ended are read again, wherever they are.
+lost by an interruption. The next call asks from the cluster's time of the last, less an hour: sacct lists short jobs
+by their times only seconds after their end, and slurmctld keeps records back while slurmdbd is away. Rows that had not
+ended are read again, wherever they are.
 """
 
 from __future__ import annotations
