@@ -60,7 +60,7 @@ def sacct_lines(jobs: int, sep: str, seed: int = 0) -> Iterator[bytes]:
                 state, times[2], elapsed_s = "CANCELLED by 1001", "None", 0
             values = (
                 *(str(number), job_id, name, f"user{user}", f"lab{user % 9}", "normal", "gpu" if gpus else "cpu"),
-                *(state, *times, str(elapsed_s), str(nodes), comment, admin, tres),
+                *(state, *times, str(elapsed_s), comment, admin, tres),
             )
             yield (sep.join(values) + "\n").encode(errors="surrogateescape")
 

@@ -2,7 +2,7 @@
 
 A job name or comment may contain newlines and separators. A record begins at a line whose first value is a job id, and
 is complete with as many separators as the header has. A line that is a complete record by itself always begins one, so
-after a torn record the next is read; a line that begins none belongs to the record before it.
+after a torn record the next is read; a line that begins none belongs to the record before it, unless that is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ COLUMNS = (
     "Start",
     "End",
     "ElapsedRaw",
-    "NNodes",
     "Comment",
     "AdminComment",
     "AllocTRES",
@@ -45,7 +44,6 @@ _MAX_RECORD_LINES = 10_000
 _MAX_NUMBER = 1 << 40  # SQLite refuses more than 63 bits
 _RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
 _MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
-_UNRUN = ("CANCELLED", "PENDING")
 
 
 class JobRow(NamedTuple):
@@ -169,35 +167,25 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
         padded = [*values, ""]
         cells = [padded[i] for i in at]
         raw_id, job_id, name, user, account, qos, partition, state_text, submit_text = cells[:9]
-        eligible_text, start_text, end_text, elapsed_text, nodes_text, comment, admin_comment, tres = cells[9:]
+        eligible_text, start_text, end_text, elapsed_text, comment, admin_comment, tres = cells[9:]
         state, elapsed_s = _job_state(state_text.partition(" ")[0]), int(elapsed_text or 0)
-        amounts = _amounts(tres, nodes_text)
+        amounts = _amounts(tres)
         if max(abs(elapsed_s), *amounts) > _MAX_NUMBER:
             raise ValueError("a number is too large")
         submit = clock(submit_text)
         if submit is None:
             raise ValueError("no time of submission")
         start, end = clock.span(start_text, end_text, elapsed_s)
-        if state in _UNRUN and not elapsed_s:
-            start = None  # Slurm gives the time of the cancellation as start
+        if not tres or (state == "CANCELLED" and not elapsed_s):
+            start, elapsed_s = None, 0  # cancelled while pending: Slurm gives that time as start, and may give no end
         eligible = clock(eligible_text, before=start)
         run = _RUN_ID.match(name) if "-" in name else None
         model = _MODEL.search(comment) if comment else None
         tag = model[1] if model else run[1] if run else ""
         busy = gpu_utilization(admin_comment) if admin_comment else []
+        util = fmean(busy) if busy else None
         who = (user, account, qos, partition, state, run[0] if run else "", tag)
-        return JobRow(
-            raw_id,
-            submit,
-            job_id,
-            *who,
-            eligible,
-            start,
-            end,
-            elapsed_s,
-            *_amounts(tres, nodes_text),
-            fmean(busy) if busy else None,
-        )
+        return JobRow(raw_id, submit, job_id, *who, eligible, start, end, elapsed_s, *amounts, util)
 
     return parse
 
@@ -206,14 +194,14 @@ _job_state = lru_cache(maxsize=256)(parse_job_state)
 
 
 @lru_cache(maxsize=4096)
-def _amounts(tres_text: str, nodes_text: str) -> tuple[int, int, int]:
+def _amounts(tres_text: str) -> tuple[int, int, int]:
     """Return the nodes, CPUs and GPUs of an allocation. Raises ClusterError for text that is no amount."""
     tres = parse_tres(tres_text)
     gpus: Mapping[str, str] = {name: amount for name, amount in tres.items() if name.startswith("gres/gpu")}
     if "gres/gpu" in gpus:
         gpus = {"": gpus["gres/gpu"]}  # the sum of those with a type
-    nodes = parse_count(tres.get("node", "")) or parse_count(nodes_text) or 0
-    return nodes, parse_count(tres.get("cpu", "")) or 0, sum(parse_count(amount) or 0 for amount in gpus.values())
+    nodes, cpus = (parse_count(tres.get(name, "")) or 0 for name in ("node", "cpu"))
+    return nodes, cpus, sum(parse_count(amount) or 0 for amount in gpus.values())
 
 
 class _Clock:

@@ -51,7 +51,6 @@ class FakeJob:
             "Start": text(start),
             "End": text(end),
             "ElapsedRaw": str((end or now) - start if start is not None else 0),
-            "NNodes": str(self.nodes),
             "Partition": "gpu",
             "AllocTRES": tres if start is not None else "",
         } | self.values

@@ -62,10 +62,16 @@ def test_the_last_column_may_have_lines() -> None:
 
 
 def test_steps_are_left_out_and_never_started_jobs_have_no_start() -> None:
-    """`sacct` without -X lists steps; a job that was cancelled while pending has the time of that as its start."""
+    """`sacct` without -X lists steps; a job that was cancelled while pending has the time of that as its start.
+
+    Slurm 22.05 lists one that was requeued before as if it still ran: without an end, and longer each time.
+    """
     steps = line(JobIDRaw="7.batch", JobID="7.batch") + line(JobIDRaw="7.0", JobID="7.0")
-    rows, bad = read(HEADER + line() + steps + line(State="CANCELLED by 1000", ElapsedRaw="0"))
-    assert ([(row.state, row.start) for row in rows], bad) == ([("COMPLETED", T0 + 5), ("CANCELLED", None)], [])
+    cancelled = line(State="CANCELLED by 1000", ElapsedRaw="0")
+    forever = line(State="CANCELLED by 1000", End="Unknown", ElapsedRaw="4711", AllocTRES="")
+    rows, bad = read(HEADER + line() + steps + cancelled + forever)
+    shown = [(row.state, row.start, row.elapsed_s, row.nodes) for row in rows]
+    assert (shown, bad) == ([("COMPLETED", T0 + 5, 60, 1), ("CANCELLED", None, 0, 1), ("CANCELLED", None, 0, 0)], [])
 
 
 def test_a_tag_is_the_models_or_the_runs() -> None:
