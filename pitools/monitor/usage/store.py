@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.core import trust
-from pitools.core.errors import DataError, PitError, TryLater
+from pitools.core.errors import ConfigError, DataError, PitError, TryLater
 from pitools.core.fs import from_os_error
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 from pitools.monitor.usage.sacct_text import JobRow
@@ -60,9 +60,12 @@ def open_store(path: Path) -> Iterator[sqlite3.Connection]:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        untrusted = trust.find_untrusted(path, trust.trusted_users())
     except OSError as error:
         raise from_os_error(error, path) from error
-    trust.require_trusted(path, "store of usage")
+    if untrusted:
+        problem = f"others can change the store of usage {path} (expected only you and root)"
+        raise ConfigError(problem, where=str(untrusted.path), hint="chmod go-w it, or use another with --store")
     connection = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)
     try:
         connection.execute("BEGIN IMMEDIATE")
