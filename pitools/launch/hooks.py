@@ -210,16 +210,24 @@ def _make_input(event: run_folder.Event, run_dir: Path, plan: Plan) -> HookInput
 
 
 def _start_hook(hook: Hook, hook_input: HookInput, plan: Plan) -> str:
-    """Run one hook to its end; return its error, or ""."""
+    """Run one hook of a run to its end; return its error, or ""."""
     workdir = Path(plan.request.workdir)
     env = {"PIT_EVENT": hook_input.event, "PIT_RUN_ID": hook_input.run_id, "PIT_RUN_DIR": hook_input.run_dir}
+    return run_hook(hook, hook_input, env, workdir, workdir if workdir.is_dir() else Path(hook_input.run_dir))
+
+
+def run_hook(hook: Hook, record: Record, env: dict[str, str], program_dir: Path, cwd: Path) -> str:
+    """Run a hook with a record on stdin, for at most TIMEOUT_S; return its error, or "".
+
+    program_dir: folder of its program, if that is a relative path.
+    """
     try:
         done = subprocesses.run(
-            [find_program(hook, workdir), *hook.command[1:]],
+            [find_program(hook, program_dir), *hook.command[1:]],
             timeout_s=TIMEOUT_S,
             env=env,
-            stdin=msgspec.json.encode(hook_input).decode() + "\n",
-            cwd=workdir if workdir.is_dir() else Path(hook_input.run_dir),
+            stdin=msgspec.json.encode(record).decode() + "\n",
+            cwd=cwd,
         )
     except PitError as error:
         return error.message

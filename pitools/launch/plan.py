@@ -139,12 +139,12 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         preflight=request.preflight or site.defaults.preflight,
         node_config=site.node.config,
         first_job_flags=tuple(flag for name, flag in flags.items() if name in _FIRST_JOB_FLAGS),
-        hooks=(*site.hooks, *_user_hooks(), *request.hooks),
+        hooks=(*site.hooks, *user_hooks(), *request.hooks),
         request_text=request_text,
     )
 
 
-def _user_hooks() -> tuple[Hook, ...]:
+def user_hooks() -> tuple[Hook, ...]:
     """Return the hooks of ~/.config/pitools/hooks.toml. Raises ConfigError, also if others could have written it."""
     path = user_dirs.xdg_dir("XDG_CONFIG_HOME", ".config") / "pitools" / "hooks.toml"
     if not path.exists():

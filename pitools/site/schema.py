@@ -198,14 +198,15 @@ class Container(Section, frozen=True, kw_only=True):
     mounts: tuple[str, ...] = ()
 
 
-HookEvent = Literal["verdict", "retry", "nan"]
+HookEvent = Literal["verdict", "retry", "nan", "slo"]
 
 
 class Hook(Section, frozen=True, kw_only=True):
     """A program that is started, as the run's user, when something happens to a run: see `launch/hooks.py`.
 
     on: "verdict" (the run has ended), "retry" (it continues after a fault), "nan" (the first loss of an attempt that is
-    NaN or infinite). command: the program and its arguments; it gets the event's record on stdin.
+    NaN or infinite); and, not by itself, "slo" (`pit monitor check --notify`: an SLO burns, or no longer).
+    command: the program and its arguments; it gets the event's record on stdin.
     """
 
     command: tuple[str, ...]

@@ -303,6 +303,10 @@ def test_the_recipe_for_a_webhook(webhook: tuple[str, list[bytes]], repo: Path, 
     (body,) = map(json.loads, got)
     assert body["record"]["run_id"] == "t-1"
     assert {"t-1", "retry", "down"} <= set(body["text"].replace(":", "").split())
+    slo = {"event": "slo", "slo": "goodput", "site": "alpha", "severity": "page", "reason": "90 % lost"}
+    argv = [repo / "scripts/hooks/webhook", secret]
+    subprocess.run(argv, input=json.dumps(slo), text=True, check=True)
+    assert json.loads(got.pop())["text"] == "goodput (alpha): slo page 90 % lost"
     command = [str(repo / "scripts/hooks/webhook"), str(secret)]
     secret.write_text("http://127.0.0.1:1/secret")
     record = json.dumps(body["record"])
@@ -315,15 +319,3 @@ def test_the_recipe_for_a_webhook(webhook: tuple[str, list[bytes]], repo: Path, 
         assert (failed.returncode, "secret" in failed.stderr.replace(str(secret), "")) == (1, False)
     secret.chmod(0o644)
     assert subprocess.run(command, input=record, text=True, capture_output=True, check=False).returncode == 1
-
-
-def test_the_recipe_for_mail(repo: Path, tmp_path: Path) -> None:
-    """sendmail gets the recipient, the subject and the record."""
-    sendmail = tmp_path / "sendmail"
-    sendmail.write_text(f"#!/bin/sh\ncat > {tmp_path}/mail\n")
-    sendmail.chmod(0o755)
-    env = {**os.environ, "SENDMAIL": str(sendmail), "PIT_EVENT": "verdict", "PIT_RUN_ID": "t-1"}
-    subprocess.run([repo / "scripts/hooks/mail", "a@b.example"], input=b'{"x":1}', env=env, check=True)
-    head, _, text = (tmp_path / "mail").read_text().partition("\n\n")
-    assert {"To: a@b.example", "Subject: verdict of run t-1"} <= set(head.splitlines())
-    assert '{"x":1}' in text
