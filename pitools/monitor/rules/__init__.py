@@ -1,0 +1,1 @@
+"""Service level objectives and alerts: rules for Prometheus, and a judgement now."""

@@ -1,0 +1,104 @@
+"""Alerts that are no objectives: something is broken, or stands still. Each says what to type next."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pitools.monitor.rules.burn import Severity
+
+
+class Alert(NamedTuple):
+    """An alert. expr: with LIMIT for its limit, WINDOW for the limit as a duration. limit: None where there is none.
+
+    hold: how long it must be true. summary, runbook: templates of Prometheus; the runbook is the command to type next.
+    """
+
+    expr: str
+    limit: float | None
+    hold: str
+    severity: Severity
+    summary: str
+    runbook: str
+
+
+_SITE = "{{ $labels.cluster }}"
+_VALUE = "{{ $value | humanize }}"
+_SHARE = "{{ $value | humanizePercentage }}"
+
+ALERTS = {
+    "PitSiteUnreachable": Alert(
+        'max by (cluster) (pit_collector_success{collector=~"jobs|nodes"}) == 0',
+        None,
+        "5m",
+        "page",
+        f"Slurm of {_SITE} does not answer",
+        f"pit site check {_SITE} --live",
+    ),
+    "PitCollectorFailing": Alert(
+        "pit_collector_success == 0",
+        None,
+        "15m",
+        "ticket",
+        f"The collector {{{{ $labels.collector }}}} of {_SITE} fails",
+        f"pit monitor export --site {_SITE} --textfile check.prom",
+    ),
+    "PitExporterStale": Alert(
+        "max by (cluster) (last_over_time(pit_collector_last_success_timestamp_seconds[1d])) < time() - LIMIT",
+        600,
+        "1m",
+        "page",
+        f"No new metrics of {_SITE} for WINDOW",
+        f"pit monitor export --site {_SITE} --textfile check.prom",
+    ),
+    "PitNodesDrained": Alert(
+        'sum by (cluster) (pit_nodes{state=~"drained|down"}) / sum by (cluster) (pit_nodes) > LIMIT',
+        0.1,
+        "15m",
+        "ticket",
+        f"{_SHARE} of the nodes of {_SITE} are drained or down",
+        f"pit node list --site {_SITE}",
+    ),
+    "PitDrainedGpuHours": Alert(
+        "sum by (cluster, cause) (increase(pit_drained_gpu_seconds_total[1d])) / 3600 > LIMIT",
+        200,
+        "0s",
+        "ticket",
+        f"{_VALUE} GPU-hours of {_SITE} were drained in a day: {{{{ $labels.cause }}}}",
+        f"pit node list --site {_SITE}",
+    ),
+    "PitHeldIdleGpus": Alert(
+        "sum by (cluster) (pit_held_idle_gpus) > LIMIT",
+        8,
+        "30m",
+        "ticket",
+        f"{_VALUE} GPUs of {_SITE} are allocated and idle",
+        f"pit launch list --site {_SITE} --where state=running",
+    ),
+    "PitQueueStuck": Alert(
+        "max by (cluster, tier) (pit_queue_age_seconds) > LIMIT"
+        " unless sum by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0",
+        6 * 3600,
+        "5m",
+        "page",
+        f"No job of tier {{{{ $labels.tier }}}} at {_SITE} starts: the oldest waits for"
+        " {{ $value | humanizeDuration }}",
+        f"pit site exec {_SITE} -- squeue --start",
+    ),
+    "PitStageCacheCold": Alert(
+        'sum by (cluster) (increase(pit_stage_bytes_total{origin=~"node|linked"}[6h]))'
+        " / sum by (cluster) (increase(pit_stage_bytes_total[6h])) < LIMIT",
+        0.2,
+        "1h",
+        "ticket",
+        f"Only {_SHARE} of the staged bytes of {_SITE} were on the node's disk already",
+        f"pit launch list --site {_SITE}",
+    ),
+    "PitRecoveries": Alert(
+        "sum by (cluster, cause) (increase(pit_recoveries_total[1h])) > LIMIT",
+        5,
+        "0s",
+        "ticket",
+        f"{_VALUE} recoveries of runs at {_SITE} in an hour: {{{{ $labels.cause }}}}",
+        f"pit launch list --site {_SITE}",
+    ),
+}

@@ -1,0 +1,143 @@
+"""The file of service level objectives (SLOs) and alerts: its keys, its checks, and the shipped example.
+
+`slos.toml`, beside this file, works unchanged; `pit monitor rules --example` prints it. An unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import strict_toml, units
+from pitools.core.errors import ConfigError, UsageError, suggest
+from pitools.monitor.rules.alerts import ALERTS
+from pitools.monitor.rules.burn import Severity, used_pairs
+from pitools.monitor.rules.measures import MEASURES, Measure
+
+SHIPPED = Path(__file__).with_name("slos.toml")
+_PERIODS = ("7d", "90d")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"hold": "for"}):
+    """One table of the file."""
+
+
+class Slo(Section, frozen=True, kw_only=True):
+    """An objective. name: of letters, digits and `-`. objective: share that has to be good, between 0 and 1.
+
+    measure: `goodput` counts accounted GPU-seconds, which are good if productive. The others count events, which are
+    good if they end within a time, one of the metric's buckets: `queue-wait` the wait of a job, `staging` the staging
+    of an attempt, `recovery` the time from a run's fault to its next ranks.
+    period: of the error budget, from 7d to 90d. tier: of `queue-wait`, "" is each tier by itself. for: how long it must
+    burn before it alerts. min_events: with fewer in the alert's longer window, nothing alerts.
+    """
+
+    name: str
+    measure: Measure
+    objective: float
+    within: str = ""
+    tier: str = ""
+    period: str = "30d"
+    min_events: int = 10
+    hold: str = "0s"
+
+    @property
+    def period_s(self) -> int:
+        """The length of the error budget's period, in seconds."""
+        return units.parse_duration(self.period)
+
+    @property
+    def within_s(self) -> int:
+        """The longest time of a good event, in seconds; 0 for goodput."""
+        return units.parse_duration(self.within) if self.within else 0
+
+    @property
+    def budget(self) -> float:
+        """The share that may be bad."""
+        return round(1 - self.objective, 9)
+
+
+class AlertSetting(Section, frozen=True, kw_only=True):
+    """What differs from an alert's defaults. limit: in the unit of the alert's text. for: how long it must be true."""
+
+    on: bool = True
+    limit: float | None = None
+    hold: str = ""
+    severity: Severity | None = None
+
+
+class SloFile(Section, frozen=True, kw_only=True):
+    """The whole file. alerts: by name; one that is not named has its defaults."""
+
+    slo: tuple[Slo, ...] = ()
+    alerts: dict[str, AlertSetting] = {}
+
+
+def load_slos(path: Path | None = None) -> SloFile:
+    """Load a file of SLOs and alerts; the shipped one without a path. Raises ConfigError with the key and a hint."""
+    where = str(path or SHIPPED)
+    slos = strict_toml.convert_tables(strict_toml.read_toml(path or SHIPPED), SloFile, where)
+    names: set[str] = set()
+    for slo in slos.slo:
+        if problem := _slo_problem(slo):
+            raise ConfigError(f'slo "{slo.name}": {problem[1]}', where=where, hint=problem[2], key=f"slo.{problem[0]}")
+        if slo.name in names:
+            raise ConfigError(f'two SLOs "{slo.name}"', where=where, hint="rename one", key="slo.name")
+        names.add(slo.name)
+    for name, setting in slos.alerts.items():
+        if name not in ALERTS:
+            raise ConfigError(f'no alert "{name}"', where=where, hint=suggest(name, ALERTS), key=f"alerts.{name}")
+        if setting.hold and _seconds(setting.hold) is None:
+            hint = "write 30s, 5m or 1h"
+            raise ConfigError(f'"{setting.hold}" is not a duration', where=where, hint=hint, key=f"alerts.{name}.for")
+        if setting.limit is not None and not (ALERTS[name].limit is not None and 0 <= setting.limit < math.inf):
+            expected = "none: leave it out" if ALERTS[name].limit is None else "0 or more"
+            raise ConfigError(
+                f'alert "{name}": limit {setting.limit:g} (expected {expected})',
+                where=where,
+                key=f"alerts.{name}.limit",
+            )
+    return slos
+
+
+def _slo_problem(slo: Slo) -> tuple[str, str, str] | None:
+    """Return the key, the problem and a hint of a wrong SLO; None for a right one."""
+    measure = MEASURES[slo.measure]
+    if not slo.name or not slo.name.replace("-", "").isalnum() or not slo.name.isascii():
+        return "name", "expected letters, digits and -", ""
+    if not 0 < slo.objective < 1:
+        return "objective", f"{slo.objective:g} (expected between 0 and 1, such as 0.9)", ""
+    low, high = map(units.parse_duration, _PERIODS)
+    if not low <= (_seconds(slo.period) or 0) <= high:
+        return "period", f'"{slo.period}" (expected from {_PERIODS[0]} to {_PERIODS[1]})', ""
+    if not used_pairs(slo.period_s, slo.budget):
+        return "objective", f"{slo.objective:g}: if all were bad, it would still not burn fast enough to alert", ""
+    if _seconds(slo.hold) is None:
+        return "for", f'"{slo.hold}" is not a duration', "write 30s, 5m or 1h"
+    if slo.min_events < 1:
+        return "min_events", f"{slo.min_events} (expected 1 or more)", ""
+    if slo.tier and "tier" not in measure.by:
+        return "tier", f"{slo.measure} has no tiers", "leave tier out"
+    if not measure.buckets:
+        return ("within", f"{slo.measure} has no time limit", "leave within out") if slo.within else None
+    if (_seconds(slo.within) or 0) not in measure.buckets:
+        known = ", ".join(_duration(bucket) for bucket in measure.buckets)
+        return "within", f'"{slo.within}" (expected a bucket of {measure.metric})', f"one of {known}"
+    return None
+
+
+def _duration(total_s: float) -> str:
+    """Return seconds as the shortest text that `within` takes."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if total_s % length == 0:
+            return f"{total_s / length:g}{unit}"
+    return f"{total_s:g}s"
+
+
+def _seconds(text: str) -> int | None:
+    try:
+        return units.parse_duration(text)
+    except UsageError:
+        return None
