@@ -1,0 +1,1 @@
+"""Dashboards for Grafana, generated from a table of panels."""
