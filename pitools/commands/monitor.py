@@ -10,6 +10,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "goodput": ("monitor_goodput", "goodput", "Show where the allocated time of runs went, state by state."),
     "usage": ("monitor_usage", "usage", "Report what jobs used, and what it cost: by user, account, QOS, site or tag."),
     "export": ("monitor_export", "export", "Export metrics of all sites to Prometheus."),
+    "rules": ("monitor_rules", "rules", "Print Prometheus' rules of SLOs and alerts, or write Grafana's dashboards."),
+    "check": ("monitor_rules", "check", "Judge the SLOs now, and notify; for cron."),
 }
 
 

@@ -49,6 +49,15 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         10,
         {f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "0x{n}" for name in ("jobs", "nodes")},
     ),
+    "Slurm is away, and there are no runs": (
+        {"PitSiteUnreachable:page", "PitCollectorFailing:ticket"},
+        40,
+        {
+            f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "1x10 0x{n}" if name != "runs" else ""
+            for name in ("jobs", "nodes", "runs")
+        }
+        | {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x10 600x{n}"},
+    ),
     "a moment without Slurm": (
         set(),
         20,
@@ -166,7 +175,7 @@ def make_test(name: str, firing: set[str], minutes: int, series: dict[str, str])
         {"labels": f'{{alertname="{alert}", cluster="alpha", severity="{severity}"}}', "value": 1}
         for alert, severity in (one.split(":") for one in sorted(firing))
     ]
-    expr = 'count by (cluster, alertname, severity) (ALERTS{alertstate="firing"})'
+    expr = 'max by (cluster, alertname, severity) (ALERTS{alertstate="firing"})'
     return {
         "name": name,
         "interval": f"{step_s}s",

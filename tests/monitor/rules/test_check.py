@@ -1,0 +1,213 @@
+"""`pit monitor check`: judged by a real Prometheus, or by the records of runs; and its notices."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import Unreachable
+from pitools.monitor.rules import prometheus_api
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+SECONDS = 'pit_run_resource_seconds_total{cluster="%s",resource="gpu",state="%s"}'
+SLOS = """
+[[slo]]
+name = "goodput"
+measure = "goodput"
+objective = 0.85
+
+[[slo]]
+name = "waits"
+measure = "queue-wait"
+within = "1h"
+objective = 0.9
+"""
+
+
+def states(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict[str, object]]:
+    return {(row["slo"], row["cluster"]): row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def prometheus(start_prometheus: Callable[..., str]) -> str:
+    """Four days in which alpha loses a quarter of its hours and half of its jobs wait too long, and beta is well."""
+    series = {}
+    for cluster, lost in (("alpha", 0.25), ("beta", 0.05)):
+        series |= {
+            SECONDS % (cluster, "productive"): lambda at, lost=lost: at * (1 - lost),
+            SECONDS % (cluster, "lost"): lambda at, lost=lost: at * lost,
+            SECONDS % (cluster, "unaccounted"): lambda at: at * 5,
+        }
+    wait = 'pit_queue_wait_seconds_%s{cluster="alpha",tier="high"%s}'
+    series[wait % ("bucket", ',le="3600.0"')] = lambda at: at / 1200
+    series[wait % ("count", "")] = lambda at: at / 600
+    return start_prometheus(series, 4)
+
+
+def test_prometheus_is_asked_for_each_budget(prometheus: str, pit: Pit, tmp_path: Path) -> None:
+    """Burn rates and budgets are those of the history, and exit 1 is for the one that burns."""
+    (tmp_path / "slos.toml").write_text(SLOS)
+    done = pit("monitor", "check", "slos.toml", PIT_PROMETHEUS=prometheus + "/")
+    assert done.returncode == 1, done.stderr
+    rows = states(done)
+    assert set(rows) == {("goodput", "alpha"), ("goodput", "beta"), ("waits", "alpha")}
+    lost = rows["goodput", "alpha"]
+    assert (lost["burning"], lost["resource"], lost["schema"]) == ("ticket", "gpu", "pit.slo/1")
+    assert lost["bad"] == pytest.approx(0.25, abs=0.01)
+    assert lost["burn_1d"] == pytest.approx(0.25 / 0.15, abs=0.1)
+    assert lost["budget_left"] == pytest.approx(1 - 0.25 / 0.15, abs=0.1)
+    assert "25.0% of the accounted hours" in str(lost["reason"])
+    assert str(lost["hint"]).startswith("pit launch list --site alpha")
+    assert rows["goodput", "beta"]["burning"] == ""
+    assert rows["goodput", "beta"]["budget_left"] == pytest.approx(2 / 3, abs=0.1)
+    assert rows["waits", "alpha"]["burning"] == "ticket"
+    assert rows["waits", "alpha"]["tier"] == "high"
+    one = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "beta")
+    assert (one.returncode, set(states(one))) == (0, {("goodput", "beta")})
+
+
+def test_no_events_are_said(prometheus: str, pit: Pit, tmp_path: Path) -> None:
+    """An empty answer is no failure, and no silent success."""
+    (tmp_path / "slos.toml").write_text(SLOS)
+    done = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "gamma")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no SLO had an event" in done.stderr
+
+
+STEPS = """
+import os, time
+from pathlib import Path
+from pitools.run.steps import StepLog
+log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"], "steps"), 0)
+for step in range(8):
+    time.sleep(0.1)
+    log.write(step=step, loss=1.0, wall_s=0.1, input_s=0.05, compute_s=0.05, comm_s=0.0, rank_samples=1)
+"""
+
+
+def test_the_records_of_runs_are_judged_without_prometheus(pit: Pit, tmp_path: Path) -> None:
+    """A run of this machine whose steps wait for input burns, by what its ledger says; a damaged run is said."""
+    (tmp_path / "train.py").write_text(STEPS)
+    (tmp_path / "t.toml").write_text('name = "t"\ncommand = "python train.py"\nsnapshot = false\n')
+    (tmp_path / "slos.toml").write_text(SLOS + "min_events = 1\n")
+    runs = tmp_path / "runs"
+    run = json.loads(pit("launch", "run", "t.toml", "--wait", PIT_RUNS=str(runs)).stdout)["run_id"]
+    (runs / "t-20261127-000000-000000").mkdir()
+    (runs / "t-20261127-000000-000000" / "plan.json").write_text("{")
+    done = pit("monitor", "check", "slos.toml", PIT_RUNS=str(runs))
+    assert (done.returncode, "t-20261127-000000-000000" in done.stderr) == (1, True), done.stderr
+    ledger = json.loads(pit("monitor", "goodput", run, PIT_RUNS=str(runs)).stdout)
+    seconds = ledger["seconds"]
+    lost = states(done)["goodput", "local"]
+    accounted = sum(seconds.values()) - seconds["unaccounted"]
+    assert lost["bad"] == pytest.approx(1 - seconds["productive"] / accounted, abs=1e-6)
+    assert (lost["resource"], lost["burning"] != "") == ("node", True)
+    waits = states(done)["waits", "local"]
+    assert (waits["tier"], waits["bad"], waits["burning"], waits["budget_left"]) == ("normal", 0.0, "", 1.0)
+    empty = pit("monitor", "check", "slos.toml", PIT_RUNS=str(tmp_path / "none"))
+    assert (empty.returncode, empty.stdout, "no SLO" in empty.stderr) == (0, "", True)
+
+
+def test_a_prometheus_that_is_away_is_exit_75(pit: Pit, tmp_path: Path) -> None:
+    """Nobody listens, there is no such host, and one that accepts and is silent: its address, and what to type."""
+    for address in ("127.0.0.1:1", "nowhere.invalid:9090"):
+        done = pit("monitor", "check", "--prometheus", f"http://{address}")
+        assert (done.returncode, done.stdout) == (75, ""), done.stderr
+        assert f"curl -sS http://{address}/-/ready" in done.stderr
+    for wrong in ("localhost:9090", "http://me:secret@127.0.0.1:1"):
+        refused = pit("monitor", "check", "--prometheus", wrong)
+        assert (refused.returncode, "secret" in refused.stderr) == (2, False)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unreachable, match="timed out"):
+        prometheus_api.query(f"http://127.0.0.1:{silent.getsockname()[1]}", "1", timeout_s=0.2)
+
+
+ANSWERS = {
+    "503": (503, "Service Unavailable"),
+    "html": (200, "<html>a proxy</html>"),
+    "scalar": (200, '{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'),
+    "null": (200, '{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"x"]}]}}'),
+    "refused": (422, '{"status":"error","errorType":"execution","error":"too many samples"}'),
+    "nan": (200, '{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"NaN"]}]}}'),
+}
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[[str], str]]:
+    """A server that answers each query with one of ANSWERS, or, for "burning", as if all were bad from a file on."""
+    servers = []
+
+    def start(name: str, bad: Path | None = None) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                status, body = ANSWERS.get(name, (200, ""))
+                if bad is not None:
+                    row = {"metric": {"cluster": "alpha", "resource": "gpu"}, "value": [1, bad.read_text()]}
+                    body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row]}})
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"), [("503", 75), ("html", 5), ("scalar", 5), ("null", 5), ("refused", 4), ("nan", 0)]
+)
+def test_other_answers(answer: str, code: int, fake: Callable[[str], str], pit: Pit, tmp_path: Path) -> None:
+    """A server that starts, one that is no Prometheus, a refusal, and ratios of nothing."""
+    (tmp_path / "slos.toml").write_text(SLOS)
+    done = pit("monitor", "check", "slos.toml", "--prometheus", fake(answer))
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert ("too many samples" in done.stderr) == (answer == "refused")
+
+
+COLLECT = 'import sys; open(sys.argv[1], "a").write(sys.stdin.read()); sys.exit(sys.argv[2:] == ["fail"])'
+
+
+def test_hooks_get_each_change_once(fake: Callable[..., str], pit: Pit, tmp_path: Path) -> None:
+    """When it begins to burn, gets worse and is over; a hook that fails is started again, and holds up no other."""
+    bad, out, failing = tmp_path / "bad", tmp_path / "out", tmp_path / "failing"
+    url = fake("burning", bad)
+    (tmp_path / "slos.toml").write_text(SLOS[: SLOS.index("[[slo]]", 2)])
+    hooks = [
+        {"on": '["slo"]', "command": json.dumps([sys.executable, "-c", COLLECT, str(failing), "fail"])},
+        {"on": '["slo", "verdict"]', "command": json.dumps([sys.executable, "-c", COLLECT, str(out)])},
+        {"on": '["verdict"]', "command": json.dumps([sys.executable, "-c", COLLECT, str(out)])},
+    ]
+    text = "".join(f"[[hooks]]\non = {one['on']}\ncommand = {one['command']}\n" for one in hooks)
+    (tmp_path / "home" / ".config" / "pitools" / "hooks.toml").write_text(text)
+    for value, code in (("0.01", 0), ("0.5", 1), ("0.5", 1), ("0.99", 1), ("0.01", 0), ("0.01", 0)):
+        bad.write_text(value)
+        done = pit(
+            "monitor", "check", "slos.toml", "--prometheus", url, "--notify", XDG_STATE_HOME=str(tmp_path / "state")
+        )
+        assert done.returncode == code, done.stderr
+    notices = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [notice["severity"] for notice in notices] == ["ticket", "page", "over"]
+    assert (
+        notices[0].items() >= {"schema": "pit.slo-notice/1", "event": "slo", "site": "alpha", "slo": "goodput"}.items()
+    )
+    assert "50.0% of the accounted hours" in notices[0]["reason"]
+    assert [json.loads(line)["severity"] for line in failing.read_text().splitlines()] == ["ticket", "ticket", "page"]
+    state = tmp_path / "state" / "pitools" / "slo_notices.json"
+    assert (json.loads(state.read_text())["sent"], state.stat().st_mode & 0o777) == ({}, 0o600)
