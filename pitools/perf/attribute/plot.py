@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pitools.core import html_page
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
-from pitools.core.output import format_cell
 from pitools.perf.attribute.buckets import BUCKETS, Buckets
 from pitools.perf.attribute.collectives import Matched
 from pitools.perf.attribute.intervals import union
@@ -137,11 +136,6 @@ def _page(svg: str, buckets: Buckets, verdict: Verdict) -> str:
     """Return a page without references to other files."""
     records = buckets.records()
     names = [name for name in records[0].__struct_fields__ if name != "schema"]
-    head = "".join(f"<th>{name}</th>" for name in names)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{format_cell(getattr(record, name))}</td>' for name in names)}</tr>"
-        for record in records[:1000]
-    )
     lines = [
         f"verdict: {verdict.verdict}",
         *verdict.evidence,
@@ -149,9 +143,6 @@ def _page(svg: str, buckets: Buckets, verdict: Verdict) -> str:
           for each in verdict.advice),
         *(f"note: {note}" for note in verdict.notes),
     ]  # fmt: skip
-    style = "body{font:14px sans-serif;margin:2em}svg{max-width:100%}td,th{text-align:right;padding:0 .6em}"
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>pit perf attribute</title><style>{style}</style>'
-        f"<ul>{items}</ul>{svg[svg.index('<svg') :]}<table><tr>{head}</tr>{body}</table>\n"
-    )
+    items = "".join(f"<li>{html_page.text(line)}</li>" for line in lines)
+    rows = html_page.table(names, ([getattr(record, name) for name in names] for record in records[:1000]))
+    return html_page.page("pit perf attribute", (f"<ul>{items}</ul>{svg[svg.index('<svg') :]}{rows}",))
