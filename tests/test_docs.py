@@ -41,6 +41,7 @@ _SHOWN = {
         "TP4",
         r"causal +0\.\d",
     ],
+    "monitor.md": [r" 59 +0\.03"],
     "index.md": [r'"state":"COMPLETED"', r"1: rank 1 of 2 reads \S*/objects/"],
     "cluster.md": [r'"state":"COMPLETED"', "1: rank 1 on alpha"],
 }

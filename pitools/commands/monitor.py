@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("monitor_export", "export", "Export metrics of all sites to Prometheus."),
     "rules": ("monitor_rules", "rules", "Print Prometheus' rules of SLOs and alerts, or write Grafana's dashboards."),
     "check": ("monitor_rules", "check", "Judge the SLOs now, and notify; for cron."),
+    "report": ("monitor_report", "report", "Write a day, or a run, as one HTML file."),
 }
 
 

@@ -1,0 +1,1 @@
+"""`pit monitor report`: a day, or a run, as one HTML file."""

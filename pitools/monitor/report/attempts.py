@@ -1,0 +1,120 @@
+"""What a run's folder says of its attempts: when, where, why they ended, what they staged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core.html_page import table
+from pitools.core.units import format_duration, format_size
+from pitools.monitor.report.svg import Part
+from pitools.run import run_folder
+from pitools.run.attempt_records import SUCCEEDED, AttemptStart, Cause, Decision
+from pitools.stage.stage import StageResult
+
+COLOURS = {
+    "goes on": "#56B4E9",
+    SUCCEEDED: "#009E73",
+    "stopped by Slurm or a person": "#E69F00",
+    "failed": "#D55E00",
+}
+_STOPPED = ("preempted", "time-limit", "cancelled")
+
+
+class Staged(NamedTuple):
+    """The staging of a dataset on a node. at: when it ended, Unix time."""
+
+    at: float
+    result: StageResult
+
+
+class Attempt(NamedTuple):
+    """An attempt. started, ended: RFC 3339, "" if unknown."""
+
+    name: str
+    started: str
+    ended: str
+    job_id: str
+    node_list: str
+    saved_steps: int
+    cause: Cause | None
+    decision: Decision | None
+    staged: tuple[Staged, ...]
+
+    @property
+    def outcome(self) -> str:
+        """A key of COLOURS."""
+        if not self.ended and not self.cause:
+            return "goes on"
+        kind = self.cause.kind if self.cause else "unknown"
+        return kind if kind == SUCCEEDED else "stopped by Slurm or a person" if kind in _STOPPED else "failed"
+
+
+def read_attempts(run_dir: Path) -> list[Attempt]:
+    """Return the attempts of a run, oldest first; of records that are damaged, nothing. Raises OSError."""
+    attempts = []
+    for path in run_folder.attempt_dirs(run_dir):
+        start = run_folder.read_or_none(path / "start.json", AttemptStart)
+        ended = run_folder.read_or_none(path / "exit.json", run_folder.AttemptExit)
+        attempts.append(
+            Attempt(
+                name=path.name,
+                started=start.started if start else "",
+                ended=ended.ended if ended else "",
+                job_id=start.job_id if start else "",
+                node_list=start.node_list if start else "",
+                saved_steps=start.saved_steps if start else 0,
+                cause=run_folder.read_or_none(path / "cause.json", Cause),
+                decision=run_folder.read_or_none(path / "decision.json", Decision),
+                staged=tuple(_read_staged(path)),
+            )
+        )
+    return attempts
+
+
+def _read_staged(attempt: Path) -> Iterator[Staged]:
+    for path in sorted((attempt / "nodes").glob("*/*.json")):
+        with contextlib.suppress(OSError):
+            if result := run_folder.read_or_none(path, StageResult):
+                yield Staged(path.stat().st_mtime, result)
+
+
+def to_unix(moment: str, default: float) -> float:
+    """Return a time (RFC 3339) as Unix time; the default for none."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(moment).timestamp()
+    return default
+
+
+def attempt_parts(attempts: Sequence[Attempt], now_s: float) -> list[Part]:
+    """Return the attempts as parts of a line of time; one whose end nobody has written ends where the next begins."""
+    parts = []
+    for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
+        if not attempt.started:
+            continue
+        begin = to_unix(attempt.started, now_s)
+        end = to_unix(attempt.ended or (following.started if following else ""), now_s)
+        why = f": {attempt.cause.kind}: {attempt.cause.reason}" if attempt.cause else ""
+        tip = f"attempt {attempt.name}, job {attempt.job_id}, {attempt.node_list}, {format_duration(end - begin)}{why}"
+        parts.append(Part(begin, max(begin, end), COLOURS[attempt.outcome], tip))
+    return parts
+
+
+def staging_table(staged: Sequence[Staged]) -> str:
+    """Return a line a dataset: how often it was there, and what was read, and how long the slowest node took."""
+    by_dataset: dict[str, list[StageResult]] = {}
+    for each in staged:
+        by_dataset.setdefault(f"{each.result.dataset} {each.result.version}", []).append(each.result)
+    heads = ("dataset", "nodes", "present", "staged", "repaired", "from the source", "from other nodes", "slowest")
+    states = ("present", "staged", "repaired")
+    return table(heads, [
+        (
+            name, len(results), *(sum(one.state == state for one in results) for state in states),
+            format_size(sum(one.copied_bytes for one in results)), format_size(sum(one.peer_bytes for one in results)),
+            format_duration(max(one.wall_s for one in results)),
+        )
+        for name, results in sorted(by_dataset.items())
+    ])  # fmt: skip

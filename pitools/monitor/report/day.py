@@ -1,0 +1,136 @@
+"""Read what happened on a day, in UTC: the folders of runs, and the journals of incidents, that this user may read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core.errors import PitError
+from pitools.core.fs import from_os_error
+from pitools.core.timestamps import to_rfc3339
+from pitools.launch.plan import load_plan
+from pitools.launch.recovery import apply_decision
+from pitools.launch.run_lookup import missing_runs_dir, runs_dir
+from pitools.ledger.records import RunLedger
+from pitools.ledger.run_ledger import read_rows, run_ledger
+from pitools.monitor.report.attempts import Attempt, read_attempts
+from pitools.monitor.usage import ingest, store
+from pitools.monitor.usage.report import UsageRow, usage_rows
+from pitools.node.check.config import load_config
+from pitools.node.control.incidents import Incident, read_incidents
+from pitools.run import run_folder
+from pitools.run.attempt_records import Verdict
+from pitools.site.connect import client
+from pitools.site.schema import Site
+from pitools.slurm.records import AccountingRow
+
+USAGE_BY = ("site", "user", "account")
+
+
+class DayRun(NamedTuple):
+    """A run with an attempt on that day. ledger: of the whole run; None where it cannot be made."""
+
+    run_id: str
+    site: str
+    attempts: list[Attempt]
+    verdict: Verdict | None
+    ledger: RunLedger | None
+
+
+class Day(NamedTuple):
+    """A day of some sites. since, until: RFC 3339. incidents: (site, incident). notes: what was left out, and why.
+
+    usage: of all jobs that Slurm shows to this user, by `site`, `user` and `account`; {} without accounting.
+    """
+
+    since: str
+    until: str
+    sites: tuple[str, ...]
+    runs: list[DayRun]
+    incidents: list[tuple[str, Incident]]
+    notes: list[str]
+    usage: dict[str, list[UsageRow]]
+
+    def holds(self, moment: str) -> bool:
+        """Return whether a time is on that day."""
+        return self.since <= moment < self.until
+
+
+def read_day(sites: Sequence[Site], day: date) -> Day:
+    """Return a day. A site, or a run, that cannot be read is left out, and noted."""
+    begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    since, until = to_rfc3339(begin), to_rfc3339(begin + timedelta(days=1))
+    read = Day(since, until, tuple(site.name for site in sites), [], [], [], {})
+    for site in sites:
+        try:
+            _read_runs(site, read)
+        except (PitError, OSError) as error:
+            read.notes.append(f"{site.name}: no runs: {error}")
+        try:
+            _read_incidents(site, read)
+        except (PitError, OSError) as error:
+            read.notes.append(f"{site.name}: no incidents: {error}")
+    if with_slurm := [site for site in sites if site.scheduler == "slurm"]:
+        _read_usage(with_slurm, begin, read)
+    return read
+
+
+def _read_usage(sites: Sequence[Site], begin: datetime, day: Day) -> None:
+    """Read what is new in the accounting into this user's own store, as `pit monitor usage` does, and sum it up."""
+    since = int(begin.timestamp())
+    until = min(since + 86400, int(datetime.now(UTC).timestamp()))
+    try:
+        with store.open_store(store.default_path()) as opened:
+            answered = []
+            for site in sites:
+                try:
+                    ingest.ingest_site(opened, site, client(site).transport, since)
+                    answered.append(site)
+                except PitError as error:
+                    day.notes.append(f"{site.name}: no usage: {error}")
+            for by in USAGE_BY if answered else ():
+                day.usage[by] = usage_rows(opened, answered, since, until, by)
+    except PitError as error:
+        day.notes.append(f"no usage: {error}")
+
+
+def _read_runs(site: Site, day: Day) -> None:
+    if missing := missing_runs_dir(site):
+        raise missing
+    chosen: list[tuple[Path, list[Attempt], Verdict | None]] = []
+    for run_dir in run_folder.run_dirs(runs_dir(site)):
+        try:
+            verdict = apply_decision.read_verdict(run_dir)
+            if (verdict and verdict.t < day.since) or load_plan(run_dir).site != site.name:
+                continue
+            attempts = [one for one in read_attempts(run_dir) if one.started < day.until]
+            if attempts and (attempts[-1].ended or day.until) >= day.since:
+                chosen.append((run_dir, attempts, verdict))
+        except (PitError, OSError) as error:
+            problem = error if isinstance(error, PitError) else from_os_error(error, run_dir)
+            day.notes.append(f"{site.name}: {run_dir.name} is left out: {problem.message}")
+    rows: list[AccountingRow] = []
+    try:
+        rows = read_rows(site, [run_dir for run_dir, _, _ in chosen]) if chosen else []
+    except PitError as error:
+        day.notes.append(f"{site.name}: without the times of sacct: {error}")
+    for run_dir, attempts, verdict in chosen:
+        ledger = None
+        with contextlib.suppress(PitError, OSError):
+            ledger = run_ledger(run_dir, rows)
+        day.runs.append(DayRun(run_dir.name, site.name, attempts, verdict, ledger))
+
+
+def _read_incidents(site: Site, day: Day) -> None:
+    """Add the incidents that were open on that day, of a site whose file of checks is on this machine."""
+    config = load_config(Path(site.node.config) if site.node.config else None)
+    if not config.spool:
+        return
+    journal = read_incidents(Path(config.spool) / "control" / "journal.jsonl")
+    day.notes.extend(journal.problems)
+    for incident in journal.incidents.values():
+        if incident.opened_at < day.until and (incident.over_at or day.until) >= day.since:
+            day.incidents.append((site.name, incident))
