@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rules": ("monitor_rules", "rules", "Print Prometheus' rules of SLOs and alerts, or write Grafana's dashboards."),
     "check": ("monitor_rules", "check", "Judge the SLOs now, and notify; for cron."),
     "report": ("monitor_report", "report", "Write a day, or a run, as one HTML file."),
+    "watch": ("monitor_watch", "watch", "All sites, queues, runs and alerts on one screen."),
 }
 
 

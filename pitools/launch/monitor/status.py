@@ -59,7 +59,7 @@ def run_statuses(
     """
     snapshots = _read_snapshots(run_dirs, report_error)
     # Job by job, not by id: two local runs may have had the same process id.
-    open_jobs = [run.job for run in snapshots if run.job and not is_final(_state_from_dir(site, run))]
+    open_jobs = [job for run in snapshots if (job := open_job(run, site))]
     states: dict[str, str] = {}
     pending: dict[str, slurm_cache.CachedState] = {}
     if query_slurm and open_jobs and site.scheduler == "slurm":
@@ -71,6 +71,18 @@ def run_statuses(
         _run_record(run, states.get(run.job_id) or _state_from_dir(site, run), pending.get(run.job_id))
         for run in snapshots
     ]
+
+
+def open_job(snapshot: RunSnapshot, site: Site) -> run_folder.JobRef | None:
+    """Return the run's newest job if the folder does not say that the run has ended; else None."""
+    return snapshot.job if snapshot.job and not is_final(_state_from_dir(site, snapshot)) else None
+
+
+def record_of(snapshot: RunSnapshot, site: Site, cached: slurm_cache.CachedState | None) -> run_folder.RunRecord:
+    """Return the record of a run by its folder and the cached state of its newest job; None: by the folder alone."""
+    answered = cached and not (cached.failure and cached.state == UNKNOWN)
+    state = cached.state if cached and answered else _state_from_dir(site, snapshot)
+    return _run_record(snapshot, state, cached)
 
 
 def _read_snapshots(run_dirs: Sequence[Path], report_error: ReportError | None) -> list[RunSnapshot]:

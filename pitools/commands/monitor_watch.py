@@ -1,0 +1,36 @@
+"""`pit monitor watch`: all sites, queues, runs and alerts on one screen."""
+
+from __future__ import annotations
+
+import click
+
+from pitools.commands import completion
+
+
+@click.command()
+@click.option(
+    "--site",
+    "sites",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=completion.complete_sites,
+    help="A site to show; repeatable. [default: all of `pit site list`]",
+)
+def watch(sites: tuple[str, ...]) -> None:
+    """Show all sites, their queues and runs, goodput and alerts on one screen, until q is pressed.
+
+    Keys: / filters the runs, s sorts, r reverses; l shows the logs of the selected run, w why its attempts ended;
+    c cancels it, after a question; tab moves to the next table. A site that does not answer becomes grey, with the age
+    of what is shown of it. Of a site the newest 1000 runs are shown.
+    """
+    import sys
+
+    from pitools.core.errors import UsageError
+    from pitools.monitor.live.app import WatchApp
+    from pitools.monitor.live.site_feeds import make_feeds
+
+    feeds = make_feeds(sites)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        hint = "as records: pit launch list --all-sites, pit place list, pit monitor goodput"
+        raise UsageError("stdin and stdout: not a terminal", where="pit monitor watch", hint=hint)
+    WatchApp(feeds).run()

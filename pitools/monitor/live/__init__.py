@@ -1,0 +1,1 @@
+"""`pit monitor watch`: sites, queues, runs and alerts on one screen of a terminal."""
