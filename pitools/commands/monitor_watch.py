@@ -16,7 +16,8 @@ from pitools.commands import completion
     shell_complete=completion.complete_sites,
     help="A site to show; repeatable. [default: all of `pit site list`]",
 )
-def watch(sites: tuple[str, ...]) -> None:
+@click.option("--prometheus", "url", metavar="URL", help="Also the alerts that fire at this Prometheus.")
+def watch(sites: tuple[str, ...], url: str | None) -> None:
     """Show all sites, their queues and runs, goodput and alerts on one screen, until q is pressed.
 
     Keys: / filters the runs, s sorts, r reverses; l shows the logs of the selected run, w why its attempts ended;
@@ -28,9 +29,11 @@ def watch(sites: tuple[str, ...]) -> None:
     from pitools.core.errors import UsageError
     from pitools.monitor.live.app import WatchApp
     from pitools.monitor.live.site_feeds import make_feeds
+    from pitools.monitor.rules.prometheus_api import check_url
 
+    prometheus = check_url(url) if url else ""
     feeds = make_feeds(sites)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         hint = "as records: pit launch list --all-sites, pit place list, pit monitor goodput"
         raise UsageError("stdin and stdout: not a terminal", where="pit monitor watch", hint=hint)
-    WatchApp(feeds).run()
+    WatchApp(feeds, prometheus).run()

@@ -1,4 +1,4 @@
-"""What needs a person, most urgent first: sites that do not answer, runs that stopped, nodes out of service."""
+"""What needs a person, most urgent first: sites that do not answer, runs that stopped, nodes out of service, SLOs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
 from pitools.core import timestamps
+from pitools.monitor.live.feed import Feed
 from pitools.monitor.live.followed_runs import FollowedRun
 from pitools.monitor.live.site_feeds import SiteFeeds
+from pitools.monitor.rules import prometheus_api
 from pitools.node.control.incidents import incident_of_reason
 from pitools.slurm.states import is_held, may_never_start
 
@@ -16,7 +18,10 @@ _RECENT = timedelta(days=1)  # then a stopped run is no news
 
 
 class Alert(NamedTuple):
-    """One line. at: RFC 3339, "" if unknown. subject: a run's id, a node, or "" for the site itself. next: to type."""
+    """One line. at: RFC 3339, "" if unknown. subject: a run's id, a node, an alert's name, or "" for the site itself.
+
+    next: a command to type.
+    """
 
     level: Literal["error", "warning"]
     site: str
@@ -28,15 +33,32 @@ class Alert(NamedTuple):
     @property
     def key(self) -> str:
         """What stays the same while the alert lasts."""
-        return f"{self.site} {self.subject} {self.level}"
+        return f"{self.site} {self.subject} {self.text}"
 
 
-def alerts(sites: Iterable[SiteFeeds], now: datetime | None = None) -> list[Alert]:
-    """Return the alerts of all sites: errors first, then the newest first."""
-    since = timestamps.to_rfc3339((now or datetime.now(UTC)) - _RECENT)
+def alerts(sites: Iterable[SiteFeeds], firing: Feed[list[Alert]] | None = None) -> list[Alert]:
+    """Return the alerts of all sites, and of a Prometheus: errors first, then the newest first."""
+    since = timestamps.to_rfc3339(datetime.now(UTC) - _RECENT)
     listed = [alert for site in sites for alert in _of_site(site, since)]
+    if firing:
+        listed += firing.answer.value or ()
+        if error := firing.answer.error:
+            listed.append(Alert("error", "", "prometheus", str(error), next=error.hint))
     listed.sort(key=lambda alert: alert.at, reverse=True)
     return sorted(listed, key=lambda alert: alert.level)
+
+
+def firing_alerts(url: str) -> list[Alert]:
+    """Return the alerts that fire at a Prometheus, such as those of `pit monitor rules`. Raises PitError."""
+    return [_firing_alert(sample.labels) for sample in prometheus_api.query(url, 'ALERTS{alertstate="firing"}')]
+
+
+def _firing_alert(labels: dict[str, str]) -> Alert:
+    shown = ("__name__", "alertname", "alertstate", "cluster", "severity")
+    rest = " ".join(f"{name}={value}" for name, value in sorted(labels.items()) if name not in shown)
+    severity = labels.get("severity", "")
+    level: Literal["error", "warning"] = "error" if severity in ("page", "critical") else "warning"
+    return Alert(level, labels.get("cluster", ""), labels.get("alertname", ""), f"fires: {severity} {rest}".rstrip())
 
 
 def _of_site(site: SiteFeeds, since: str) -> Iterator[Alert]:

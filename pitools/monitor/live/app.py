@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ from pitools.launch.diagnosis import explain
 from pitools.launch.monitor import rank_log
 from pitools.launch.recovery import cancel_run
 from pitools.monitor.live import rows
-from pitools.monitor.live.alerts import Alert, alerts
+from pitools.monitor.live.alerts import Alert, alerts, firing_alerts
 from pitools.monitor.live.feed import Feed
 from pitools.monitor.live.site_feeds import SiteFeeds
 from pitools.monitor.live.table import Column, LineView, Row, TableView
@@ -34,6 +35,7 @@ from pitools.site.schema import Site
 EVERY_S = 1.0
 _TAIL_BYTES = 64 << 10
 _NOTE_S = 10.0
+_FIRING_EVERY_S = 15.0
 
 
 class TextScreen(Screen[None]):
@@ -126,9 +128,12 @@ class WatchApp(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, sites: Sequence[SiteFeeds]) -> None:
+    def __init__(self, sites: Sequence[SiteFeeds], prometheus: str = "") -> None:
+        """sites: their feeds, not started. prometheus: the address of one whose alerts are shown; "" for none."""
         super().__init__(ansi_color=True)
         self._sites = sites
+        call = partial(firing_alerts, prometheus)
+        self._firing = Feed("prometheus", call, _FIRING_EVERY_S) if prometheus else None
         self._filter, self._order, self._is_reversed = "", 0, False
         self._note, self._noted_s = "", 0.0
         self._summary = LineView(id="summary")
@@ -158,16 +163,18 @@ class WatchApp(App[None]):
 
     def on_mount(self) -> None:
         """Start asking the sites."""
-        for site in self._sites:
-            site.start()
+        for feed in (*self._sites, self._firing):
+            if feed:
+                feed.start()
         self._runs.focus()
         self.set_interval(EVERY_S, self.update_tables)
         self.update_tables()
 
     def on_unmount(self) -> None:
         """Ask no more."""
-        for site in self._sites:
-            site.stop()
+        for feed in (*self._sites, self._firing):
+            if feed:
+                feed.stop()
 
     def update_tables(self) -> None:
         """Show what the threads have read by now."""
@@ -179,7 +186,7 @@ class WatchApp(App[None]):
             self._say(error)
         self._runs.show(rows.sort_items(shown, rows.SORTS[self._order], is_reversed=self._is_reversed))
         self._queues.show(rows.queue_items(self._sites))
-        listed = alerts(self._sites)
+        listed = alerts(self._sites, self._firing)
         self._alerts.show(listed)
         self._summary.show(self._summarize(items, len(shown), len(listed)))
 

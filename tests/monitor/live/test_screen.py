@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
+import json
 import os
 import signal
 import threading
@@ -226,3 +228,38 @@ def test_cancel_asks_and_then_does_what_the_command_does(make_site: MakeSite, mo
         await until(pilot, shows(app, "refused; ask [its] owner"))
 
     use(app, keys)
+
+
+class Firing(http.server.BaseHTTPRequestHandler):
+    """A Prometheus at which one alert fires."""
+
+    def do_POST(self) -> None:
+        labels = {
+            "alertname": "GoodputLow",
+            "cluster": "east",
+            "severity": "page",
+            "slo": "[red]goodput",
+            "alertstate": "firing",
+        }
+        result = [{"metric": labels, "value": [0, "1"]}]
+        body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_alerts_of_a_prometheus(make_site: MakeSite) -> None:
+    """What fires is shown beside the sites' own alerts; one that is away is an alert, and the rest goes on."""
+    make_site("east").add(state="FAILED")
+    with http.server.HTTPServer(("127.0.0.1", 0), Firing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        app = WatchApp(make_feeds(["east"]), url)
+        expected = ("GoodputLow", "fires: page slo=[red]goodput", "it raised KeyError")
+        use(app, lambda pilot: until(pilot, shows(app, *expected)))
+        server.shutdown()
+    away = WatchApp(make_feeds(["east"]), url)
+    use(away, lambda pilot: until(pilot, shows(away, "Prometheus: no answer", "it raised KeyError")))
