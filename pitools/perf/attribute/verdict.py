@@ -68,9 +68,10 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.perf-verdict/1"):
 def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
     """Return what limits the run: the largest avoidable part, if it is 15 % or more; else compute, from 60 %.
 
-    Waiting for each other is such a part only where it is surely for one rank. Time spent waiting for a CPU stretches
-    every part, so host and communication are scaled by the share of the time in which ranks had one. Raises DataError
-    for steps that take no time.
+    Waiting for each other is such a part only where it is surely for one rank; where it is more than any sure part, and
+    for no rank surely, that is inconclusive. Time spent waiting for a CPU stretches every part, so host and
+    communication are scaled by the share of the time in which ranks had one. Raises DataError for steps that take no
+    time.
     """
     wall = float(buckets.wall_ns.mean())
     if not wall:
@@ -103,7 +104,7 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         if value >= 0.01 * wall
     ]
     verdict, first, without_cpu = cause, "", _describe_cpu_waits(buckets)
-    if sure[cause] < _MIN_SHARE * wall <= losses["straggler"]:
+    if losses["straggler"] > sure[cause] and losses["straggler"] >= _MIN_SHARE * wall:
         verdict = "inconclusive"
         first = without_cpu or "ranks wait for each other, but in these steps for none of them surely: profile more"
     elif sure[cause] < _MIN_SHARE * wall:
