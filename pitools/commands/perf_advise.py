@@ -46,7 +46,7 @@ def advise(
     A proposal has the change of the request that tries it, where one is known: twice the loader's workers or the steps
     between checkpoints, under their usual names, or without a slow rank's node. --verify repeats the run on its nodes,
     from its copy of the code, without and with the change: A B A B, and up to two pairs more until the interval
-    decides. Each is cancelled after --steps. Exit 1: the trial shows no gain.
+    decides. Each is cancelled after --steps, and on Ctrl-C, SIGTERM and SIGHUP. Exit 1: the trial shows no gain.
 
     \b
     pit perf advise RUN --verify --set args.workers=8

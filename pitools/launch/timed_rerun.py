@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, PitError, TryLater
+from pitools.core.signals import interrupt_on_termination
 from pitools.launch import plan as planning
 from pitools.launch.monitor.wait import wait_for_run
 from pitools.launch.plan import Plan
@@ -44,6 +45,7 @@ def require_accepted(plan: Plan, site: Site) -> None:
             raise ClusterError(f"Slurm would refuse this job: {error.message}", where=plan.name) from error
 
 
+@interrupt_on_termination()
 def repeat_steps(
     run_dir: Path,
     *,
@@ -59,7 +61,8 @@ def repeat_steps(
     values: as of `plan_rerun`. suffix: of its name, which keeps it apart from other runs of the request. nodes_of: a
     run whose nodes it gets, unless `values` choose them. timeout_s: for its queue and its steps.
     report: gets a line for what it waits for. Raises the errors of a rerun and of a submission, ClusterError for a run
-    that fails, TryLater after timeout_s. A run that is not waited for to its end is cancelled.
+    that fails, TryLater after timeout_s, KeyboardInterrupt also on SIGTERM and SIGHUP. A run that is not waited for to
+    its end is cancelled.
     """
     plan, site = plan_repeat(run_dir, values=values, suffix=suffix, nodes_of=nodes_of)
     new_dir = submit_run(plan, site)

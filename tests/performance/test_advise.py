@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_advice_is_tried_by_runs(pit: Pit, tmp_path: Path) -> None:
 
 
 def test_a_repeated_run_is_always_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an interrupt, or when time is up; one that fails is an error."""
+    """After Ctrl-C, SIGTERM or SIGHUP, or when time is up; one that fails is an error."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "loop.toml").write_text(REQUEST)
@@ -215,15 +216,17 @@ def test_a_repeated_run_is_always_ended(tmp_path: Path, monkeypatch: pytest.Monk
             run_dir, steps=10, values=values, suffix="-x", nodes_of=run_dir, timeout_s=timeout_s, report=said
         )  # fmt: skip
 
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
+    def end_by(number: signal.Signals) -> None:
+        assert callable(signal.getsignal(number))  # else the signal would end this process
+        signal.raise_signal(number)
 
-    with pytest.raises(KeyboardInterrupt):
-        repeat(interrupt, 60.0, steps="300")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(KeyboardInterrupt):
+            repeat(lambda _, number=number: end_by(number), 60.0, steps="300")
     with pytest.raises(TryLater):
         repeat(lambda _: None, 0.0, steps="300")
     with pytest.raises(ClusterError, match="program"):
         repeat(lambda _: None, 60.0, command="python nothing.py")
     repeated = [run for run in runs() if "loop-x" in run.dir.name]
     # Sorted: runs of one second have no order.
-    assert sorted(run.state for run in repeated) == ["CANCELLED", "CANCELLED", "FAILED"]
+    assert sorted(run.state for run in repeated) == ["CANCELLED"] * 4 + ["FAILED"]
