@@ -292,6 +292,19 @@ def test_a_straggler_is_found_among_ranks_that_wait_for_cpus() -> None:
     assert judge(split_steps(sharing)).verdict != "straggler"  # programs that share a CPU also share its caches
 
 
+def test_a_wait_for_a_cpu_leaves_what_it_cannot_have_stretched() -> None:
+    """A step of 55 ms, of which 30 are input, asleep, and 5 communication, in which a thread ended a wait of 90 ms."""
+    spans = ranks_that_wait_for_cpus((50, 50), np.zeros((4, 2)))
+    starts, rank = spans.windows.start_ns, spans.windows.rank
+    inputs = make_spans(
+        kind=Kind.INPUT, stream=0, name=0, rank=rank, start_ns=starts, end_ns=starts + 30_000_000
+    )  # fmt: skip
+    waits = np.where(rank == 1, 90_000_000, 4_000_000)
+    windows = replace(spans.windows, cpu_wait_ns=waits)
+    buckets = split_steps(replace(spans, spans=Spans.join([spans.spans, inputs]), windows=windows))
+    assert buckets.own_ns.tolist() == [46_000_000] * 4 + [30_000_000] * 4
+
+
 def test_a_rank_that_others_wait_for_because_of_its_input_is_slow_input() -> None:
     """Loaders that read ahead hide it on the others: of 105 ms, rank 1 waits 80 ms for input, and rank 0 for rank 1."""
     spans = ranks_that_wait_for_cpus((20, 100), np.zeros((20, 2)))

@@ -68,9 +68,14 @@ class Buckets:
 
     @property
     def own_ns(self) -> Ints:
-        """The windows' lengths without exposed communication and waits for a CPU, ns: a slow rank's are longer."""
-        waits_ns = self.parts_ns[:, BUCKETS.index("communication")] + self.windows.cpu_wait_ns
-        return np.maximum(self.wall_ns - waits_ns, 0)
+        """The windows' lengths without exposed communication and waits for a CPU, ns: a slow rank's are longer.
+
+        A wait counts in the step in which it ends, and for any thread: it is taken from what it can have stretched.
+        """
+        stretched_ns = self.parts_ns[:, [BUCKETS.index(name) for name in ("compute", "host", "idle")]].sum(axis=1)
+        communication_ns = self.parts_ns[:, BUCKETS.index("communication")]
+        own_ns: Ints = self.wall_ns - communication_ns - np.minimum(self.windows.cpu_wait_ns, stretched_ns)
+        return own_ns
 
     def records(self) -> list[StepBuckets]:
         """Return a record for each window."""

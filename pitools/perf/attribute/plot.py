@@ -84,7 +84,7 @@ def _label_steps(axes: Axes, steps: np.ndarray) -> None:
 
 
 def _draw_ranks(axes: Axes, buckets: Buckets, steps: np.ndarray, ranks: list[int]) -> None:
-    """Draw what each rank does itself in each step: its wall time without communication, or waiting for a CPU."""
+    """Draw what each rank does itself in each step: its wall time without communication and waits for a CPU."""
     own = np.full((len(ranks), len(steps)), np.nan)
     row = np.searchsorted(ranks, buckets.windows.rank)
     column = np.searchsorted(steps, buckets.windows.step)
@@ -94,7 +94,8 @@ def _draw_ranks(axes: Axes, buckets: Buckets, steps: np.ndarray, ranks: list[int
     axes.figure.colorbar(image, ax=axes, label="ms")
     ticks = range(0, len(ranks), max(1, len(ranks) // 16))
     axes.set_yticks(list(ticks), [str(ranks[tick]) for tick in ticks])
-    axes.set(title="Ranks: time without communication, so a slow rank is bright", xlabel="step", ylabel="rank")
+    title = "Ranks: time without communication and waits for a CPU, so a slow rank is bright"
+    axes.set(title=title, xlabel="step", ylabel="rank")
     _label_steps(axes, steps)
 
 
