@@ -79,6 +79,8 @@ def trace(
     with Output(form, COLUMNS) as out:
         for record in found:
             out(record)
+    for error in dict.fromkeys(record.error for record in found if record.state == "done" and record.error):
+        click.echo(f"pit: the trace has {error}", err=True)
     if any(record.state == "done" for record in found):
         click.echo(f"pit: what limits it: pit perf attribute {attempt / 'traces' / request.window}", err=True)
     if any(record.state != "done" for record in found):

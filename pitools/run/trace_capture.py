@@ -167,7 +167,7 @@ class TraceCapture:
         """Write what was recorded so far; a request whose steps did not come fails."""
         with self._guard():
             if self._profiler is not None:
-                self._stop()
+                self._stop("the loop ended")
             elif self._wanted is not None:
                 raise RuntimeError(f"the loop ended before step {self._wanted.first_step}")
 
@@ -194,7 +194,7 @@ class TraceCapture:
             self._status = msgspec.structs.replace(self._status, last_step=step, cpu_wait_s=waits)
         elapsed = time.monotonic() - self._started
         if self._status.last_step is not None and (step >= self._last_step or elapsed > _MAX_S):
-            self._stop()
+            self._stop(f"they took over {_MAX_S:g} s")
         else:
             self._mark = self._profiler.step(step + 1)
             self._mark.__enter__()
@@ -244,8 +244,11 @@ class TraceCapture:
         self._profiler = _recording = kind(Path(self._temporary.name))
         self._block(time.monotonic() - self._started)
 
-    def _stop(self) -> None:
-        """Stop the profiler, and write the trace in the background; the process lives until that is done."""
+    def _stop(self, why: str) -> None:
+        """Stop the profiler, and write the trace in the background; the process lives until that is done.
+
+        why: where steps are missing.
+        """
         global _recording
         began = time.monotonic()
         profiler, self._profiler, _recording = self._profiler, None, None
@@ -256,7 +259,11 @@ class TraceCapture:
         profiler.stop()
         self._block(time.monotonic() - began)
         temporary, self._temporary = self._temporary, None
-        status = msgspec.structs.replace(self._status, slowdown=_slowdown(self._walls_s, self._recorded_s))
+        first, last = self._status.first_step or 0, self._status.last_step
+        slowdown, error = _slowdown(self._walls_s, self._recorded_s), ""
+        if last is not None and last < self._last_step:
+            error = f"{last - first + 1} of {self._last_step - first + 1} steps: {why}"
+        status = msgspec.structs.replace(self._status, slowdown=slowdown, error=error)
         self._status = RankTrace(rank=self._rank, state="")
         threading.Thread(target=self._write, args=(profiler, temporary, self._target, status), name="pit-trace").start()
 

@@ -46,12 +46,12 @@ class TraceRequest(Record, frozen=True, kw_only=True, tag="pit.trace-request/1")
 class RankTrace(Record, frozen=True, kw_only=True, tag="pit.rank-trace/1"):
     """What a rank recorded, or why it did not.
 
-    state: recording, done or failed. framework: torch or jax. first_step, last_step: recorded; they are later than
-    requested where the rank saw the request late. file: its trace. bytes: its size. blocked_s: for how long the
-    profiler held the rank up, to start, stop and write. cpu_wait_s: of each recorded step, for how long the thread that
-    waited longest was ready to run and had no CPU, of those that compute; 0 where the kernel does not say. slowdown:
-    how much longer the median recorded step took than that of up to 20 before them, by the step log, as a share; None
-    for fewer than 5.
+    state: recording, done or failed. error: why, or why it has fewer steps than were asked for. framework: torch or
+    jax. first_step, last_step: recorded; they are later than requested where the rank saw the request late. file: its
+    trace. bytes: its size. blocked_s: for how long the profiler held the rank up, to start, stop and write. cpu_wait_s:
+    of each recorded step, for how long the thread that waited longest was ready to run and had no CPU, of those that
+    compute; 0 where the kernel does not say. slowdown: how much longer the median recorded step took than that of up to
+    20 before them, by the step log, as a share; None for fewer than 5.
     """
 
     rank: int

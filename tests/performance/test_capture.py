@@ -314,13 +314,14 @@ def test_a_trace_is_bounded(attempt: Path, recorder: type[Recorder], monkeypatch
     monkeypatch.setattr(trace_capture, "_MAX_S", 0.0)
     ask(attempt, 5, 9)
     loop(attempt)
-    assert status(attempt, "5-9").last_step == 5
+    assert (status(attempt, "5-9").last_step, status(attempt, "5-9").error) == (5, "1 of 5 steps: they took over 0 s")
 
 
 @pytest.mark.parametrize(
     ("steps", "state", "last", "error"),
     [
-        (5, "done", 4, ""),
+        (5, "done", 4, "2 of 7 steps: the loop ended"),
+        (12, "done", 9, ""),
         (3, "failed", None, "before a step was recorded"),
         (1, "failed", None, "before step 3"),
         (2, "failed", None, "before a step was recorded"),
@@ -329,11 +330,11 @@ def test_a_trace_is_bounded(attempt: Path, recorder: type[Recorder], monkeypatch
 def test_a_loop_that_ends_early_keeps_what_it_has(
     attempt: Path, recorder: type[Recorder], steps: int, state: str, last: int | None, error: str
 ) -> None:
-    """Whole steps are kept; none of them is said."""
+    """Whole steps are kept; none of them, or fewer than were asked for, is said."""
     ask(attempt, 3, 9)
     loop(attempt, range(steps))
     found = status(attempt, "3-9")
-    assert (found.state, found.last_step, error in found.error) == (state, last, True)
+    assert (found.state, found.last_step, error in found.error, not found.error) == (state, last, True, not error)
 
 
 def test_who_is_not_asked_records_nothing(attempt: Path, recorder: type[Recorder]) -> None:

@@ -373,13 +373,16 @@ def test_what_a_trace_slowed_is_said(
 
 
 def test_a_step_that_the_loops_end_cut_is_none(profiles: Path, tmp_path: Path, read: Read) -> None:
-    """Its mark lasts until the log is closed, which can be minutes; the status names the last whole step."""
+    """Its mark lasts until the log is closed, which can be minutes; the status names the last whole step. That steps
+    are missing is said."""
     path = tmp_path / "0.json.gz"
     path.write_bytes((profiles / "torch-healthy" / path.name).read_bytes())
     first = int(read(tmp_path).windows.step[0])
-    status = RankTrace(rank=0, state="done", first_step=first, last_step=first + 2, file=path.name)
+    error = "3 of 9 steps: the loop ended"
+    status = RankTrace(rank=0, state="done", first_step=first, last_step=first + 2, file=path.name, error=error)
     write_record(tmp_path / "0.status.json", status)
     assert read(tmp_path).windows.step.tolist() == [first, first + 1, first + 2]
+    assert f"the trace has {error}" in read(tmp_path).notes
 
 
 def test_a_rank_without_steps_is_not_one_long_step(tmp_path: Path, read: Read) -> None:

@@ -109,7 +109,9 @@ def _with_status(read: RankSpans) -> RankSpans:
     length_ns = windows.end_ns - windows.start_ns
     waits_ns = [min(max(waits_s.get(step, 0.0), 0.0), 1e8) * 1e9 for step in windows.step.tolist()]
     waits = np.minimum(np.array(waits_ns, np.int64), length_ns)
-    return replace(read, windows=replace(windows, cpu_wait_ns=waits), slowdown=status.slowdown or 0.0)
+    notes = (*read.notes, f"the trace has {status.error}") if status.error else read.notes
+    windows = replace(windows, cpu_wait_ns=waits)
+    return replace(read, windows=windows, slowdown=status.slowdown or 0.0, notes=notes)
 
 
 def _require_one_capture(reads: Sequence[RankSpans]) -> None:
