@@ -144,8 +144,8 @@ class RankSpans:
 
     rank: None where the file does not say. windows: without steps, empty. step_stream: the thread that steps, -1 if
     unknown. world_size: of the job, 0 if unknown. is_unix: whether times are of the Unix clock. is_timed: whether spans
-    say when, not only how long. slowdown: of its steps by the trace, as a share; 0 if unknown. notes: what a user
-    should know about this file.
+    say when, not only how long. slowdown: of its steps against those before, as a share; 0 if unknown. notes: what a
+    user should know about this file.
     """
 
     path: Path

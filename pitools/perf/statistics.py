@@ -34,3 +34,17 @@ def false_discovery_rates(p_values: Sequence[float]) -> Array:
     q = np.empty(len(p))
     q[order] = np.minimum.accumulate(p[order] * len(p) / ranks)
     return np.minimum(q, 1.0)
+
+
+def excess_of_few(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
+    """Return by how much positive values exceed those of a reference, as a share, and what that surely is at least.
+
+    By medians of logarithms and their deviation, as if half of the values were independent: too much in 1 of 100
+    cases, with a correlation of 0.6 in 2 to 5.
+    """
+    logs = [np.log(np.asarray(each, dtype=float)) for each in (values, reference)]
+    count, middles = sum(map(len, logs)), [float(np.median(each)) for each in logs]
+    deviation = 1.4826 * np.median(np.abs(np.concatenate([logs[0] - middles[0], logs[1] - middles[1]])))
+    error = 1.2533 * deviation * np.sqrt(2 / len(logs[0]) + 2 / len(logs[1]))
+    excess = middles[0] - middles[1]
+    return float(np.expm1(excess)), float(np.expm1(excess - from_normal(2.326, max(count / 2 - 2, 1.0)) * error))

@@ -355,20 +355,35 @@ def test_waits_for_a_cpu_are_read_beside_a_trace(profiles: Path, tmp_path: Path,
         assert windows.cpu_wait_ns.tolist() == [*(whole if each is None else each for each in waits_ns), 0, 0]
 
 
-@pytest.mark.parametrize(("slowdown", "is_said"), [(0.2, True), (0.04, False), (None, False)])
+@pytest.mark.parametrize(
+    ("traced_s", "after_s", "said"),
+    [
+        (0.012, 0.01, "20% longer than those before and after"),
+        (0.012, None, "20% longer than those before, surely 18%: by tracing, or by load"),
+        (0.0104, 0.01, ""),
+        (0.012, 0.012, ""),  # load that came with the trace, and stayed
+        (None, 0.01, ""),  # noise of a third of a step
+    ],
+)
 def test_what_a_trace_slowed_is_said(
-    profiles: Path, tmp_path: Path, read: Read, slowdown: float | None, is_said: bool
+    profiles: Path, tmp_path: Path, read: Read, traced_s: float | None, after_s: float | None, said: str
 ) -> None:
-    """From 5 % on, as the trace's status has it; and what is not used has its name in words."""
-    path = tmp_path / "0.json.gz"
-    path.write_bytes((profiles / "torch-healthy" / path.name).read_bytes())
-    step_log(tmp_path / "steps", 0)
-    write_record(
-        tmp_path / "0.status.json",
-        RankTrace(rank=0, state="done", first_step=3, file=path.name, slowdown=slowdown),
-    )
+    """From 5 % on, if the step log shows it surely against the steps on both sides, without those that the profiler
+    held up to start and to write; and what is not used has its name in words."""
+    folder = tmp_path / "traces" / "3-7"
+    folder.mkdir(parents=True)
+    (folder / "0.json.gz").write_bytes((profiles / "torch-healthy" / "0.json.gz").read_bytes())
+    status = RankTrace(rank=0, state="done", first_step=30, last_step=34, file="0.json.gz", slowdown=0.2, blocked_s=0.5)
+    write_record(folder / "0.status.json", status)
+    noise = np.random.default_rng(0).normal(0, 0.3 if traced_s is None else 0.01, 200)
+    log = StepLog(tmp_path / "steps", 0)
+    for step in range(35 if after_s is None else 200):
+        wall_s = 0.01 if step < 29 else 0.5 if step == 29 else traced_s or 0.012 if step < 35 else after_s or 0.01
+        wall_s = 0.02 if 35 <= step < 85 else wall_s * float(np.exp(noise[step]))
+        log.write(step=step, loss=0, wall_s=wall_s, input_s=0, compute_s=0, comm_s=0, rank_samples=1)
+    log.close()
     notes = read(tmp_path).notes
-    assert any("traced steps took 20% longer" in note for note in notes) is is_said
+    assert [said in note for note in notes if "traced steps took" in note] == [True] * bool(said), notes
     assert "also there, and not used beside PyTorch's traces: step logs" in notes
 
 

@@ -15,7 +15,9 @@ from pitools.perf.read.kineto import read_kineto
 from pitools.perf.read.step_log import read_step_log
 from pitools.perf.read.xplane import read_xplane
 from pitools.perf.spans import Names, RankSpans, Spans, SpanTable, Windows
+from pitools.perf.statistics import excess_of_few
 from pitools.run.run_folder import read_or_none
+from pitools.run.steps import read_steps_after
 from pitools.run.traces import RankTrace
 
 READERS: dict[str, Callable[[Path, Names], RankSpans]] = {
@@ -33,6 +35,7 @@ _TITLE = {
     "inspector": "NCCL Inspector's dumps",
 }
 _MIN_SLOWDOWN = 0.05
+_COMPARED, _MIN_COMPARED = 20, 5  # steps on each side of the traced ones
 
 
 def read_table(found: Sequence[Found]) -> SpanTable:
@@ -83,9 +86,9 @@ def read_table(found: Sequence[Found]) -> SpanTable:
         ranks = {rank: read for rank, read in ranks.items() if rank not in unmarked}
     if left := sorted({item.form for item in found} & set(PREFERENCE) - {form}):
         notes.append(f"also there, and not used beside {_TITLE[form]}: {', '.join(_TITLE[each] for each in left)}")
-    if (slowdown := max(read.slowdown for read in ranks.values())) > _MIN_SLOWDOWN:
-        about = "tracing slows them, and the times here are with it"
-        notes.append(f"the traced steps took {slowdown:.0%} longer than those before: {about}")
+    slowest = max(ranks.values(), key=lambda read: read.slowdown)
+    if slowest.slowdown > _MIN_SLOWDOWN and (note := _describe_slowdown(slowest)):
+        notes.append(note)
     ordered = [ranks[rank] for rank in sorted(ranks)]
     return SpanTable(
         Spans.join([read.spans for read in ordered]),
@@ -99,7 +102,7 @@ def read_table(found: Sequence[Found]) -> SpanTable:
 def _with_status(read: RankSpans) -> RankSpans:
     """Return a rank's trace with what `pit perf trace` has written beside it: its steps' waits for a CPU, how much it
     slowed them, and which steps are whole; the loop's end cuts one, whose mark lasts until the log is closed."""
-    status = read_or_none(read.path.with_name(read.path.name.partition(".")[0] + ".status.json"), RankTrace)
+    status = read_or_none(_status_path(read.path), RankTrace)
     if status is None or status.file != read.path.name or status.first_step is None:
         return read
     waits_s = dict(enumerate(status.cpu_wait_s, status.first_step))
@@ -112,6 +115,34 @@ def _with_status(read: RankSpans) -> RankSpans:
     notes = (*read.notes, f"the trace has {status.error}") if status.error else read.notes
     windows = replace(windows, cpu_wait_ns=waits)
     return replace(read, windows=windows, slowdown=status.slowdown or 0.0, notes=notes)
+
+
+def _describe_slowdown(read: RankSpans) -> str:
+    """Return by how much the traced steps surely took longer than those before and after; "" for no more than 5 %.
+
+    The log of steps has both. The step in which the profiler starts is none of these, nor those while it writes.
+    """
+    status = read_or_none(_status_path(read.path), RankTrace)
+    attempt = read.path.absolute().parent.parent.parent
+    logged = read_steps_after(attempt / "steps" / f"{read.rank}.jsonl", 0)[0][1:]
+    if status is None or status.first_step is None or status.last_step is None or any(s.wall_s <= 0 for s in logged):
+        return ""
+    before = [step.wall_s for step in logged if step.step < status.first_step - 1][-_COMPARED:]
+    traced = [step.wall_s for step in logged if status.first_step <= step.step <= status.last_step]
+    later = np.array([step.wall_s for step in logged if step.step > status.last_step])
+    after = later[np.cumsum(later) > 2 * status.blocked_s][:_COMPARED].tolist()  # it is compressed beside them, too
+    if not traced or len(before) < _MIN_COMPARED:
+        return ""
+    sides = [before, after] if len(after) >= _MIN_COMPARED else [before]
+    excess, least = (min(each) for each in zip(*(excess_of_few(traced, side) for side in sides), strict=True))
+    if excess <= _MIN_SLOWDOWN or least <= 0:
+        return ""
+    than = f"{excess:.0%} longer than those before{' and after' * (len(sides) > 1)}, surely {least:.0%}"
+    return f"the traced steps took {than}: by tracing, or by load; the times here are with it"
+
+
+def _status_path(trace: Path) -> Path:
+    return trace.with_name(trace.name.partition(".")[0] + ".status.json")
 
 
 def _require_one_capture(reads: Sequence[RankSpans]) -> None:
