@@ -46,7 +46,7 @@ def advise(
     A proposal has the change of the request that tries it, where one is known: twice the loader's workers or the steps
     between checkpoints, under their usual names, or without a slow rank's node. --verify repeats the run on its nodes,
     from its copy of the code, without and with the change: A B A B, and up to two pairs more until the interval
-    decides. Each is cancelled after --steps, and on Ctrl-C, SIGTERM and SIGHUP. Exit 1: the trial shows no gain.
+    decides. Each is cancelled after --steps, and on Ctrl-C, SIGTERM and SIGHUP. Exit 1: no gain is shown.
 
     \b
     pit perf advise RUN --verify --set args.workers=8
@@ -84,7 +84,7 @@ def advise(
         out(trial)
     interval = f"{trial.gain:.1%} ({trial.gain_low:.1%} to {trial.gain_high:.1%})"
     click.echo(f"pit: {trial.verdict}: gained {interval} of a step; predicted {trial.predicted:.1%}", err=True)
-    ctx.exit(trial.verdict == "none")
+    ctx.exit(trial.verdict in ("none", "inconclusive"))
 
 
 def find_run_of(path: Path) -> Path | None:
@@ -143,11 +143,18 @@ def _try(run_dir: Path, proposal: Proposal | None, changes: Mapping[str, str], s
     """
     from statistics import mean
 
+    from pitools.core.errors import UsageError
     from pitools.launch.timed_rerun import plan_repeat, require_accepted
     from pitools.perf.advise import Proposal, conclude, decides
     from pitools.perf.regression.repeats import alternate
 
-    require_accepted(*plan_repeat(run_dir, values=changes, suffix="-again-b", nodes_of=run_dir))  # before run A
+    planned, unchanged = (
+        plan_repeat(run_dir, values=values, suffix="-again-b", nodes_of=run_dir) for values in (changes, {})
+    )
+    if planned[0].request == unchanged[0].request:
+        words = " ".join(f"{key}={value}" for key, value in changes.items())
+        raise UsageError(f"{words} changes nothing (expected another value than the run's)", where="--set")
+    require_accepted(*planned)  # before run A
     proposal = proposal or Proposal(
         cause="", remedy="", step_ms=0.0, predicted_ms=0.0, bound_ms=0.0, gain=0.0, ceiling=0.0
     )

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from pitools.commands import perf_advise
 from pitools.commands.perf_advise import find_run_of
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.launch.api import launch, runs
@@ -171,6 +173,20 @@ def test_a_trial_is_judged_by_its_interval(low: float, high: float, expected: st
     assert (trial.verdict, trial.gain_low, trial.gain_high, trial.predicted) == (expected, low, high, 0.1)
 
 
+@pytest.mark.parametrize(("low", "high", "code"), [(0.05, 0.15, 0), (-0.05, 0.05, 1), (-0.05, 0.15, 1)])
+def test_only_a_gain_that_is_shown_is_exit_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float, code: int
+) -> None:
+    """So a script that adopts a change by it adopts none of an inconclusive trial."""
+    (proposal,) = propose(verdict("input"), {}, {})
+    trial = conclude(proposal, {}, Effect(0.0, -high, -low), steps=9, times=([1], [1]), runs=(["x"], ["y"]))
+    monkeypatch.setattr(perf_advise, "_propose", lambda *_: [proposal])
+    monkeypatch.setattr(perf_advise, "_try", lambda *_: trial)
+    (tmp_path / "plan.json").touch()
+    done = CliRunner().invoke(perf_advise.advise, [str(tmp_path), "--verify", "--set", "params.a=1"])
+    assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (code, trial.verdict), done.output
+
+
 def test_advice_is_tried_by_runs(pit: Pit, tmp_path: Path) -> None:
     """Twice the workers gain what was predicted; a change of the user's that gains nothing is exit 1; what is not
     there to try is exit 2; the repeated runs have the code of the first, and end."""
@@ -198,6 +214,7 @@ def test_advice_is_tried_by_runs(pit: Pit, tmp_path: Path) -> None:
         (("--verify", "--set", "nothing=2"), 'no key or parameter "nothing"'),
         (("--verify", "--set", "params.worker=2"), 'did you mean "workers"?'),
         (("--verify", "--set", "params.workers=many"), "expected int"),
+        (("--verify", "--set", "params.workers=1"), "changes nothing"),
     ):
         bad = pit("perf", "advise", run["run_id"], *words, *(["--verify"] if "--cause" in words else []))
         assert (bad.returncode in (2, 3), problem in bad.stderr) == (True, True), bad.stderr
