@@ -237,6 +237,20 @@ def test_profiles_of_different_steps_share_those_that_both_have() -> None:
     assert buckets.skew_ns.tolist() == [0] + [30_000_000] * 7 + [0] * 8
 
 
+def test_steps_that_a_rank_lacks_are_not_in_the_verdict() -> None:
+    """Rank 1's trace is cut to 8 of 20 steps: rank 0's waits in the other 12 would be a slow network. Rows stay."""
+    spans = ranks_that_meet(30, 0, count=20)
+    cut = (spans.spans.rank == 1) & (spans.step_of() >= 8)
+    windows = spans.windows.where((spans.windows.rank == 0) | (spans.windows.step < 8))
+    buckets = split_steps(replace(spans, spans=spans.spans.where(~cut), windows=windows))
+    both, alone = judge(split_steps(ranks_that_meet(30, 0))), judge(buckets)
+    assert (alone.verdict, alone.rank, alone.steps, alone.shares) == (both.verdict, both.rank, 8, both.shares)
+    assert len(buckets.records()) == 28
+    assert "12 steps are not in the verdict: not all ranks have them" in alone.notes
+    apart = replace(windows, step=windows.step + 100 * windows.rank)
+    assert judge(split_steps(replace(spans, windows=apart))).steps == 28  # no step is of both
+
+
 def test_a_healthy_run_has_no_straggler() -> None:
     """Ranks that are late by noise, each in some steps, are no stragglers: at most 2 of 100 runs of five steps."""
     random = np.random.default_rng(1)

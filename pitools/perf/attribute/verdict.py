@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -70,9 +71,13 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
 
     Waiting for each other is such a part only where it is surely for one rank; where it is more than any sure part, and
     for no rank surely, that is inconclusive. Time spent waiting for a CPU stretches every part, so host and
-    communication are scaled by the share of the time in which ranks had one. Raises DataError for steps that take no
+    communication are scaled by the share of the time in which ranks had one. Steps that not all ranks have do not
+    count, as waiting is not told from transfer there, unless all are such. Raises DataError for steps that take no
     time.
     """
+    all_steps, buckets = set(buckets.windows.step.tolist()), _of_common_steps(buckets)
+    if left_out := len(all_steps) - len(set(buckets.windows.step.tolist())):
+        notes = [*notes, f"{left_out} steps are not in the verdict: not all ranks have them"]
     wall = float(buckets.wall_ns.mean())
     if not wall:
         raise DataError("no step takes any time (expected steps of 1 ns or more)", hint="log wall_s, in seconds")
@@ -129,6 +134,18 @@ def judge(buckets: Buckets, notes: Sequence[str] = ()) -> Verdict:
         shares=shares,
         advice=_advise(losses, mean, wall, remedy),
         notes=[*notes, *buckets.matched.notes],
+    )
+
+
+def _of_common_steps(buckets: Buckets) -> Buckets:
+    """Return the steps that all ranks have; all, if there are none."""
+    windows = buckets.windows
+    steps = [windows.step[windows.rank == rank] for rank in np.unique(windows.rank)]
+    rows = np.isin(windows.step, reduce(np.intersect1d, steps, windows.step))
+    if rows.all() or not rows.any():
+        return buckets
+    return Buckets(
+        windows.where(rows), buckets.parts_ns[rows], buckets.skew_ns[rows], buckets.total_ns[rows], buckets.matched
     )
 
 
