@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,8 @@ def compare(
             min_effect=min_effect,
         )
         results = [result]
+        if runs:
+            _note_other_requests(*paths)
     with Output(form, COMPARE_COLUMNS) as out:
         for result in results:
             out(result)
@@ -107,6 +110,18 @@ def compare(
     if any(result.verdict == "inconclusive" and result.effect_low is not None for result in results):
         click.echo("pit: the interval allows both a change that counts and none: measure more, in turn", err=True)
     ctx.exit(any(result.verdict == "regression" for result in results))
+
+
+def _note_other_requests(a: Path, b: Path) -> None:
+    """Print what two runs were asked for differently, which their times may differ by; not for folders without plan."""
+    from pitools.core.errors import PitError
+    from pitools.launch.reproduce.compare import compare_runs
+
+    with contextlib.suppress(PitError):
+        found = [each for each in compare_runs(a, b) if each.part in ("request", "data") and each.key != "name"]
+        if found:
+            text = ", ".join(f"{each.key} {each.a or 'none'} and {each.b or 'none'}" for each in found)
+            click.echo(f"pit: note: the requests of these runs differ: {text}", err=True)
 
 
 def _select(text: str, selector: Selector | None, store: Path | None, site_name: str) -> list[Selected]:

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 from pitools.core.timestamps import to_rfc3339
+from pitools.launch.sweep.points import parse_point, plan_point
 from pitools.perf.flops.mfu import Calibration, Mfu
 from pitools.perf.regression.compare import Comparison
 from pitools.perf.regression.store import Point
 from pitools.perf.regression.watch import SeriesVerdict
 from pitools.perf.scaling import ScalingPoint
 from pitools.perf.stragglers import Straggler
+from pitools.run import run_folder
+from pitools.site.load import load_site
 from tests.performance.test_stragglers import write_run
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -78,6 +81,20 @@ def test_runs_and_files_are_compared(pit: Pit, tmp_path: Path) -> None:
     few = pit("perf", "compare", "a.txt", "few.txt")
     assert records(few)[0]["verdict"] == "inconclusive"
     assert "30 and 2 numbers are too few" in few.stderr
+
+
+def test_runs_of_other_requests_are_compared_with_a_note(pit: Pit, tmp_path: Path) -> None:
+    """It names what differs, but for the name: the difference need not be of the code."""
+    (tmp_path / "bc.toml").write_text('name = "bc"\ncommand = "true"\nparams = {input_ms = 30, lr = 1}\n')
+    site = load_site("local")
+    for name, sets in (("a", []), ("b", ["name=other"]), ("c", ["input_ms=15", "command=sleep 1"])):
+        write_run(tmp_path / name)
+        plan = plan_point(tmp_path / "bc.toml", site, parse_point(sets), data={})
+        run_folder.write_record(tmp_path / name / "plan.json", plan)
+    assert "note" not in pit("perf", "compare", "./a", "./b").stderr
+    done = pit("perf", "compare", "./a", "./c")
+    assert "note: the requests of these runs differ: command true and sleep 1, params" in done.stderr
+    assert "params.input_ms 30 and 15\n" in done.stderr
 
 
 @pytest.mark.parametrize(
