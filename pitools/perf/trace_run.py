@@ -110,9 +110,14 @@ def _request_files(attempt: Path) -> tuple[Path, Path]:
 
 
 def withdraw(attempt: Path) -> None:
-    """Withdraw the requests of an attempt, and its run's own. Ranks that record already write their trace."""
+    """Withdraw the requests of an attempt, and its run's own. Ranks that record already write their trace; a folder
+    that none has begun to fill goes with its request."""
     for path in _request_files(attempt):
+        request = run_folder.read_or_none(path, TraceRequest)
         path.unlink(missing_ok=True)
+        if request is not None:
+            with contextlib.suppress(OSError):  # it is not there, or a rank has begun
+                (attempt / "traces" / request.window).rmdir()
 
 
 def logging_ranks(attempt: Path) -> list[int]:

@@ -442,6 +442,19 @@ def test_the_first_step_is_ahead_of_all_ranks(attempt: Path) -> None:
     assert (request.first_step, request.last_step) == (100, 104)
 
 
+def test_a_withdrawn_request_leaves_no_empty_folder(attempt: Path, recorder: type[Recorder]) -> None:
+    """Of steps that no rank has begun; what one has recorded stays."""
+    write_steps(attempt, 20, 0.1)
+    for _ in range(2):
+        trace_run.ask(attempt, trace_run.position(attempt, 0), steps=2, ranks="", after=None)
+        trace_run.withdraw(attempt)
+        assert [path.name for path in (attempt / "traces").iterdir()] == []
+    request = trace_run.ask(attempt, trace_run.position(attempt, 0), steps=2, ranks="", after=None)
+    loop(attempt, range(20, 120))
+    trace_run.withdraw(attempt)
+    assert status(attempt, request.window).state == "done"
+
+
 def test_a_second_request_is_refused_while_one_is_going_on(attempt: Path, recorder: type[Recorder]) -> None:
     """Until each rank that logs has its trace or an error; a step that is over is refused as well."""
     write_steps(attempt, 10, 5.0)
