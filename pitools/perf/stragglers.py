@@ -103,8 +103,8 @@ def find_slow_ranks(
         excess = times[:, columns] - _median_of_others(times[:, columns])
         cut = max(1, round(_TRIMMED * steps))
         means = np.sort(excess, axis=0)[cut:-cut].mean(axis=0)
-        p_values = _p_values(excess, of_profile=of_profile)
         least = min_effect * scale * (1 + _REFERENCE / (len(columns) - 1))
+        p_values = _p_values(excess, least, of_profile=of_profile)
         candidates = (p_values <= ALPHA) & (means >= least)
         if not candidates.any():
             break
@@ -121,8 +121,12 @@ def _median_of_others(times: Array) -> Array:
     return np.stack([np.median(np.delete(times, rank, axis=1), axis=1) for rank in range(ranks)], axis=1)
 
 
-def _p_values(excess: Array, *, of_profile: bool) -> Array:
-    """Return for each rank the probability of its mean excess, or a larger one, times the number of ranks."""
+def _p_values(excess: Array, least: float, *, of_profile: bool) -> Array:
+    """Return for each rank the probability of its mean excess, or a larger one, times the number of ranks.
+
+    Ranks that are slower in every block by the least excess of all, as several on a slow node, do not hide each other:
+    each is compared with those that are not.
+    """
     steps, ranks = excess.shape
     count = max(_BLOCKS, 1 + math.ceil(math.log(1 / _RAREST, ranks)))
     if steps < count:
@@ -136,18 +140,32 @@ def _p_values(excess: Array, *, of_profile: bool) -> Array:
     excess = own + np.median(excess, axis=0)
     noise = np.maximum(own.std(axis=0), 1e-9 * spread)
     blocks = np.stack([part.mean(axis=0) for part in np.array_split(excess, count)])
+    is_slow = blocks.min(axis=0) >= least
     blocks -= blocks.mean(axis=1, keepdims=True)
     cells = np.rint(blocks / (np.abs(blocks).max() or 1.0) * _GRID).astype(int)
-    size = 1 << (2 * _GRID * count).bit_length()
-    shares = np.array([np.bincount(row + _GRID, minlength=size) for row in cells]) / ranks
-    null = np.fft.irfft(np.fft.rfft(shares).prod(axis=0), size)  # of the sum of a random rank's cells
     deviation = np.maximum(noise / math.sqrt((noise**2).mean()), 1.0)
     if ranks == 2 and not of_profile:
         deviation *= math.sqrt(_inflation(own[:, 0] - own[:, 0].mean(), steps // count))
     sums = np.ceil(cells.sum(axis=0) / deviation).astype(int)
-    tails = null[::-1].cumsum()[::-1][sums + _GRID * count]
-    p: Array = np.clip(ranks * tails, float(ranks) ** (1 - count), 1.0)
-    return p
+    p = _tails(cells, sums)
+    for rank in np.flatnonzero(is_slow) if is_slow.sum() > 1 else ():
+        others = cells[:, ~is_slow | (np.arange(ranks) == rank)]
+        p[rank] = _tails(others, sums[rank : rank + 1])[0]
+    result: Array = np.minimum(ranks * p, 1.0)
+    return result
+
+
+def _tails(cells: NDArray[np.int64], sums: NDArray[np.int64]) -> Array:
+    """Return the probability of each sum, or a larger one, of a random rank's cell of each block.
+
+    cells: (blocks, ranks), -_GRID to _GRID.
+    """
+    count, ranks = cells.shape
+    size = 1 << (2 * _GRID * count).bit_length()
+    shares = np.array([np.bincount(row + _GRID, minlength=size) for row in cells]) / ranks
+    null = np.fft.irfft(np.fft.rfft(shares).prod(axis=0), size)
+    tails: Array = np.maximum(null[::-1].cumsum()[::-1][sums + _GRID * count], float(ranks) ** -count)
+    return tails
 
 
 def _inflation(own: Array, length: int) -> float:
