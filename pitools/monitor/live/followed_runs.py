@@ -38,6 +38,7 @@ class FollowedRun:
     """A run and what was last read of it. record: None until then, and of another site's run.
 
     step_at: when the step log last grew, Unix time; 0.0 without one. problem: why the run cannot be read, or None.
+    The thread that refreshes it sets these to None as well: another thread reads each once.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -56,7 +57,9 @@ class FollowedRun:
     @property
     def ended_at(self) -> str:
         """The time of the verdict; "" without one."""
-        return self.snapshot.verdict.t if self.snapshot and self.snapshot.verdict else ""
+        snapshot = self.snapshot
+        verdict = snapshot.verdict if snapshot else None
+        return verdict.t if verdict else ""
 
     def refresh(self, site: Site, states: Mapping[str, CachedState], now_s: float) -> None:
         """Read what has changed, and renew the record."""

@@ -52,13 +52,19 @@ class Ledgers:
         """Return the run whose ledger is due: running ones and new ones first."""
         now_s = time.monotonic()
         due = []
-        for run in self._runs.answer.value or ():
+        runs = self._runs.answer.value or []
+        for name in self._made.keys() - {run.run_dir.name for run in runs}:
+            del self._made[name]
+            self.by_run.pop(name, None)
+        for run in runs:
+            record = run.record  # once: the feed's thread sets it to None
             made_s, version = self._made.get(run.run_dir.name, (-_RENEW_S, None))
-            if run.record and run.record.attempts and now_s - made_s >= _RENEW_S and version != _version(run):
-                due.append((version is None, run.record.state == "RUNNING", run_id_sort_key(run.run_dir.name), run))
+            if record and record.attempts and now_s - made_s >= _RENEW_S and version != _version(run):
+                due.append((version is None, record.state == "RUNNING", run_id_sort_key(run.run_dir.name), run))
         return max(due, key=lambda each: each[:3])[3] if due else None
 
 
 def _version(run: FollowedRun) -> tuple[object, ...]:
     """Return what changes with a run's ledger."""
-    return run.step_at, run.ended_at, run.record and run.record.attempts
+    record = run.record
+    return run.step_at, run.ended_at, record and record.attempts

@@ -79,9 +79,9 @@ def run_items(sites: Sequence[SiteFeeds]) -> list[RunItem]:
     for site in sites:
         ledgers = site.ledgers.by_run if site.ledgers else {}
         for run in (site.runs.answer.value if site.runs else None) or ():
-            if run.record:
-                is_stale = site.is_runs_stale or (not run.record.is_over and site.is_slurm_stale)
-                items.append(RunItem(run.record, run.step_at, ledgers.get(run.record.run_id), is_stale))
+            if record := run.record:
+                is_stale = site.is_runs_stale or (not record.is_over and site.is_slurm_stale)
+                items.append(RunItem(record, run.step_at, ledgers.get(record.run_id), is_stale))
     return items
 
 

@@ -1,4 +1,4 @@
-"""What is asked of each site, by two threads: its folder of runs, and its Slurm. Neither waits for the other."""
+"""What is asked of each site, each in its own thread: its folder of runs, its Slurm, its ledgers."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -10,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core.errors import UsageError
 from pitools.launch.monitor import status
 from pitools.launch.monitor.run_snapshot import RunSnapshot
-from pitools.monitor.live.followed_runs import FollowedRuns
+from pitools.monitor.live import rows
+from pitools.monitor.live.alerts import alerts
+from pitools.monitor.live.feed import Answer
+from pitools.monitor.live.followed_runs import FollowedRun, FollowedRuns
+from pitools.monitor.live.site_feeds import make_feeds
 from tests.monitor.fleet import Runs
 
 MakeSite = Callable[..., Runs]
@@ -99,3 +105,36 @@ def test_a_damaged_run_hides_no_other(make_site: MakeSite) -> None:
     assert first.problem
     (damaged / "plan.json").write_bytes(plan)
     assert [run.problem for run in followed.poll({})] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["record", "problem"])
+def test_what_is_taken_away_fails_no_reader(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The feed's thread sets the record, or the problem, to None between any two reads."""
+    make_site("east").add()
+    (site,) = make_feeds(["east"])
+    assert site.runs
+    assert site.ledgers
+    (run,) = site.runs._call()
+    values = itertools.cycle([run.record if name == "record" else UsageError("damaged"), None])
+    monkeypatch.setattr(FollowedRun, name, property(lambda _: next(values)), raising=False)
+    site.runs.answer = Answer([run], 0.0, None)
+    for _ in range(3):
+        rows.run_items([site])
+        alerts([site])
+        site.ledgers._next()
+        next(values)
+
+
+def test_a_ledger_goes_with_its_run(make_site: MakeSite) -> None:
+    """Of a run that is no longer there nothing is kept."""
+    runs = make_site("east")
+    runs.log(runs.add(), 0, 5)
+    (site,) = make_feeds(["east"])
+    assert site.runs
+    assert site.ledgers
+    (run,) = site.runs._call()
+    site.ledgers._make(run)
+    assert set(site.ledgers.by_run) == {run.run_dir.name}
+    site.runs.answer = Answer([], 0.0, None)
+    assert site.ledgers._next() is None
+    assert site.ledgers.by_run == {}
