@@ -62,7 +62,7 @@ class Runs:
             self.end(run_dir, 0, state, age_s / 2)
         return run_dir
 
-    def start(self, run_dir: Path, attempt: int, age_s: float) -> None:
+    def start(self, run_dir: Path, attempt: int | str, age_s: float) -> None:
         """An attempt begins."""
         record = AttemptStart(
             attempt=str(attempt), job_number=0, job_id="7", cluster="", restart_count=0, node_list="n01", nodes=1,
@@ -70,7 +70,9 @@ class Runs:
         )  # fmt: skip
         run_folder.write_record(run_dir / "attempts" / str(attempt) / "start.json", record)
 
-    def end(self, run_dir: Path, attempt: int, state: str, age_s: float, reason: str = "it raised KeyError") -> None:
+    def end(
+        self, run_dir: Path, attempt: int | str, state: str, age_s: float, reason: str = "it raised KeyError"
+    ) -> None:
         """An attempt ends, and with it the run unless it is PREEMPTED."""
         folder, code = run_dir / "attempts" / str(attempt), int(state != "COMPLETED")
         ended = run_folder.AttemptExit(job_id="7", exit_code=code, ended=self.at(age_s))
@@ -81,7 +83,7 @@ class Runs:
         if state != "PREEMPTED":
             how: Any = ("succeeded", "succeeded") if state == "COMPLETED" else ("stopped", "failed")
             verdict = Verdict(
-                state=how[0], code=how[1], kind=kind, reason=reason, t=self.at(age_s), attempts=attempt + 1,
+                state=how[0], code=how[1], kind=kind, reason=reason, t=self.at(age_s), attempts=1,
                 exit_code=code,
             )  # fmt: skip
             run_folder.write_record(run_dir / "verdict.json", verdict)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.html_page import table
+from pitools.core.timestamps import now_rfc3339
 from pitools.core.units import format_duration, format_size
 from pitools.monitor.report.svg import Part
 from pitools.run import run_folder
@@ -32,11 +33,12 @@ class Staged(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt. started, ended: RFC 3339, "" if unknown."""
+    """An attempt. Times: RFC 3339. started, ended: "" if unknown. over: by when it had ended; "" if it goes on."""
 
     name: str
     started: str
     ended: str
+    over: str
     job_id: str
     node_list: str
     saved_steps: int
@@ -47,15 +49,18 @@ class Attempt(NamedTuple):
     @property
     def outcome(self) -> str:
         """A key of COLOURS."""
-        if not self.ended and not self.cause:
+        if not self.over and not self.cause:
             return "goes on"
         kind = self.cause.kind if self.cause else "unknown"
         return kind if kind == SUCCEEDED else "stopped by Slurm or a person" if kind in _STOPPED else "failed"
 
 
 def read_attempts(run_dir: Path) -> list[Attempt]:
-    """Return the attempts of a run, oldest first; of records that are damaged, nothing. Raises OSError."""
-    attempts = []
+    """Return the attempts of a run, oldest first, of an array by task; of records that are damaged, nothing.
+
+    Killed with its node, it has no end: it was over at its time limit, or when the next began. Raises OSError.
+    """
+    attempts, now = [], now_rfc3339()
     for path in run_folder.attempt_dirs(run_dir):
         start = run_folder.read_or_none(path / "start.json", AttemptStart)
         ended = run_folder.read_or_none(path / "exit.json", run_folder.AttemptExit)
@@ -64,6 +69,7 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
                 name=path.name,
                 started=start.started if start else "",
                 ended=ended.ended if ended else "",
+                over=ended.ended if ended else start.time_limit_at if start and start.time_limit_at < now else "",
                 job_id=start.job_id if start else "",
                 node_list=start.node_list if start else "",
                 saved_steps=start.saved_steps if start else 0,
@@ -72,7 +78,19 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
                 staged=tuple(_read_staged(path)),
             )
         )
-    return attempts
+    return [
+        one._replace(over=min(one.over or following.started, following.started))
+        if following and following.started and not one.ended
+        else one
+        for one, following in with_following(attempts)
+    ]
+
+
+def with_following(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Attempt | None]]:
+    """Yield each attempt with the one that followed it; of an array, in the same task."""
+    for one, following in zip(attempts, [*attempts, None][1:], strict=True):
+        is_same_task = following and following.name.rpartition(".")[0] == one.name.rpartition(".")[0]
+        yield one, following if is_same_task else None
 
 
 def _read_staged(attempt: Path) -> Iterator[Staged]:
@@ -89,17 +107,16 @@ def to_unix(moment: str, default: float) -> float:
     return default
 
 
-def attempt_parts(attempts: Sequence[Attempt], now_s: float) -> list[Part]:
-    """Return the attempts as parts of a line of time; one whose end nobody has written ends where the next begins."""
-    parts = []
-    for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
+def attempt_parts(attempts: Sequence[Attempt], now_s: float) -> dict[str, Part]:
+    """Return the attempts by name, as parts of a line of time; each lasts until it was over."""
+    parts = {}
+    for attempt in attempts:
         if not attempt.started:
             continue
-        begin = to_unix(attempt.started, now_s)
-        end = to_unix(attempt.ended or (following.started if following else ""), now_s)
+        begin, end = to_unix(attempt.started, now_s), to_unix(attempt.over, now_s)
         why = f": {attempt.cause.kind}: {attempt.cause.reason}" if attempt.cause else ""
         tip = f"attempt {attempt.name}, job {attempt.job_id}, {attempt.node_list}, {format_duration(end - begin)}{why}"
-        parts.append(Part(begin, max(begin, end), COLOURS[attempt.outcome], tip))
+        parts[attempt.name] = Part(begin, max(begin, end), COLOURS[attempt.outcome], tip)
     return parts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -31,7 +30,7 @@ USAGE_BY = ("site", "user", "account")
 
 
 class DayRun(NamedTuple):
-    """A run with an attempt on that day. ledger: of the whole run; None where it cannot be made."""
+    """A run with an attempt, or its end, on that day. ledger: of the whole run; None where it cannot be made."""
 
     run_id: str
     site: str
@@ -106,8 +105,9 @@ def _read_runs(site: Site, day: Day) -> None:
             verdict = apply_decision.read_verdict(run_dir)
             if (verdict and verdict.t < day.since) or load_plan(run_dir).site != site.name:
                 continue
-            attempts = [one for one in read_attempts(run_dir) if one.started < day.until]
-            if attempts and (attempts[-1].ended or day.until) >= day.since:
+            attempts = [one for one in read_attempts(run_dir) if (one.started or one.ended or day.until) < day.until]
+            is_end_here = verdict is not None and day.holds(verdict.t)
+            if attempts and (is_end_here or any((one.over or day.until) >= day.since for one in attempts)):
                 chosen.append((run_dir, attempts, verdict))
         except (PitError, OSError) as error:
             problem = error if isinstance(error, PitError) else from_os_error(error, run_dir)
@@ -119,8 +119,12 @@ def _read_runs(site: Site, day: Day) -> None:
         day.notes.append(f"{site.name}: without the times of sacct: {error}")
     for run_dir, attempts, verdict in chosen:
         ledger = None
-        with contextlib.suppress(PitError, OSError):
+        try:
             ledger = run_ledger(run_dir, rows)
+        except Exception as error:  # noqa: BLE001 - one damaged in any way ends no report of the others
+            day.notes.append(f"{site.name}: {run_dir.name} is without a ledger: {error}")
+        if ledger and not verdict and "" < ledger.until < day.since:  # it was killed long before its time limit
+            continue
         day.runs.append(DayRun(run_dir.name, site.name, attempts, verdict, ledger))
 
 

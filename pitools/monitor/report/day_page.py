@@ -10,7 +10,7 @@ from pitools.core.html_page import page, table, text
 from pitools.core.timestamps import now_rfc3339, seconds_between
 from pitools.core.units import format_duration
 from pitools.ledger.records import RunLedger, State
-from pitools.monitor.report.attempts import COLOURS, attempt_parts, staging_table, to_unix
+from pitools.monitor.report.attempts import COLOURS, attempt_parts, staging_table, to_unix, with_following
 from pitools.monitor.report.day import Day, DayRun
 from pitools.monitor.report.ledger_plot import hours, ledger_bars, ledger_table, sum_states
 from pitools.monitor.report.svg import Part, bars, legend, time_ticks
@@ -116,7 +116,8 @@ def _runs(day: Day, now_s: float) -> Iterator[str]:
         yield "<p class=note>none</p>"
         return
     yield legend(COLOURS)
-    rows = [(run.run_id, [part for part in attempt_parts(run.attempts, now_s) if part.end >= begin]) for run in shown]
+    parts = [(run.run_id, attempt_parts(run.attempts, now_s).values()) for run in shown]
+    rows = [(run_id, [part for part in of_run if part.end >= begin]) for run_id, of_run in parts]
     yield bars(rows, begin, end, time_ticks(begin, end))
     stopped = [run for run in day.runs if run.verdict and run.verdict.state == "stopped" and day.holds(run.verdict.t)]
     if stopped:
@@ -131,8 +132,8 @@ def _recoveries(day: Day) -> Iterator[str]:
     yield "<h2>Recoveries</h2>"
     rows = []
     for run in day.runs:
-        for one, following in zip(run.attempts, run.attempts[1:], strict=False):
-            if one.cause and one.cause.kind != SUCCEEDED and day.holds(following.started):
+        for one, following in with_following(run.attempts):
+            if one.cause and one.cause.kind != SUCCEEDED and following and day.holds(following.started):
                 took_s = seconds_between(one.ended, following.started)
                 took = "-" if took_s is None else format_duration(max(0.0, took_s))
                 lost = max(0, one.cause.steps - following.saved_steps)

@@ -85,8 +85,8 @@ def _attempts(attempts: list[Attempt]) -> Iterator[str]:
     yield "<h2>Attempts</h2>"
     parts = attempt_parts(attempts, time.time())
     if parts:
-        low, high = parts[0].start, max(part.end for part in parts)
-        rows = [(f"attempt {part.tip.split(',')[0].split()[-1]}", [part]) for part in parts[-40:]]
+        low, high = min(part.start for part in parts.values()), max(part.end for part in parts.values())
+        rows = [(f"attempt {name}", [part]) for name, part in list(parts.items())[-40:]]
         yield legend(COLOURS)
         yield bars(rows, low, high, time_ticks(low, high))
     heads = ("attempt", "job", "nodes", "began", "ended", "saved steps", "why it ended", "", "then")

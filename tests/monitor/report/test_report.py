@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from pitools.commands.monitor_report import report
 from pitools.core import html_page
 from pitools.core.errors import PitError, UsageError
 from pitools.ledger.run_ledger import run_ledger
+from pitools.monitor.report import day as day_reader
 from pitools.monitor.report import svg
 from pitools.monitor.report.day import read_day
 from pitools.monitor.report.day_page import day_page
@@ -31,8 +32,9 @@ from pitools.monitor.report.run import run_page
 from pitools.monitor.report.write import parse_day, write_private
 from pitools.node.control.incidents import EntryKind, IncidentEntry, append_entry
 from pitools.run import run_folder
-from pitools.run.attempt_records import Cause
+from pitools.run.attempt_records import AttemptStart, Cause
 from pitools.site.load import load_site
+from pitools.slurm.records import AccountingRow
 from pitools.stage.stage import StageResult
 from tests.monitor.fleet import Runs, write_site
 from tests.monitor.report.chromium import Chromium
@@ -189,6 +191,52 @@ def test_the_day_names_recoveries_incidents_and_staging(make_site: MakeSite, tmp
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page.replace(' class="n"', "")
     assert "n-now" in page
     assert "n-past" not in page
+
+
+def test_a_killed_attempt_is_not_in_every_later_report(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a record of its end it was over when the next began, at its time limit, or when Slurm's row says so."""
+    make_site("east")
+    runs = Runs("east", NOON)
+    rows: list[AccountingRow] = []
+    monkeypatch.setattr(day_reader, "read_rows", lambda *_: rows)
+    limited, retried, killed = runs.add("limited", age_s=3600), runs.add("retried", age_s=3 * 86400), runs.add("killed")
+    for run_dir, limit in ((limited, runs.at(60)), (killed, "2999-01-01T00:00:00Z")):
+        path = run_dir / "attempts/0/start.json"
+        start = run_folder.read_record(path, AttemptStart)
+        assert start
+        run_folder.write_record(path, msgspec.structs.replace(start, time_limit_at=limit))
+    runs.start(retried, 1, 600)
+    runs.end(retried, 1, "COMPLETED", 60)
+    assert shown(runs, NOON) == {limited.name, retried.name, killed.name}
+    assert shown(runs, NOON + timedelta(days=1)) == {killed.name}
+    times = {"submit": runs.at(600), "start": runs.at(600), "end": runs.at(300)}
+    rows.append(AccountingRow(job_id="7", raw_id="7", state="NODE_FAIL", nodes=1, **times))
+    assert shown(runs, NOON + timedelta(days=1)) == set()
+    runs.start(retried, 1, -86400)
+    runs.end(retried, 1, "COMPLETED", -86401)
+    assert retried.name not in shown(runs, NOON - timedelta(days=4))
+    assert retried.name in shown(runs, NOON)
+
+
+def shown(runs: Runs, at: datetime) -> set[str]:
+    """The runs in the report of a day."""
+    return {run.run_id for run in read_day([runs.site], at.date()).runs}
+
+
+def test_tasks_of_an_array_recover_each_by_itself(make_site: MakeSite) -> None:
+    """A task that began after another had failed is no recovery of that one; its own next attempt is."""
+    make_site("east")
+    runs = Runs("east", NOON)
+    run_dir = runs.add(age_s=3000)
+    shutil.rmtree(run_dir / "attempts/0")
+    for name, began_s, how in (("3.0", 900, "PREEMPTED"), ("3.1", 500, "FAILED"), ("4.0", 300, "COMPLETED")):
+        runs.start(run_dir, name, began_s)
+        runs.end(run_dir, name, how, began_s - 100)
+    page = day_page(read_day([runs.site], NOON.date()), "ada", NOON)
+    recoveries = page.partition("<h2>Recoveries</h2>")[2].partition("<h2>")[0]
+    assert recoveries.count("<tr>") == 2
+    assert "<td>5m00s</td>" in recoveries.replace(' class="n"', "")
+    assert "attempt 3.1" in run_page(run_dir, runs.site)
 
 
 def test_the_run_has_its_story(make_site: MakeSite) -> None:
