@@ -61,5 +61,6 @@ def ledger_table(ledgers: Sequence[RunLedger]) -> str:
 
 
 def hours(seconds: float) -> str:
-    """Return seconds as hours."""
-    return f"{seconds / 3600:,.2f}" if seconds < 360_000 else f"{seconds / 3600:,.0f}"
+    """Return seconds as hours, with the digits that tell."""
+    digits = 4 if seconds < 360 else 2 if seconds < 360_000 else 0
+    return f"{seconds / 3600:,.{digits}f}"

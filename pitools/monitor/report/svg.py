@@ -62,10 +62,8 @@ def bars(rows: Sequence[tuple[str, Sequence[Part]]], low: float, high: float, ti
 def lines(
     series: Mapping[str, Sequence[tuple[float, float]]], colours: Mapping[str, str], x_label: str, y_label: str
 ) -> str:
-    """Return a plot of series of points, of which those that are not finite are left out; "" without a point."""
-    points = {
-        name: [(x, y) for x, y in values if math.isfinite(x) and math.isfinite(y)] for name, values in series.items()
-    }
+    """Return a plot of series of points, of which those beyond 1e300 or not finite are left out; "" without a point."""
+    points = {name: [(x, y) for x, y in values if abs(x) < 1e300 and abs(y) < 1e300] for name, values in series.items()}
     every = [point for values in points.values() for point in values]
     if not every:
         return ""
@@ -112,11 +110,11 @@ def thin(values: Sequence[tuple[float, float]], most: int = 1000) -> Sequence[tu
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
     """Return about `count` round numbers, of which the first is not above low, and the last not below high."""
-    span = (high - low) or abs(high) or 1.0
+    span = next(size for size in (high - low, abs(high), 1.0) if size > 1e-300)
     size = 10.0 ** math.floor(math.log10(span / count))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor * count >= span)
     first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
+    return [float(f"{number * step:.15g}") for number in range(first, max(last, first + 1) + 1)]
 
 
 def time_ticks(low: float, high: float) -> dict[float, str]:

@@ -327,4 +327,7 @@ def test_a_long_curve_keeps_its_extremes() -> None:
     assert len(kept) <= 2000
     assert {values[77_777], values[33_333]} <= set(kept)
     assert svg.lines({"x": [(0.0, math.nan), (1.0, math.inf)]}, {}, "x", "y") == ""
-    assert svg.lines({"x": [(1.0, 2.0)]}, {}, "x", "y").count("<polyline") == 1
+    for first, second in ((2.0, 2.0), (1e-13, 2e-14), (5e-324, 0.0), (1e299, -1e299), (-1e-9, 1e9), (1e308, -1e308)):
+        plots = svg.lines({"x": [(1.0, 2.0), (2.0, first), (3.0, second)]}, {}, "x", "y")
+        assert plots.count("<polyline") == 1
+        assert "nan" not in plots
