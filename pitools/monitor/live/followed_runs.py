@@ -81,7 +81,9 @@ class FollowedRun:
                 self.record = replace(self.record, steps=self.snapshot.steps, loss=self.snapshot.loss)
             self._is_over = self._is_settled and not is_open
         except (PitError, OSError) as error:
-            self.problem = error if isinstance(error, PitError) else from_os_error(error, self.run_dir)
+            is_closed = isinstance(error, PermissionError)  # another user's: nothing that needs this one
+            problem = error if isinstance(error, PitError) else from_os_error(error, self.run_dir)
+            self.problem = None if is_closed else problem
             self.record, self._is_settled, self._is_over = None, False, False
 
     def _read_if_changed(self, now_s: float) -> bool:

@@ -100,6 +100,7 @@ def _read_runs(site: Site, day: Day) -> None:
     if missing := missing_runs_dir(site):
         raise missing
     chosen: list[tuple[Path, list[Attempt], Verdict | None]] = []
+    closed = 0
     for run_dir in run_folder.run_dirs(runs_dir(site)):
         try:
             verdict = apply_decision.read_verdict(run_dir)
@@ -109,9 +110,13 @@ def _read_runs(site: Site, day: Day) -> None:
             is_end_here = verdict is not None and day.holds(verdict.t)
             if attempts and (is_end_here or any((one.over or day.until) >= day.since for one in attempts)):
                 chosen.append((run_dir, attempts, verdict))
+        except PermissionError:  # another user's: its name may tell more than they want
+            closed += 1
         except (PitError, OSError) as error:
             problem = error if isinstance(error, PitError) else from_os_error(error, run_dir)
             day.notes.append(f"{site.name}: {run_dir.name} is left out: {problem.message}")
+    if closed:
+        day.notes.append(f"{site.name}: {closed} runs are left out: this user may not read them")
     rows: list[AccountingRow] = []
     try:
         rows = read_rows(site, [run_dir for run_dir, _, _ in chosen]) if chosen else []

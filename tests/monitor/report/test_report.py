@@ -89,10 +89,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 def test_a_browser_shows_them_and_asks_nobody(make_site: MakeSite, browser: Chromium, tmp_path: Path) -> None:
     """Chromium says nothing on its console and requests nothing, also for a hostile text; of another page it does."""
-    east = make_site("east")
+    make_site("east")
+    east = Runs("east", NOON)
     run_dir = fill(east)
-    day = read_day([east.site], datetime.now(UTC).date())
-    for name, page in (("day", day_page(day, "root")), ("run", run_page(run_dir, east.site))):
+    day = read_day([east.site], NOON.date())
+    for name, page in (("day", day_page(day, "root", NOON)), ("run", run_page(run_dir, east.site))):
         (tmp_path / f"{name}.html").write_text(page)
         seen = browser.open(f"file://{tmp_path}/{name}.html")
         assert (seen.problems, seen.requests) == ([], [])
@@ -110,10 +111,11 @@ def test_a_browser_shows_them_and_asks_nobody(make_site: MakeSite, browser: Chro
 
 def test_hostile_text_makes_no_tag(make_site: MakeSite) -> None:
     """Nothing that loads or runs is in the pages, and the text is there, as text."""
-    east = make_site("east")
+    make_site("east")
+    east = Runs("east", NOON)
     run_dir = fill(east)
     allowed = {"href", "src", "onerror", "onload", "srcset", "data", "action"}
-    for page in (run_page(run_dir, east.site), day_page(read_day([east.site], datetime.now(UTC).date()), "root")):
+    for page in (run_page(run_dir, east.site), day_page(read_day([east.site], NOON.date()), "root", NOON)):
         tags = Tags(page)
         names = {name for name, _ in tags.tags}
         assert names.isdisjoint({"script", "img", "link", "iframe", "object", "embed", "image", "use", "foreignobject"})
@@ -285,19 +287,25 @@ def test_another_user_sees_what_they_may(as_root: None, repo: Path, monkeypatch:
         folder.chmod(0o755)
         write_site(folder, "east", folder / "runs")
         monkeypatch.setenv("PIT_SITE_PATH", name)
-        runs = Runs("east")
-        shown, hidden = runs.add("shown", state="COMPLETED"), runs.add("hidden", state="COMPLETED")
-        hidden.chmod(0o700)
+        runs = Runs("east", NOON)
+        seen, *hidden = (runs.add(name, state="COMPLETED") for name in ("seen", "folder", "plan", "verdict"))
+        hidden[0].chmod(0o700)
+        for run_dir in hidden[1:]:
+            (run_dir / f"{run_dir.name.partition('-')[0]}.json").chmod(0o600)
         code = (
-            "import os, sys; from datetime import datetime, UTC; import pitools.monitor.report.day_page as page\n"
+            "import os; from datetime import date; import pitools.monitor.report.day_page as page\n"
+            "from pitools.monitor.live.followed_runs import FollowedRuns; from pathlib import Path\n"
             "from pitools.monitor.report.day import read_day; from pitools.site.load import load_site\n"
             "site = load_site('east'); os.setgid(65534); os.setuid(65534)\n"
-            "print(page.day_page(read_day([site], datetime.now(UTC).date()), 'nobody'))"
+            "print(page.day_page(read_day([site], date(2026, 11, 26)), 'nobody'))\n"
+            "print('watched:', *(run.run_dir.name for run in FollowedRuns(Path(site.paths.runs), site).poll({})))"
         )
         env = {**os.environ, "PYTHONPATH": str(repo), "HOME": name}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        assert shown.name in done.stdout
-        assert hidden.name not in done.stdout
+        assert seen.name in done.stdout
+        assert not [run_dir.name for run_dir in hidden if run_dir.name in done.stdout]
+        assert "east: 2 runs are left out" in done.stdout
+        assert f"watched: {seen.name}\n" in done.stdout
 
 
 def test_days_by_name() -> None:
