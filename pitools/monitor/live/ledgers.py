@@ -12,7 +12,7 @@ from pitools.monitor.live.feed import Feed
 from pitools.monitor.live.followed_runs import FollowedRun
 from pitools.run.run_folder import run_id_sort_key
 
-_SHARE = 0.005  # of a core
+_SHARE, _FIRST_SHARE = 0.005, 0.1  # of a core; while a run has none yet
 _MIN_WAIT_S = 0.2
 _RENEW_S = 30.0  # of a run that goes on
 
@@ -37,10 +37,11 @@ class Ledgers:
     def _run(self) -> None:
         wait_s = _MIN_WAIT_S
         while not self._stop.wait(wait_s):
-            began_s = time.thread_time()
+            began_s, made = time.thread_time(), len(self._made)
             if run := self._next():
                 self._make(run)
-            wait_s = max(_MIN_WAIT_S, (time.thread_time() - began_s) / _SHARE)
+            share = _FIRST_SHARE if len(self._made) > made else _SHARE
+            wait_s = max(_MIN_WAIT_S, (time.thread_time() - began_s) / share)
 
     def _make(self, run: FollowedRun) -> None:
         name = run.run_dir.name

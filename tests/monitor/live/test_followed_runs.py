@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +139,20 @@ def test_a_ledger_goes_with_its_run(make_site: MakeSite) -> None:
     site.runs.answer = Answer([], 0.0, None)
     assert site.ledgers._next() is None
     assert site.ledgers.by_run == {}
+
+
+def test_each_run_soon_has_its_first_ledger(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten ledgers of 0.1 s CPU are made within 11 s; then what is renewed takes 0.5 % of a core."""
+    runs, waits = make_site("east"), list[float]()
+    for _ in range(10):
+        runs.add()
+    (site,) = make_feeds(["east"])
+    assert site.runs
+    assert site.ledgers
+    site.runs.answer = Answer(site.runs._call(), 0.0, None)
+    monkeypatch.setattr(time, "thread_time", itertools.count(0.0, 0.1).__next__)
+    monkeypatch.setattr(site.ledgers._stop, "wait", lambda seconds: waits.append(seconds) or len(waits) > 11)
+    site.ledgers._run()
+    assert len(site.ledgers.by_run) == 10
+    assert sum(waits[:11]) < 11
+    assert waits[11] == pytest.approx(20)
