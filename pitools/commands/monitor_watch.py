@@ -24,6 +24,7 @@ def watch(sites: tuple[str, ...], url: str | None) -> None:
     c cancels it, after a question; tab moves to the next table. A site that does not answer becomes grey, with the age
     of what is shown of it. Of a site the newest 1000 runs are shown.
     """
+    import os
     import sys
 
     from pitools.core.errors import UsageError
@@ -33,7 +34,10 @@ def watch(sites: tuple[str, ...], url: str | None) -> None:
 
     prometheus = check_url(url) if url else ""
     feeds = make_feeds(sites)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    # stderr too: the screen is drawn there.
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
         hint = "as records: pit launch list --all-sites, pit place list, pit monitor goodput"
-        raise UsageError("stdin and stdout: not a terminal", where="pit monitor watch", hint=hint)
+        problem = "stdin, stdout and stderr: not a terminal that can draw (expected one, whose TERM is not dumb)"
+        raise UsageError(problem, where="pit monitor watch", hint=hint)
     WatchApp(feeds, prometheus).run()

@@ -124,6 +124,7 @@ class WatchApp(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("tab", "app.focus_next", "Next"),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("escape", "leave_filter", show=False),
     ]
     ENABLE_COMMAND_PALETTE = False

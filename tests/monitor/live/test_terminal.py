@@ -20,9 +20,9 @@ MakeSite = Callable[..., Runs]
 class Terminal:
     """A tmux server of its own, with one window."""
 
-    def __init__(self, socket: Path, *words: str) -> None:
+    def __init__(self, socket: Path, *words: str, env: str = "") -> None:
         self.socket = socket
-        command = f"{sys.executable} -m pitools monitor watch {' '.join(words)}; echo ended with $?; sleep 60"
+        command = f"{env} {sys.executable} -m pitools monitor watch {' '.join(words)}; echo ended with $?; sleep 60"
         self.tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", command)
 
     def tmux(self, *words: str) -> str:
@@ -46,8 +46,8 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("TERM", "xterm-256color")
     opened: list[Terminal] = []
 
-    def start(*words: str) -> Terminal:
-        opened.append(Terminal(tmp_path / "tmux", *words))
+    def start(*words: str, env: str = "") -> Terminal:
+        opened.append(Terminal(tmp_path / "tmux", *words, env=env))
         return opened[0]
 
     yield start
@@ -71,6 +71,24 @@ def test_in_a_terminal(make_site: MakeSite, terminal: Callable[..., Terminal]) -
     assert "owned" not in watch.tmux("display-message", "-p", "#{pane_title}")
     watch.tmux("send-keys", "q")
     watch.until("ended with 0")
+
+
+def test_ctrl_c_ends_it(make_site: MakeSite, terminal: Callable[..., Terminal]) -> None:
+    """As it ends every other command."""
+    run_dir = make_site("east").add()
+    watch = terminal("--site", "east")
+    watch.until(run_dir.name)
+    watch.tmux("send-keys", "C-c")
+    watch.until("ended with 0")
+
+
+@pytest.mark.parametrize(("words", "env"), [("2>/dev/null", ""), ("", "TERM=dumb")])
+def test_where_nothing_can_be_drawn_it_is_refused(
+    make_site: MakeSite, terminal: Callable[..., Terminal], words: str, env: str
+) -> None:
+    """The screen is drawn on stderr, by codes that a dumb terminal shows as text."""
+    make_site("east")
+    terminal("--site", "east", words, env=env).until("ended with 2")
 
 
 @pytest.mark.slurm
