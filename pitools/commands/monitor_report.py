@@ -40,6 +40,8 @@ def report(run: str | None, day: str | None, target: Path, sites: tuple[str, ...
 
     if (run is None) == (day is None):
         raise UsageError("expected either RUN or --day", where="pit monitor report", hint="--day today")
+    if target.suffix not in (".html", ".htm"):
+        raise UsageError(f'"{target}": not an HTML file (expected FILE.html)', where="--to")
     if run is not None:
         from pitools.monitor.report.run import run_page
 

@@ -275,6 +275,8 @@ def test_it_is_private(make_site: MakeSite, tmp_path: Path) -> None:
         assert write() == 0o644
     finally:
         os.umask(before)
+    done = CliRunner().invoke(report, ["--day", "today", "--site", "east", "--to", str(tmp_path / "day.pdf")])
+    assert isinstance(done.exception, UsageError)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PitError):
         write_private(tmp_path / "pipe", "x")
