@@ -108,7 +108,7 @@ def _read_runs(site: Site, day: Day) -> None:
                 continue
             attempts = [one for one in read_attempts(run_dir) if (one.started or one.ended or day.until) < day.until]
             is_end_here = verdict is not None and day.holds(verdict.t)
-            if attempts and (is_end_here or any((one.over or day.until) >= day.since for one in attempts)):
+            if is_end_here or any((one.over or day.until) >= day.since for one in attempts):
                 chosen.append((run_dir, attempts, verdict))
         except PermissionError:  # another user's: its name may tell more than they want
             closed += 1

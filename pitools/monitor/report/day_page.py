@@ -111,8 +111,9 @@ def _usage_row(row: UsageRow) -> tuple[object, ...]:
 def _runs(day: Day, now_s: float) -> Iterator[str]:
     yield "<h2>Runs</h2>"
     begin, end = to_unix(day.since, 0.0), min(now_s, to_unix(day.until, 0.0))
-    shown = sorted(day.runs, key=lambda run: run.attempts[0].started)[-_MAX_LINES:]
-    if not shown:
+    began = [run for run in day.runs if run.attempts]
+    shown = sorted(began, key=lambda run: run.attempts[0].started)[-_MAX_LINES:]
+    if not day.runs:
         yield "<p class=note>none</p>"
         return
     yield legend(COLOURS)
@@ -124,8 +125,8 @@ def _runs(day: Day, now_s: float) -> Iterator[str]:
         yield "<h2>Runs that stopped</h2>"
         rows_of = [(run.run_id, run.site, run.verdict.kind, run.verdict.reason) for run in stopped if run.verdict]
         yield table(("run", "site", "cause", "why"), rows_of[:_MAX_LINES])
-    if len(day.runs) > len(shown):
-        yield f"<p class=note>the last {len(shown)} of {len(day.runs)} that began</p>"
+    if len(began) > len(shown):
+        yield f"<p class=note>the last {len(shown)} of {len(began)} that began</p>"
 
 
 def _recoveries(day: Day) -> Iterator[str]:

@@ -142,7 +142,7 @@ def test_the_day_has_what_was_on_that_day(make_site: MakeSite) -> None:
     make_site("east")
     runs = Runs("east", NOON)
     inside, over_midnight = runs.add(age_s=7200, state="COMPLETED"), runs.add(age_s=50_000, state="COMPLETED")
-    before, after = runs.add(age_s=200_000, state="COMPLETED"), runs.add(age_s=-50_000, state="COMPLETED")
+    before, after = runs.add(age_s=200_000, state="COMPLETED"), runs.add(age_s=-50_000)
     runs.log(inside, 0, 1800, age_s=4000)
     damaged = runs.add("damaged", age_s=100)
     (damaged / "plan.json").write_bytes(b"{")
@@ -223,6 +223,18 @@ def test_a_killed_attempt_is_not_in_every_later_report(make_site: MakeSite, monk
 def shown(runs: Runs, at: datetime) -> set[str]:
     """The runs in the report of a day."""
     return {run.run_id for run in read_day([runs.site], at.date()).runs}
+
+
+def test_a_run_that_ended_before_an_attempt_is_in_the_report(make_site: MakeSite) -> None:
+    """Its job failed before its ranks began: it has stopped on that day, and on no other."""
+    make_site("east")
+    runs = Runs("east", NOON)
+    run_dir = runs.add(state="FAILED")
+    shutil.rmtree(run_dir / "attempts")
+    day = read_day([runs.site], NOON.date())
+    stopped = day_page(day, "ada", NOON).partition("<h2>Runs that stopped</h2>")[2].partition("<h2>")[0]
+    assert run_dir.name in stopped
+    assert shown(runs, NOON - timedelta(days=1)) == shown(runs, NOON + timedelta(days=1)) == set()
 
 
 def test_tasks_of_an_array_recover_each_by_itself(make_site: MakeSite) -> None:
