@@ -33,7 +33,6 @@ from pitools.monitor.report.write import parse_day, write_private
 from pitools.node.control.incidents import EntryKind, IncidentEntry, append_entry
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart, Cause
-from pitools.site.load import load_site
 from pitools.slurm.records import AccountingRow
 from pitools.stage.stage import StageResult
 from tests.monitor.fleet import Runs, write_site
@@ -140,13 +139,14 @@ def test_any_text_is_text(text: str) -> None:
 def test_the_day_has_what_was_on_that_day(make_site: MakeSite) -> None:
     """Runs that touch the day are in it, others not; the goodput is the ledgers'; damage and silence are said."""
     make_site("east")
-    runs = Runs("east", NOON)
+    runs, west = Runs("east", NOON), make_site("west")
+    west.root.rmdir()
     inside, over_midnight = runs.add(age_s=7200, state="COMPLETED"), runs.add(age_s=50_000, state="COMPLETED")
     before, after = runs.add(age_s=200_000, state="COMPLETED"), runs.add(age_s=-50_000)
     runs.log(inside, 0, 1800, age_s=4000)
     damaged = runs.add("damaged", age_s=100)
     (damaged / "plan.json").write_bytes(b"{")
-    day = read_day([runs.site, load_site("alpha")], date(2026, 11, 26))
+    day = read_day([runs.site, west.site], date(2026, 11, 26))
     assert {run.run_id for run in day.runs} == {inside.name, over_midnight.name}
     text = Tags(day_page(day, "ada", NOON)).text
     ledger = run_ledger(inside)
@@ -156,7 +156,7 @@ def test_the_day_has_what_was_on_that_day(make_site: MakeSite) -> None:
     assert after.name not in text
     assert "damaged" in text
     assert "of what ada may see" in text
-    assert any(note.startswith("alpha: ") for note in day.notes)
+    assert any(note.startswith("west: no runs: ") for note in day.notes)
 
 
 def test_the_day_names_recoveries_incidents_and_staging(make_site: MakeSite, tmp_path: Path) -> None:
