@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -49,19 +50,28 @@ def query_native(monitor: Monitor, timeout_s: float) -> tuple[tuple[Row, ...], d
 
 
 def _get(url: str, token_file: str, timeout_s: float) -> str:
-    """Return the body. A standby controller answers 303 to the one that serves, which urllib follows, or 503."""
+    """Return the body, `timeout_s` after the request at the latest, but for the longest wait for one packet.
+
+    A standby controller answers 503, or 303 to the one that serves: that is asked too, but it does not get the token,
+    which is for the host of the site file alone.
+    """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f'"{url}" is no URL (expected http:// or https://)', key="monitor.slurm_metrics_url")
-    headers = {"X-SLURM-USER-TOKEN": _read_token(Path(token_file))} if token_file else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - its scheme is checked above
+    request = urllib.request.Request(url)  # noqa: S310 - its scheme is checked above
+    if token_file:
+        request.add_unredirected_header("X-SLURM-USER-TOKEN", _read_token(Path(token_file)))
+    body, deadline = b"", time.monotonic() + timeout_s
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-            body: bytes = answer.read(_MAX_BYTES + 1)
+            while len(body) <= _MAX_BYTES and (part := answer.read1(1 << 16)):
+                body += part
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it goes on after {timeout_s:g} s")
     except urllib.error.HTTPError as error:
         error.close()
         kind = Unreachable if error.code >= 500 else ClusterError
         hint = "see MetricsType and MetricsAuthUsers in slurm.conf" if error.code < 500 else ""
-        raise kind(f"HTTP status {error.code}", where=url, hint=hint) from error
+        raise kind(f"HTTP status {error.code}", where=error.url, hint=hint) from error
     except OSError as error:
         raise Unreachable(f"no answer: {getattr(error, 'reason', error)}", where=url) from error
     if len(body) > _MAX_BYTES:

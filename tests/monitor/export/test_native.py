@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -39,6 +41,8 @@ class Endpoint(HTTPServer):
 
     status = 200
     partitions = PARTITIONS
+    to = ""  # the controller to which it answers 303
+    pause_s = 0.0  # before each byte of a body
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -51,10 +55,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("X-SLURM-USER-TOKEN")))
-        self.send_response(self.server.status)
+        self.send_response(303 if self.server.to else self.server.status)
+        if self.server.to:
+            self.send_header("Location", self.server.to + self.path)
         self.end_headers()
         texts = {"/metrics/partitions": self.server.partitions, "/metrics/scheduler": SCHEDULER}
-        self.wfile.write(texts[self.path].encode())
+        text = b"" if self.server.to else texts[self.path].encode()
+        pieces = [text[at : at + 1] for at in range(len(text))] if self.server.pause_s else [text]
+        with contextlib.suppress(OSError):  # the client has gone
+            for piece in pieces:
+                self.wfile.write(piece)
+                time.sleep(self.server.pause_s)
 
     def log_message(self, *args: object) -> None:
         """Log nothing."""
@@ -122,3 +133,25 @@ def test_the_token_is_private(endpoint: Endpoint, tmp_path: Path) -> None:
     for wrong in (monitor, Monitor(slurm_metrics_url="file:///etc/passwd")):
         with pytest.raises(ConfigError):
             query_native(wrong, 5)
+
+
+def test_a_standby_controller_is_followed_without_the_token(endpoint: Endpoint, tmp_path: Path) -> None:
+    """The one to which it sends is asked, and never gets the token, which is for the host of the site file."""
+    token = tmp_path / "token"
+    token.write_text("abc\n")
+    token.chmod(0o600)
+    with Endpoint() as standby:
+        threading.Thread(target=standby.serve_forever, daemon=True).start()
+        standby.to = endpoint.url
+        rows, _ = query_native(Monitor(slurm_metrics_url=standby.url, slurm_metrics_token=str(token)), 5)
+        standby.shutdown()
+    assert ("slurm_partitions", (), (2.0,)) in rows
+    assert {one for _, one in standby.asked} == {"abc"}
+    assert {one for _, one in endpoint.asked} == {None}
+
+
+def test_an_answer_that_does_not_end_is_given_up(endpoint: Endpoint) -> None:
+    """One byte at a time, each within the time-out of a read: the time is of the whole answer."""
+    endpoint.pause_s = 0.02
+    with pytest.raises(Unreachable):
+        query_native(Monitor(slurm_metrics_url=endpoint.url), 0.1)
