@@ -48,7 +48,8 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
         # A run that began before the last look and has no mark goes on after its mark was dropped: it was counted.
         is_late = mark is None and last_s and (seconds_between(ledger.since, since) or 0.0) > 0
         run_counts = Samples()
-        marks[ledger.run_id] = count_run(root / ledger.run_id, ledger, mark or RunMark(), run_counts)
+        counted = count_run(root / ledger.run_id, ledger, mark or RunMark(), run_counts)
+        marks[ledger.run_id] = msgspec.structs.replace(counted, seen_s=now_s)
         if not is_late:
             counts.merge(run_counts)
     totals = state.totals_of(before)
@@ -59,8 +60,8 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     if running_jobs is not None:
         held = [ledger for ledger in ledgers if ledger.is_running and ledger.resource == "gpu"]
         add_idle(gauges, root, held, running_jobs, now_s)
-    kept = sorted(marks.items(), key=lambda item: item[1].until)[-_MAX_MARKS:]
-    marks = {run_id: mark for run_id, mark in kept if mark.until >= _rfc3339(now_s - _KEEP_S)}
+    kept = sorted(marks.items(), key=lambda item: item[1].seen_s)[-_MAX_MARKS:]
+    marks = {run_id: mark for run_id, mark in kept if mark.seen_s >= now_s - _KEEP_S}
     add_goodput(gauges, [mark for mark in marks.values() if mark.until >= _rfc3339(now_s - WINDOW_S)])
     clocks = {**before.clocks, "runs": now_s}
     return gauges, msgspec.structs.replace(before, totals=totals.rows(), clocks=clocks, runs=marks)

@@ -37,9 +37,11 @@ class Queried(msgspec.Struct, frozen=True, kw_only=True):
 class RunMark(msgspec.Struct, frozen=True, kw_only=True):
     """What of a run is counted. seconds: resource-seconds by state. attempts: those whose end was counted.
 
-    resource, until, allocated_s: of its ledger. productive_s: None if unknown. is_over: whether its verdict is counted.
+    seen_s: Unix time of the last look at it. resource, until, allocated_s: of its ledger; until is "" before its first
+    allocation. productive_s: None if unknown. is_over: whether its verdict is counted.
     """
 
+    seen_s: float = 0.0
     resource: str = ""
     until: str = ""
     seconds: dict[str, float] = {}

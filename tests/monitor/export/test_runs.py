@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run
+from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run, text
 
 from pitools.ledger.records import RunLedger, State
 from pitools.monitor.export import runs
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import WorkerState, totals_of
 from pitools.run import run_folder
-from pitools.run.attempt_records import Decision
+from pitools.run.attempt_records import Decision, Verdict
 from pitools.site.schema import Site
 from pitools.stage.stage import StageResult
 
@@ -113,6 +113,21 @@ def test_a_run_whose_mark_was_dropped_is_not_counted_again(world: tuple[Site, Pa
     _, state = runs.query_runs(site, WorkerState(), None)
     late = msgspec.structs.replace(state, runs={}, clocks={"runs": EPOCH + 10_000})
     assert values(totals_of(runs.query_runs(site, late, None)[1])) == values(totals_of(state))
+
+
+def test_a_run_that_waits_is_counted_once(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wait in the queue is what the last look has seen, not the sum of all; its end, without a start, is one."""
+    site, state = make_site(), WorkerState()
+    run_dir = make_run(Path(site.paths.runs))
+    for look in range(1, 9):
+        if look == 5:
+            verdict = Verdict(state="stopped", code="cancelled", kind="cancelled", reason="", t=text(1300), attempts=0)
+            run_folder.write_record(run_dir / "verdict.json", verdict)
+        monkeypatch.setattr(time, "time", lambda now_s=EPOCH + 300 * look: now_s)
+        _, state = runs.query_runs(site, state, None)
+        found = values(totals_of(state))
+        assert found["pit_run_queue_seconds_total",] == 300 * min(look, 4)
+        assert found["pit_runs_ended_total", "cancelled"] == (look >= 5)
 
 
 @pytest.mark.parametrize(("stalled_s", "idle"), [(599, 0), (601, 8)])
