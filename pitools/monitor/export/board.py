@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -14,12 +15,12 @@ from prometheus_client.registry import Collector
 from pitools.monitor.export import collect, state
 from pitools.monitor.export.collect import WORKERS, Worker
 from pitools.monitor.export.metrics import BY_NAME, METRICS, Metric
-from pitools.monitor.export.samples import cumulative
+from pitools.monitor.export.samples import cumulative, read_rows
 from pitools.monitor.export.state import Queried, WorkerState
 from pitools.place.clusters.parallel import site_error
 from pitools.site.schema import Site
 
-_ALWAYS = {"slurm": ("jobs", "nodes"), "runs": ()}  # collectors that count as failed before their first answer
+_ALWAYS = {"slurm": ("jobs", "nodes"), "runs": ("runs",)}  # collectors that count as failed before their first answer
 
 
 class _Slot(NamedTuple):
@@ -84,7 +85,7 @@ class Board(Collector):
         for slot in slots:
             _add_collectors(families, slot, self._success(slot))
             is_native = (slot.site.name, "native") in good
-            for row in (row for one in slot.state.queried.values() for row in one.gauges if row[0] in BY_NAME):
+            for row in (row for one in slot.state.queried.values() for row in read_rows(one.gauges).rows()):
                 if (slot.site.name, BY_NAME[row[0]].collector) in good and not (is_native and BY_NAME[row[0]].native):
                     _add(families[row[0]], slot.site, *row)
             for row in state.totals_of(slot.state).rows():
@@ -108,7 +109,8 @@ class Board(Collector):
             lines = [] if slot.error else [f"site {slot.site.name}: {slot.worker.name}: {error}"]
             self._put(key, slot._replace(error=error))
         for line in lines:
-            report(line)
+            with contextlib.suppress(Exception):  # who reads the lines may be gone: the thread must not go with them
+                report(line)
 
     def _put(self, key: tuple[str, str], slot: _Slot) -> None:
         with self._lock:

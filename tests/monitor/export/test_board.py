@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from slurm_texts import job_text, node_text
 
 from pitools.monitor.export import collect, state
 from pitools.monitor.export.board import Board, _add, _family
+from pitools.monitor.export.collect import WORKERS, Worker
 from pitools.monitor.export.metrics import METRICS
 from pitools.site.schema import Site
 
@@ -59,7 +63,7 @@ def test_jobs_and_nodes_are_asked_in_turn(make_site: MakeSite, tmp_path: Path) -
 def test_a_dead_site_keeps_no_values_and_delays_nobody(make_site: MakeSite, failure: str) -> None:
     """Its collectors have success 0, and what it said is gone; another site is exported before it times out."""
     good, bad = make_site("good"), make_site("bad", timeout_s=3)
-    cycle(good, bad, times=3)
+    cycle(bad, times=3)  # of the good one there is no state: what is exported of it is of this cycle
     bad = make_site("bad", timeout_s=3, fail=failure)
     board, lines = Board([good, bad]), list[str]()
     seen: list[bool] = []
@@ -71,12 +75,43 @@ def test_a_dead_site_keeps_no_values_and_delays_nobody(make_site: MakeSite, fail
     found = exported(board)
     assert {found["pit_collector_success", "bad", name] for name in ("jobs", "nodes")} == {0}
     assert {key[0] for key in found if key[1] == "bad" and not key[0].startswith("pit_collector")} == set()
-    assert found["pit_nodes", "good", "idle"] == 1
-    assert any(seen[:-2])
+    assert found["pit_jobs", "good", "gpu", "running"] == 1
+    assert any(seen[:-2]) or "sleep" not in failure
     assert len([line for line in lines if line.startswith("site bad: jobs: ")]) == 1
     again = list[str]()
     assert not Board([bad]).run_once(lambda: None, again.append)
     assert not again  # said once
+
+
+def test_a_worker_outlives_the_reader_of_its_lines(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cycle follows cycle, though a line about a failure cannot be written: stderr's reader may have gone."""
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    cycles = Counter[str]()
+
+    def query(_site: Site, worker: Worker) -> tuple[state.WorkerState, list[str]]:
+        asked.put(worker.name)
+        cycles[worker.name] += 1
+        if cycles[worker.name] == 3:
+            threading.Event().wait()  # for ever: a daemon thread
+        return state.WorkerState(), ["a line"]
+
+    def report(_line: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(collect, "run_cycle", query)
+    Board([make_site()]).run_forever(0, report)
+    assert Counter(asked.get(timeout=10) for _ in range(3 * len(WORKERS))) == {one.name: 3 for one in WORKERS}
+
+
+def test_the_gauges_of_an_older_state_are_left_out(make_site: MakeSite) -> None:
+    """Of a metric whose labels have changed since; the others are exported."""
+    now_s = time.time()
+    rows = (("pit_nodes", ("idle", "rack1"), (3.0,)), ("pit_gpus", ("idle",), (8.0,)), ("pit_gone", (), (1.0,)))
+    old = state.WorkerState(queried={"nodes": state.Queried(began_s=now_s, success_s=now_s, gauges=rows)})
+    state.write_state(state.state_path("alpha", "slurm"), old)
+    found = cycle(make_site())
+    assert found["pit_gpus", "alpha", "idle"] == 8
+    assert not {"pit_nodes", "pit_gone"} & {key[0] for key in found}
 
 
 def test_what_hangs_without_an_end_is_seen(make_site: MakeSite) -> None:
