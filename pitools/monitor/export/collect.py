@@ -1,8 +1,8 @@
 """The cycles of a site's workers: what is queried next, and what follows from the answer.
 
-The worker `slurm` makes one query a cycle, in turn: of jobs (one request to slurmctld), of nodes (two: nodes and
-partitions), of Slurm's own metrics where the site has them (two), and of the fabric once an hour (one). So no cycle
-makes more than two requests. The worker `runs` reads the folders of runs, every five minutes.
+The worker `slurm` makes one query a cycle, in turn: of jobs (two requests to slurmctld: jobs and partitions), of nodes
+(two: nodes and partitions), of Slurm's own metrics where the site has them (two), and of the fabric once an hour (one).
+So no cycle makes more than two requests. The worker `runs` reads the folders of runs, every five minutes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def _query_jobs(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]:
     counts = jobs.job_counts(rows, before.clocks.get("jobs", 0.0), now_s, site)
     running = tuple(row.raw_id for row in rows if row.state == "RUNNING")
     after = _counted(before, "jobs", now_s, counts)
-    return _queried(jobs.job_gauges(rows, now_s, site, before.leaves)), replace(after, running=running)
+    tiers = {labels[0] for name, labels in state.totals_of(after) if name == "pit_queue_wait_seconds"}
+    gauges = jobs.job_gauges(rows, now_s, site, before.leaves).bounded(tiers)
+    return Queried(gauges=gauges.rows()), replace(after, running=running)
 
 
 def _query_nodes(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]:

@@ -36,6 +36,7 @@ _COLUMNS = (
     "JobID",
 )
 _NOT_WAITING = (states.PendingReason.HELD, states.PendingReason.BEGIN_TIME, states.PendingReason.BAD_CONSTRAINTS)
+_BY_USER = ("Dependency", "JobArrayTaskLimit")  # the second: `%2` of an array
 _NAME = re.compile(r"[A-Za-z]+")
 _FOLDED = re.compile(r"([\w.-]*?)\[([\d,-]+)\]")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?(?::(\d+))?")
@@ -119,13 +120,13 @@ def job_gauges(rows: Iterable[JobRow], now_s: float, site: Site, leaves: tuple[s
     return gauges
 
 
-def job_counts(rows: Iterable[JobRow], since_s: float, now_s: float, site: Site) -> Samples:
+def job_counts(rows: Sequence[JobRow], since_s: float, now_s: float, site: Site) -> Samples:
     """Return the increments of counters since the query before, which is 0 if there was none: nothing is counted then.
 
     A job that started and was forgotten by slurmctld between the queries (MinJobAge, 5 min by default) is not counted.
     """
     counts = Samples()
-    for tier in site.tiers:
+    for tier in (*site.tiers, *(tier_of(site, row.qos) for row in rows)):
         counts.touch("pit_queue_wait_seconds", tier)
     for row in rows if since_s else ():
         if row.state == "PENDING" or not row.nodes or not row.start_s:
@@ -150,7 +151,7 @@ def tier_of(site: Site, qos: str) -> str:
 
 
 def _is_waiting(row: JobRow) -> bool:
-    return states.pending_reason(row.reason) not in _NOT_WAITING and not row.reason.startswith("Dependency")
+    return states.pending_reason(row.reason) not in _NOT_WAITING and not row.reason.startswith(_BY_USER)
 
 
 def _reason_name(reason: str) -> str:

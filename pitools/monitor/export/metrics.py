@@ -1,7 +1,8 @@
 """The table of all metrics: name, type, labels, bounds and help. Rules and dashboards are built on it.
 
 Each series also has the label `cluster`, the site's name. No label holds a job, a user, an account or a node. Of the
-values of a label at most LABEL_LIMITS are kept, the largest; the rest are summed as "other".
+values of a label at most LABEL_LIMITS are kept: the largest of gauges, the first of counters; the rest are "other",
+their sum or, of ages, the largest.
 
 A collector that fails, or has not succeeded for a while, exports nothing but its own three metrics: its old values are
 dropped, so alerts on absence or on `pit_collector_success == 0` see an outage. What is unknown is absent, never 0.
@@ -62,7 +63,7 @@ METRICS = (
         ("collector",),
         "When the collector's last successful query began; absent if there was none.",
     ),
-    # squeue: one request to slurmctld.
+    # squeue: two requests to slurmctld, of jobs and partitions.
     Metric(
         "pit_jobs",
         "gauge",
@@ -78,8 +79,9 @@ METRICS = (
         "gauge",
         "jobs",
         ("tier",),
-        "How long the oldest job waits for resources; held jobs, and those before their begin or dependency, are left "
-        "out. Absent if none waits. tier: of the site file; else the QOS.",
+        "How long the oldest job waits for resources; left out are held jobs, those before their begin or dependency, "
+        "at their array's own limit, or that can never start. Absent if none waits. tier: of the site file; else the "
+        "QOS.",
     ),
     Metric(
         "pit_queue_wait_seconds",
@@ -105,7 +107,7 @@ METRICS = (
         ("partition", "currency"),
         "Cost of running jobs: nodes by price_per_node_hour of the site file, times the share of their GPUs.",
     ),
-    # scontrol show node: two requests.
+    # scontrol show node: two requests, of nodes and partitions.
     Metric(
         "pit_nodes",
         "gauge",
@@ -130,8 +132,8 @@ METRICS = (
         "gauge",
         "nodes",
         ("cause",),
-        "GPUs of drained or down nodes: by the check for which `pit node drain` drained them; maintenance, down, or "
-        "other (a person or another program).",
+        "GPUs of drained or down nodes: by the check for which `pit node drain` drained them; maintenance, reboot, "
+        "down, or other (a person or another program).",
     ),
     Metric("pit_drained_gpu_seconds_total", "counter", "nodes", ("cause",), "The same, over time."),
     # The folders of runs of `pit launch`: no request.

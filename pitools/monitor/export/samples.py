@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pitools.core.output import printable
 from pitools.monitor.export.metrics import BY_NAME, LABEL_LIMITS, METRICS, OTHER, Metric
@@ -37,7 +37,7 @@ class Samples(dict[Key, list[float]]):
         for name, labels in self:
             for place, label in enumerate(labels):
                 known[name, place].add(label)
-        for (name, labels), values in sorted(increments.items()):
+        for (name, labels), values in increments.items():
             kept = []
             for place, (label, kind) in enumerate(zip(labels, BY_NAME[name].labels, strict=True)):
                 names = known[name, place]
@@ -46,8 +46,11 @@ class Samples(dict[Key, list[float]]):
             total = self._values(name, tuple(kept))
             total[:] = [before + value for before, value in zip(total, values, strict=True)]
 
-    def bounded(self) -> Samples:
-        """Return these gauges with at most LABEL_LIMITS values of a label, those with the largest sums, and OTHER."""
+    def bounded(self, tiers: Collection[str] = ()) -> Samples:
+        """Return these gauges with at most LABEL_LIMITS values of a label, those with the largest sums, and OTHER.
+
+        tiers: those that the counters have, which are kept, so that both have the same.
+        """
         sums: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (name, labels), values in self.items():
             for place, label in enumerate(labels):
@@ -56,10 +59,13 @@ class Samples(dict[Key, list[float]]):
             (name, place): set(sorted(by_label, key=lambda one: (-by_label[one], one))[: _limit(name, place)])
             for (name, place), by_label in sums.items()
         }
+        if tiers:
+            kept["pit_queue_age_seconds", 0] = set(tiers)
         result = Samples()
         for (name, labels), values in self.items():
             label_values = (label if label in kept[name, i] else OTHER for i, label in enumerate(labels))
-            result.add(name, values[0], *label_values)
+            total = result._values(name, tuple(label_values))
+            total[0] = max(total[0], values[0]) if name.endswith("_seconds") else total[0] + values[0]
         return result
 
     def rows(self) -> tuple[Row, ...]:

@@ -57,6 +57,26 @@ def test_jobs_and_nodes_are_asked_in_turn(make_site: MakeSite, tmp_path: Path) -
     assert {key[2] for key in found if key[0] == "pit_collector_success"} == {"jobs", "nodes", "topology"}
 
 
+def test_a_tier_has_its_count_of_starts_before_the_first(make_site: MakeSite) -> None:
+    """So an alert sees a first start; beyond the limit ages and starts have the same tiers, and the oldest is kept."""
+    texts = [
+        job_text(
+            State="PENDING",
+            NodeList="",
+            Reason="Priority",
+            QOS=f"q{minute:02}",
+            EligibleTime=f"2026-11-26T22:{minute}:00",
+        )
+        for minute in range(10, 50)
+    ]
+    found = cycle(make_site(jobs="".join(reversed(texts))))
+    starts = {key[2] for key in found if key[0] == "pit_queue_wait_seconds_count"}
+    ages = {key[2]: value for key, value in found.items() if key[0] == "pit_queue_age_seconds"}
+    assert {"high", "usual", "q49", "other"} <= starts
+    assert ages.keys() == starts - {"high", "usual"}
+    assert ages["other"] == 70 * 60  # of q10, at 23:20
+
+
 @pytest.mark.parametrize(
     "failure", ["echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "exec sleep 60"]
 )

@@ -39,7 +39,7 @@ def test_jobs_are_counted_by_task_and_partition(site: Site) -> None:
 
 
 def test_the_queue_age_leaves_out_who_does_not_wait_for_resources(site: Site) -> None:
-    """Held, dependent and later jobs are left out; a QOS that no tier names stands for itself."""
+    """Held, dependent, later and throttled jobs are left out; a QOS that no tier names stands for itself."""
     texts = [
         job_text(State="PENDING", NodeList="", Reason=reason, QOS=qos, EligibleTime=since)
         for reason, qos, since in (
@@ -48,6 +48,7 @@ def test_the_queue_age_leaves_out_who_does_not_wait_for_resources(site: Site) ->
             ("JobHeldUser", "urgent", "N/A"),
             ("Dependency", "normal", "2026-11-26T20:00:00"),
             ("BeginTime", "normal", "2026-11-26T20:00:00"),
+            ("JobArrayTaskLimit", "normal", "2026-11-26T20:00:00"),
             ("QOSMaxJobsPerUserLimit", "guest", "2026-11-26T23:10:00"),
         )
     ]
