@@ -84,7 +84,7 @@ def read_password(path: Path) -> bytes:
     _require_private(path, "password file")
     lines = path.read_bytes().splitlines()
     if len(lines) != 1 or not lines[0].partition(b":")[0] or not lines[0].partition(b":")[2]:
-        raise ConfigError(f"{len(lines)} lines (expected one: USER:PASSWORD)", where=str(path))
+        raise ConfigError(f"{len(lines)} lines, or no USER:PASSWORD in it (expected one such line)", where=str(path))
     return lines[0]
 
 
