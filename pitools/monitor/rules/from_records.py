@@ -47,9 +47,9 @@ def record_shares(sites: Iterable[str], period_s: float, report: Callable[[str],
     since = _rfc3339(now_s - period_s)
     runs = [run for name in dict.fromkeys(sites) for run in _read_runs(load_site(name), since, report)]
 
-    def shares(slo: Slo, window_s: int) -> dict[Owner, Share]:
+    def shares(slo: Slo, window_s: int) -> dict[Owner, Share | None]:
         begin = _rfc3339(now_s - window_s)
-        return _shares(slo, [run for run in runs if run.until >= begin])
+        return dict.fromkeys(_shares(slo, runs)) | _shares(slo, [run for run in runs if run.until >= begin])
 
     return shares
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from pitools.core.record import Record
 from pitools.monitor.rules import prometheus_api
-from pitools.monitor.rules.burn import PAIRS, to_window, used_pairs
+from pitools.monitor.rules.burn import PAIRS, Pair, to_window, used_pairs
 from pitools.monitor.rules.measures import MEASURES, bad_share, event_count
 from pitools.monitor.rules.schema import Slo, SloFile
 
@@ -17,9 +18,10 @@ Burning = Literal["", "ticket", "page"]
 class SloState(Record, frozen=True, kw_only=True, tag="pit.slo/1"):
     """An error budget now. cluster, tier, resource: whose it is, "" for none. burning: how urgent, or "".
 
+    is_known: false if samples are missing, such as of a dead exporter, with which it could burn, or burn faster.
     bad: the share that was bad in the period. budget_left: of the error budget, below 0 if it is spent; both None
-    without events. burn_1h, burn_1d: burn rates, 1 spends the budget in its period. reason: of burning. hint: what to
-    type next.
+    without events. burn_1h, burn_1d: burn rates, 1 spends the budget in its period. reason: of burning, or why that is
+    unknown. hint: what to type next.
     """
 
     cluster: str
@@ -27,6 +29,7 @@ class SloState(Record, frozen=True, kw_only=True, tag="pit.slo/1"):
     tier: str = ""
     resource: str = ""
     burning: Burning = ""
+    is_known: bool = True
     objective: float
     period: str
     bad: float | None = None
@@ -46,8 +49,8 @@ class Share(NamedTuple):
 
 Owner = tuple[str, ...]
 """Values of the labels that an error budget is kept for, in the measure's order."""
-Shares = Callable[[Slo, int], dict[Owner, Share]]
-"""Return the shares of an SLO in a window, in seconds."""
+Shares = Callable[[Slo, int], dict[Owner, Share | None]]
+"""Return the shares of an SLO in a window, in seconds: None without events; an owner without samples is absent."""
 
 
 def judge_slos(slos: SloFile, shares: Shares) -> list[SloState]:
@@ -56,57 +59,73 @@ def judge_slos(slos: SloFile, shares: Shares) -> list[SloState]:
     for slo in slos.slo:
         windows = {window for pair in PAIRS for window in (pair.short_s, pair.long_s)} | {slo.period_s}
         by_window = {window: shares(slo, window) for window in sorted(windows)}
-        owners = sorted({owner for found in by_window.values() for owner in found})
+        owners = sorted({owner for found in by_window.values() for owner, share in found.items() if share})
         rows = [
-            _judge(slo, owner, {window: found.get(owner) for window, found in by_window.items()}) for owner in owners
+            _judge(slo, owner, {window: found[owner] for window, found in by_window.items() if owner in found})
+            for owner in owners
         ]
         states += sorted(rows, key=lambda row: row.budget_left if row.budget_left is not None else 1.0)
     return states
 
 
 def _judge(slo: Slo, owner: Owner, shares: dict[int, Share | None]) -> SloState:
-    info, burning, reason = MEASURES[slo.measure], "", ""
+    info, burning, reason, is_known = MEASURES[slo.measure], "", "", True
     for pair, limit in used_pairs(slo.period_s, slo.budget):
-        long, short = shares[pair.long_s], shares[pair.short_s]
-        if long and short and long.events >= slo.min_events and min(long.bad, short.bad) > limit:
+        burns = _burns(pair, limit, shares, slo.min_events)
+        is_known &= burns is not None
+        if burns:
             burning = pair.severity
+            bad, short_bad = (share.bad for window in (pair.long_s, pair.short_s) if (share := shares[window]))
             reason = (
-                f"{long.bad:.1%} {info.bad.format(within=slo.within)} in {to_window(pair.long_s)}, {short.bad:.1%} in"
+                f"{bad:.1%} {info.bad.format(within=slo.within)} in {to_window(pair.long_s)}, {short_bad:.1%} in"
                 f" {to_window(pair.short_s)} (expected at most {limit:.1%})"
             )
             break
     labels = dict(zip(info.by.split(", "), owner, strict=True))
-    period = shares[slo.period_s]
-    burn_1h, burn_1d = (share and round(share.bad / slo.budget, 6) for share in (shares[3600], shares[86400]))
+    period = shares.get(slo.period_s)
+    burn_1h, burn_1d = (share and round(share.bad / slo.budget, 6) for share in map(shares.get, (3600, 86400)))
     return SloState(
         **labels,
         slo=slo.name,
         burning=burning,  # type: ignore[arg-type]
+        is_known=is_known,
         objective=slo.objective,
         period=slo.period,
         bad=period and round(period.bad, 9),
         budget_left=period and round(1 - period.bad / slo.budget, 6),
         burn_1h=burn_1h,
         burn_1d=burn_1d,
-        reason=reason,
+        reason=reason or ("" if is_known else "unknown: no samples lately"),
         hint=info.runbook.replace("{{ $labels.cluster }}", labels["cluster"]) if burning else "",
     )
+
+
+def _burns(pair: Pair, limit: float, shares: dict[int, Share | None], min_events: float) -> bool | None:
+    """Return whether a pair of windows alerts; None if the samples that decide it are missing."""
+    known = [shares[window] for window in (pair.long_s, pair.short_s) if window in shares]
+    long = shares.get(pair.long_s)
+    if any(share is None or share.bad <= limit for share in known) or (long and long.events < min_events):
+        return False
+    return True if len(known) == 2 else None
 
 
 def prometheus_shares(url: str, clusters: Iterable[str]) -> Shares:
     """Return the shares that a Prometheus knows of clusters; of all without names. They raise as its queries do."""
     names = set(clusters)
 
-    def shares(slo: Slo, window_s: int) -> dict[Owner, Share]:
+    def shares(slo: Slo, window_s: int) -> dict[Owner, Share | None]:
         by = MEASURES[slo.measure].by.split(", ")
 
         def ask(expression: str) -> dict[Owner, float]:
-            samples = prometheus_api.finite(prometheus_api.query(url, expression))
+            samples = prometheus_api.query(url, expression)
             found = {tuple(sample.labels.get(label, "") for label in by): sample.value for sample in samples}
             return {owner: value for owner, value in found.items() if not names or owner[0] in names}
 
         bad, count = ask(bad_share(slo, window_s)), event_count(slo, window_s)
         events = ask(count) if count and bad else {}
-        return {owner: Share(share, events.get(owner, 0.0) if count else float("inf")) for owner, share in bad.items()}
+        return {
+            owner: Share(share, events.get(owner, 0.0) if count else math.inf) if math.isfinite(share) else None
+            for owner, share in bad.items()  # a ratio of no events is NaN
+        }
 
     return shares

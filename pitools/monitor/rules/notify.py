@@ -2,7 +2,7 @@
 
 ~/.local/state/pitools/slo_notices.json   pit.slo-notices/1: what each hook was last sent
 
-A hook that fails is started again by the next check.
+A hook that fails is started again by the next check. While samples are missing, nothing is over or gets better.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pitools.core.record import Record, decode_json
 from pitools.launch.hooks import run_hook
 from pitools.monitor.rules.judge import SloState
 from pitools.site.schema import Hook
+
+_WORSE = {"": ("ticket", "page"), "ticket": ("page",), "page": ()}
 
 
 class SloNotice(Record, frozen=True, kw_only=True, tag="pit.slo-notice/1"):
@@ -64,7 +66,12 @@ def notify(states: Iterable[SloState], hooks_of: Callable[[str], Sequence[Hook]]
         for state in states:
             for hook in hooks_of(state.cluster):
                 key = " ".join((*hook.command, "|", state.cluster, state.slo, state.tier, state.resource))
-                if "slo" not in hook.on or sent.get(key, "") == state.burning:
+                last = sent.get(key, "")
+                if (
+                    "slo" not in hook.on
+                    or last == state.burning
+                    or (last in _WORSE[state.burning] and not state.is_known)
+                ):
                     continue
                 notice = _notice(state)
                 env = {"PIT_EVENT": "slo", "PIT_SITE": state.cluster}

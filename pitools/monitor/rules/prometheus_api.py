@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -83,8 +82,3 @@ def _read(body: bytes, status: int, url: str) -> list[Sample]:
     except (msgspec.DecodeError, ValueError) as error:
         hint = f"its address, without a path of the API: curl -sS {url}/api/v1/query?query=1"
         raise DataError(f"not Prometheus: HTTP {status}", where=url, hint=hint) from error
-
-
-def finite(samples: list[Sample]) -> list[Sample]:
-    """Return the samples that are numbers: a ratio of no events is NaN."""
-    return [sample for sample in samples if math.isfinite(sample.value)]

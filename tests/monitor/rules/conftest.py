@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-Series = dict[str, Callable[[float], float]]
+Series = dict[str, Callable[[float], float | None]]
 
 
 @pytest.fixture(scope="session")
@@ -71,5 +71,6 @@ def start_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 def _openmetrics(series: Series, ago_s: float, step_s: float) -> str:
     now = time.time()
     steps = [index * step_s for index in range(int(ago_s / step_s) + 1)]
-    lines = [f"{name} {value(at)} {now - ago_s + at}" for name, value in series.items() for at in steps]
+    points = [(name, at, value(at)) for name, value in series.items() for at in steps]
+    lines = [f"{name} {value} {now - ago_s + at}" for name, at, value in points if value is not None]
     return "\n".join([*lines, "# EOF", ""])

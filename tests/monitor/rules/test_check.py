@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pitools.core.errors import Unreachable
 from pitools.monitor.rules import prometheus_api
+from pitools.monitor.rules.judge import judge_slos, prometheus_shares
+from pitools.monitor.rules.notify import notify
+from pitools.monitor.rules.schema import load_slos
+from pitools.site.schema import Hook
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 SECONDS = 'pit_run_resource_seconds_total{cluster="%s",resource="gpu",state="%s"}'
@@ -72,6 +77,32 @@ def test_prometheus_is_asked_for_each_budget(prometheus: str, pit: Pit, tmp_path
     assert rows["waits", "alpha"]["tier"] == "high"
     one = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "beta")
     assert (one.returncode, set(states(one))) == (0, {("goodput", "beta")})
+
+
+def test_a_dead_exporter_ends_no_notice(start_prometheus: Callable[..., str], tmp_path: Path) -> None:
+    """Hours without samples are unknown: no hook gets `over`; series that stand still do no longer burn."""
+    gone = 4 * 86400 - 7 * 3600  # past the short window of each pair
+    series: dict[str, Callable[[float], float | None]] = {}
+    for state in ("productive", "lost"):
+        series[SECONDS % ("alpha", state)] = lambda at: at if at < gone else None
+        series[SECONDS % ("beta", state)] = lambda at: min(at, gone)
+    (tmp_path / "slos.toml").write_text(SLOS)
+    shares = prometheus_shares(start_prometheus(series, 4), ())
+    states = {state.cluster: state for state in judge_slos(load_slos(tmp_path / "slos.toml"), shares)}
+    assert {name: (state.burning, state.is_known) for name, state in states.items()} == {
+        "alpha": ("", False),
+        "beta": ("", True),
+    }
+    out, path = tmp_path / "out", tmp_path / "state" / "sent.json"
+    hook = Hook(on=("slo",), command=(sys.executable, "-c", COLLECT, str(out)))
+    burning = [msgspec.structs.replace(state, burning="ticket", is_known=True) for state in states.values()]
+    for judged in (burning, states.values()):
+        assert notify(judged, lambda _: [hook], path) == []
+    notices = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(one["site"], one["severity"]) for one in notices] == [
+        *[(state.cluster, "ticket") for state in burning],
+        ("beta", "over"),
+    ]
 
 
 def test_no_events_are_said(prometheus: str, pit: Pit, tmp_path: Path) -> None:
