@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from pitools.core.errors import ClusterError, DataError, Unreachable, UsageError
+from pitools.core.errors import ClusterError, DataError, PitError, Unreachable, UsageError
 from pitools.core.record import decode_json
+from pitools.place.clusters.parallel import SitePoller
 
 TIMEOUT_S = 10.0
 _MAX_BYTES = 16 << 20
+_HINT = "curl -sS {url}/-/ready; or judge by the runs' records: pit monitor check --site NAME"
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -54,8 +56,19 @@ def check_url(url: str) -> str:
 
 
 def query(url: str, expression: str, *, timeout_s: float = TIMEOUT_S) -> list[Sample]:
-    """Evaluate an expression now. Raises Unreachable, ClusterError for a refusal, DataError for another server."""
-    form = urllib.parse.urlencode({"query": expression, "timeout": f"{timeout_s:g}s"}).encode()
+    """Evaluate an expression now. timeout_s: of the whole answer, however slowly its bytes come.
+
+    Raises Unreachable, ClusterError for a refusal, DataError for another server.
+    """
+    poller: SitePoller[list[Sample]] = SitePoller(_HINT.format(url=url))
+    answer = poller.query({url: lambda left_s: _post(url, expression, left_s)}, timeout_s)[url].value
+    if isinstance(answer, PitError):
+        raise answer
+    return answer
+
+
+def _post(url: str, expression: str, timeout_s: float) -> list[Sample]:
+    form = urllib.parse.urlencode({"query": expression, "timeout": f"{timeout_s * 1000:.0f}ms"}).encode()
     try:
         request = urllib.request.Request(f"{url}/api/v1/query", form)  # noqa: S310 - check_url
         with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
@@ -64,9 +77,8 @@ def query(url: str, expression: str, *, timeout_s: float = TIMEOUT_S) -> list[Sa
         with error:
             body, status = error.read(_MAX_BYTES + 1), error.code
     except (OSError, HTTPException) as error:
-        hint = f"curl -sS {url}/-/ready; or judge by the runs' records: pit monitor check --site NAME"
         text = str(getattr(error, "reason", error)) or type(error).__name__
-        raise Unreachable(f"Prometheus: no answer: {text}", where=url, hint=hint) from error
+        raise Unreachable(f"Prometheus: no answer: {text}", where=url, hint=_HINT.format(url=url)) from error
     return _read(body, status, url)
 
 

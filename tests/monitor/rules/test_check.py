@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -158,6 +159,29 @@ def test_a_prometheus_that_is_away_is_exit_75(pit: Pit, tmp_path: Path) -> None:
         assert (refused.returncode, "secret" in refused.stderr) == (2, False)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unreachable, match="timed out"):
         prometheus_api.query(f"http://127.0.0.1:{silent.getsockname()[1]}", "1", timeout_s=0.2)
+
+
+def test_an_answer_that_drips_ends_at_the_deadline() -> None:
+    """Each byte comes in time, the whole answer never: one time-out for all, not one for each read."""
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+            while not ended.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        try:
+            with pytest.raises(Unreachable) as caught:
+                prometheus_api.query(f"http://127.0.0.1:{server.getsockname()[1]}", "1", timeout_s=0.3)
+        finally:
+            ended.set()
+            thread.join()
+    assert "pit monitor check" in caught.value.hint
 
 
 ANSWERS = {
