@@ -43,7 +43,7 @@ ALERTS = {
         f"pit monitor export --site {_SITE} --textfile check.prom",
     ),
     "PitExporterStale": Alert(
-        "max by (cluster) (last_over_time(pit_collector_last_success_timestamp_seconds[1d])) < time() - LIMIT"
+        "max by (cluster) (last_over_time(pit_collector_last_success_timestamp_seconds[7d])) < time() - LIMIT"
         " unless on (cluster) pit_collector_success == 0",  # it works, and says what fails
         600,
         "1m",

@@ -77,6 +77,12 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         dict.fromkeys(HEALTHY, "")
         | {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x20"},
     ),
+    "the exporter is dead for days": (
+        {"PitExporterStale:page"},
+        49 * 60,
+        dict.fromkeys(HEALTHY, "")
+        | {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x20"},
+    ),
     "an old textfile": (
         {"PitExporterStale:page"},
         40,
