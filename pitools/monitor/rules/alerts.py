@@ -76,8 +76,12 @@ ALERTS = {
         f"pit launch list --site {_SITE} --where state=running",
     ),
     "PitQueueStuck": Alert(
+        # with samples that old: what a new exporter has not seen start may have started
         "max by (cluster, tier) (pit_queue_age_seconds) > LIMIT"
-        " unless sum by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0",
+        ' and on (cluster) last_over_time(pit_collector_success{collector="jobs"}[1d] offset WINDOW)'
+        " unless sum by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0"
+        " unless sum by (cluster, tier) (pit_queue_wait_seconds_count"
+        " unless pit_queue_wait_seconds_count offset WINDOW) > 0",  # began with its first start: increases by nothing
         6 * 3600,
         "5m",
         "page",

@@ -101,7 +101,7 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
     "idle GPUs": ({"PitHeldIdleGpus:ticket"}, 40, {'pit_held_idle_gpus{cluster="alpha"}': "64x{n}"}),
     "a stuck queue": (
         {"PitQueueStuck:page"},
-        10,
+        9 * 60,
         {
             'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "99x{n}",
             'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "100x{n}",
@@ -109,17 +109,26 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
     ),
     "a queue in which no job ever started": (
         {"PitQueueStuck:page"},
-        10,
+        9 * 60,
         {'pit_queue_age_seconds{cluster="alpha",tier="low"}': "30000x{n}"},
     ),
     "a queue whose first job has started": (
         set(),
-        10,
+        9 * 60,
         {
-            'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "0x3 1x{n}",
-            'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "0x3 1x{n}",
+            'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "0x300 1x{n}",
+            'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "0x300 1x{n}",
         },
     ),
+    "a tier whose series begins with its first start": (
+        set(),
+        9 * 60,
+        {
+            'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "_x30 1x{n}",
+            'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "_x30 1x{n}",
+        },
+    ),
+    "a new exporter and an old job": (set(), 60, {'pit_queue_age_seconds{cluster="alpha",tier="low"}': "30000x{n}"}),
     "a cold cache": (
         {"PitStageCacheCold:ticket"},
         90,
