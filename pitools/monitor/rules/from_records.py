@@ -86,7 +86,7 @@ def _shares(slo: Slo, runs: Iterable[RunCounts]) -> dict[Owner, Share]:
                 good[owner] += values[0] if labels[-1] == "productive" else 0.0
                 total[owner] += values[0]
     return {
-        owner: Share(1 - good[owner] / count, count if info.buckets else float("inf"))
+        owner: Share(1 - good[owner] / count, count if info.buckets else count / 3600)
         for owner, count in total.items()
         if count
     }

@@ -84,8 +84,7 @@ def _burn_alert(slo: Slo, severity: Severity) -> list[Rule]:
             f'{record_name(window)}{{slo="{slo.name}"}} > {limit:g}' for window in (pair.long_s, pair.short_s)
         )
         count = event_count(slo, pair.long_s)
-        enough = f" and on ({info.by}) {count} >= {slo.min_events}" if count else ""
-        terms.append(f"({long} and {short}{enough})")
+        terms.append(f"({long} and {short} and on ({info.by}) {count} >= {slo.min_events:g})")
     bad = info.bad.format(within=slo.within)
     where = ", ".join(f"{label} {{{{ $labels.{label} }}}}" for label in info.by.split(", "))
     if not terms:

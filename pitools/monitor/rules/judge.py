@@ -41,7 +41,7 @@ class SloState(Record, frozen=True, kw_only=True, tag="pit.slo/1"):
 
 
 class Share(NamedTuple):
-    """What was bad in a window. events: their number, infinite for hours."""
+    """What was bad in a window. events: their number; of goodput, of its accounted hours."""
 
     bad: float
     events: float
@@ -122,9 +122,9 @@ def prometheus_shares(url: str, clusters: Iterable[str]) -> Shares:
             return {owner: value for owner, value in found.items() if not names or owner[0] in names}
 
         bad, count = ask(bad_share(slo, window_s)), event_count(slo, window_s)
-        events = ask(count) if count and bad else {}
+        events = ask(count) if bad else {}
         return {
-            owner: Share(share, events.get(owner, 0.0) if count else math.inf) if math.isfinite(share) else None
+            owner: Share(share, events.get(owner, 0.0)) if math.isfinite(share) else None
             for owner, share in bad.items()  # a ratio of no events is NaN
         }
 

@@ -58,11 +58,11 @@ def bad_share(slo: Slo, window_s: int) -> str:
 
 
 def event_count(slo: Slo, window_s: int) -> str:
-    """Return the number of an SLO's events in a window; "" for goodput, which counts hours."""
-    info = MEASURES[slo.measure]
+    """Return the number of an SLO's events in a window; of goodput, of its accounted hours."""
+    info, window = MEASURES[slo.measure], to_window(window_s)
     if not info.buckets:
-        return ""
-    return f"sum by ({info.by}) (increase({_selector(slo, 'count')}[{to_window(window_s)}]))"
+        return f'sum by ({info.by}) (increase({info.metric}{{state!="unaccounted"}}[{window}])) / 3600'
+    return f"sum by ({info.by}) (increase({_selector(slo, 'count')}[{window}]))"
 
 
 def _selector(slo: Slo, suffix: Literal["bucket", "count"]) -> str:

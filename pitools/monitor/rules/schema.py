@@ -31,7 +31,8 @@ class Slo(Section, frozen=True, kw_only=True):
     good if they end within a time, one of the metric's buckets: `queue-wait` the wait of a job, `staging` the staging
     of an attempt, `recovery` the time from a run's fault to its next ranks.
     period: of the error budget, from 7d to 90d. tier: of `queue-wait`, "" is each tier by itself. for: how long it must
-    burn before it alerts. min_events: with fewer in the alert's longer window, nothing alerts.
+    burn before it alerts. min_events: with fewer in the alert's longer window, nothing alerts; of `goodput` it is
+    accounted hours of a GPU, or of a node without.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Slo(Section, frozen=True, kw_only=True):
     within: str = ""
     tier: str = ""
     period: str = "30d"
-    min_events: int = 10
+    min_events: float = 10
     hold: str = "0s"
 
     @property
@@ -116,8 +117,8 @@ def _slo_problem(slo: Slo) -> tuple[str, str, str] | None:
         return "objective", f"{slo.objective:g}: if all were bad, it would still not burn fast enough to alert", ""
     if _seconds(slo.hold) is None:
         return "for", f'"{slo.hold}" is not a duration', "write 30s, 5m or 1h"
-    if slo.min_events < 1:
-        return "min_events", f"{slo.min_events} (expected 1 or more)", ""
+    if not 0 <= slo.min_events < math.inf:
+        return "min_events", f"{slo.min_events:g} (expected 0 or more)", ""
     if slo.tier and "tier" not in measure.by:
         return "tier", f"{slo.measure} has no tiers", "leave tier out"
     if not measure.buckets:

@@ -29,6 +29,7 @@ SLOS = """
 name = "goodput"
 measure = "goodput"
 objective = 0.85
+min_events = 0
 
 [[slo]]
 name = "waits"

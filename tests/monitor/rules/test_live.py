@@ -29,6 +29,7 @@ min_events = 1
 name = "goodput"
 measure = "goodput"
 objective = 0.99
+min_events = 0
 
 [alerts]
 PitSiteUnreachable = {for = "10s"}

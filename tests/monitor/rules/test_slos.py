@@ -70,7 +70,7 @@ def test_the_shipped_file_has_every_alert_with_its_defaults() -> None:
         (SLO.replace("0.99", "0.2") + 'period = "60d"\n', ("slo.objective", "burn")),
         (SLO + 'period = "1d"\n', ("slo.period", "7d")),
         (SLO + 'for = "soon"\n', ("slo.for", "5m")),
-        (SLO + "min_events = 0\n", ("slo.min_events", "1")),
+        (SLO + "min_events = -1\n", ("slo.min_events", "0 or more")),
         (SLO.replace('"q"', '"a b"'), ("slo.name", "letters")),
         (SLO + SLO, ("slo.name", "rename")),
         (SLO.replace("queue-wait", "staging").replace("4h", "10m") + 'tier = "high"\n', ("slo.tier", "leave")),
