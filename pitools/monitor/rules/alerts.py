@@ -11,6 +11,7 @@ class Alert(NamedTuple):
     """An alert. expr: with LIMIT for its limit, WINDOW for the limit as a duration. limit: None where there is none.
 
     hold: how long it must be true. summary, runbook: templates of Prometheus; the runbook is the command to type next.
+    most: the highest limit, 1 of shares; Prometheus takes no window of 300 years.
     """
 
     expr: str
@@ -19,6 +20,7 @@ class Alert(NamedTuple):
     severity: Severity
     summary: str
     runbook: str
+    most: float = 1e9
 
 
 _SITE = "{{ $labels.cluster }}"
@@ -58,6 +60,7 @@ ALERTS = {
         "ticket",
         f"{_SHARE} of the nodes of {_SITE} are drained or down",
         f"pit node list --site {_SITE}",
+        most=1,
     ),
     "PitDrainedGpuHours": Alert(
         "sum by (cluster, cause) (increase(pit_drained_gpu_seconds_total[1d])) / 3600 > LIMIT",
@@ -97,6 +100,7 @@ ALERTS = {
         "ticket",
         f"Only {_SHARE} of the staged bytes of {_SITE} were on the node's disk already",
         f"pit launch list --site {_SITE}",
+        most=1,
     ),
     "PitRecoveries": Alert(
         "sum by (cluster, cause) (increase(pit_recoveries_total[1h])) > LIMIT",

@@ -69,7 +69,7 @@ def _slo_groups(slo: Slo) -> list[dict[str, Any]]:
     slow.append({"record": REMAINING, "expr": f"1 - {period} / {slo.budget:g}", "labels": dict(labels)})
     return [
         {"name": f"pit-slo-{slo.name}", "rules": fast + _burn_alert(slo, "page")},
-        {"name": f"pit-slo-{slo.name}-days", "interval": _SLOW_INTERVAL, "rules": slow + _burn_alert(slo, "ticket")},
+        {"name": f"pit-slo-{slo.name}.days", "interval": _SLOW_INTERVAL, "rules": slow + _burn_alert(slo, "ticket")},
     ]
 
 
@@ -111,7 +111,7 @@ def _alert(name: str, setting: AlertSetting) -> Rule | None:
     if limit is not None:
         window = f"{max(limit, 1):.0f}s"
         texts = (
-            alert.expr.replace("LIMIT", f"{limit:g}").replace("WINDOW", window),
+            alert.expr.replace("LIMIT", f"{limit:.15g}").replace("WINDOW", window),
             texts[1].replace("WINDOW", window),
         )
     labels = {"severity": str(setting.severity or alert.severity)}

@@ -93,8 +93,9 @@ def load_slos(path: Path | None = None) -> SloFile:
         if setting.hold and _seconds(setting.hold) is None:
             hint = "write 30s, 5m or 1h"
             raise ConfigError(f'"{setting.hold}" is not a duration', where=where, hint=hint, key=f"alerts.{name}.for")
-        if setting.limit is not None and not (ALERTS[name].limit is not None and 0 <= setting.limit < math.inf):
-            expected = "none: leave it out" if ALERTS[name].limit is None else "0 or more"
+        alert = ALERTS[name]
+        if setting.limit is not None and not (alert.limit is not None and 0 <= setting.limit <= alert.most):
+            expected = "none: leave it out" if alert.limit is None else f"from 0 to {alert.most:g}"
             raise ConfigError(
                 f'alert "{name}": limit {setting.limit:g} (expected {expected})',
                 where=where,
@@ -108,8 +109,8 @@ def _slo_problem(slo: Slo) -> tuple[str, str, str] | None:
     measure = MEASURES[slo.measure]
     if not slo.name or not slo.name.replace("-", "").isalnum() or not slo.name.isascii():
         return "name", "expected letters, digits and -", ""
-    if not 0 < slo.objective < 1:
-        return "objective", f"{slo.objective:g} (expected between 0 and 1, such as 0.9)", ""
+    if not 0 < slo.budget < 1:
+        return "objective", f"{slo.objective:.15g} (expected between 0 and 1, such as 0.9)", ""
     low, high = map(units.parse_duration, _PERIODS)
     if not low <= (_seconds(slo.period) or 0) <= high:
         return "period", f'"{slo.period}" (expected from {_PERIODS[0]} to {_PERIODS[1]})', ""

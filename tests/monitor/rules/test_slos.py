@@ -65,6 +65,7 @@ def test_the_shipped_file_has_every_alert_with_its_defaults() -> None:
         (SLO + "objectiv = 0.9\n", ("slo[0].objectiv", '"objective"')),
         (SLO.replace("queue-wait", "queue-wiat"), ("measure", '"queue-wait"')),
         (SLO.replace("0.99", "1.0"), ("slo.objective", "0.9")),
+        (SLO.replace("0.99", "0.9999999999"), ("slo.objective", "0.9999999999 (expected")),
         (SLO.replace('"4h"', '"3h"'), ("slo.within", "4h")),
         (SLO.replace('within = "4h"\n', ""), ("slo.within", "4h")),
         (SLO.replace("0.99", "0.2") + 'period = "60d"\n', ("slo.objective", "burn")),
@@ -77,8 +78,10 @@ def test_the_shipped_file_has_every_alert_with_its_defaults() -> None:
         (SLO.replace("queue-wait", "goodput"), ("slo.within", "leave")),
         ("[alerts.PitNodesDraind]\n", ("alerts.PitNodesDraind", '"PitNodesDrained"')),
         ("[alerts.PitNodesDrained]\nlimt = 1\n", ("limt", '"limit"')),
-        ("[alerts.PitNodesDrained]\nlimit = -1\n", ("alerts.PitNodesDrained.limit", "0 or more")),
-        ("[alerts.PitNodesDrained]\nlimit = nan\n", ("alerts.PitNodesDrained.limit", "0 or more")),
+        ("[alerts.PitNodesDrained]\nlimit = -1\n", ("alerts.PitNodesDrained.limit", "0 to 1")),
+        ("[alerts.PitNodesDrained]\nlimit = nan\n", ("alerts.PitNodesDrained.limit", "0 to 1")),
+        ("[alerts.PitNodesDrained]\nlimit = 10\n", ("alerts.PitNodesDrained.limit", "0 to 1")),
+        ("[alerts.PitQueueStuck]\nlimit = 1e16\n", ("alerts.PitQueueStuck.limit", "0 to 1e+09")),
         ("[alerts.PitSiteUnreachable]\nlimit = 2\n", ("alerts.PitSiteUnreachable.limit", "leave")),
         ('[alerts.PitNodesDrained]\nfor = "soon"\n', ("alerts.PitNodesDrained.for", "5m")),
     ],
@@ -182,7 +185,10 @@ def promtool() -> str:
     return path
 
 
-@pytest.mark.parametrize("text", ["", SLO, SLO + "tier = 'a\"b\\\\c'\nperiod = '7d'\nfor = '2m'\n"])
+NAMES = SLO + SLO.replace('"q"', '"q-days"') + "[alerts.PitQueueStuck]\nlimit = 1e9\n"
+
+
+@pytest.mark.parametrize("text", ["", SLO, NAMES, SLO + "tier = 'a\"b\\\\c'\nperiod = '7d'\nfor = '2m'\n"])
 def test_promtool_finds_nothing(promtool: str, text: str, tmp_path: Path) -> None:
     """Neither an error nor a duplicate, of the shipped file and of others."""
     slos = tmp_path / "slos.toml"
