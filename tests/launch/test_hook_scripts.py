@@ -145,6 +145,7 @@ def test_a_mail_by_smtp(smtp: Server, mail: Mail, record: dict[str, object], sub
     (data,) = smtp.mails
     parsed = email.message_from_bytes(data, policy=email.policy.default)
     assert (parsed["To"], parsed["From"], parsed["Subject"]) == ("a@b.example", "pit@b.example", subject)
+    assert parsed["Date"].datetime.utcoffset() is not None
     assert "rcpt TO:<a@b.example>" in smtp.got
     assert not [line for line in smtp.got if "everybody" in line]
     text = parsed.get_content()
@@ -168,6 +169,8 @@ def test_a_password_goes_through_tls_alone(smtp: Server, mail: Mail, certificate
     assert not [line for line in smtp.got if line.upper().startswith("AUTH")]
     done = mail(SLO, "host = localhost", port, *login, SSL_CERT_FILE=f"{certificate}.crt")
     assert (done.returncode, len(smtp.mails)) == (0, 1), done.stderr
+    other = mail(SLO, "host = localhost", port, "user = me", "password = hünter")
+    assert (other.returncode, "ASCII" in other.stderr, "nter" in other.stderr) == (1, True, False)
     wrong = mail(SLO, "host = localhost", port, "user = me", "password = hunter1", SSL_CERT_FILE=f"{certificate}.crt")
     assert (wrong.returncode, "535" in wrong.stderr, "hunter" in wrong.stderr) == (1, True, False)
 
