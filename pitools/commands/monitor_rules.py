@@ -86,8 +86,8 @@ def check(ctx: click.Context, file: Path | None, url: str, sites: tuple[str, ...
     from pitools.monitor.rules.schema import load_slos
 
     slos = load_slos(file)
+    chosen = sites if ctx.get_parameter_source("sites") is not click.core.ParameterSource.DEFAULT else ()
     if url:
-        chosen = sites if ctx.get_parameter_source("sites") is not click.core.ParameterSource.DEFAULT else ()
         shares = prometheus_shares(prometheus_api.check_url(url), chosen)
     else:
         from pitools.monitor.rules.from_records import record_shares
@@ -98,8 +98,9 @@ def check(ctx: click.Context, file: Path | None, url: str, sites: tuple[str, ...
     with Output(form, SLO_COLUMNS) as out:
         for state in states:
             out(state)
-    if not states:
-        click.echo("pit: no SLO had an event in its period: does pit monitor export run?", err=True)
+    missing = sorted({*chosen} - {state.cluster for state in states}) or ([] if states else ["any site"])
+    for name in missing:
+        click.echo(f"pit: no SLO of {name} had an event in its period: does pit monitor export run?", err=True)
     if notify:
         from pitools.launch.plan import user_hooks
         from pitools.monitor.rules import notify as notices

@@ -108,11 +108,13 @@ def test_a_dead_exporter_ends_no_notice(start_prometheus: Callable[..., str], tm
 
 
 def test_no_events_are_said(prometheus: str, pit: Pit, tmp_path: Path) -> None:
-    """An empty answer is no failure, and no silent success."""
+    """An empty answer, also of one site of several, is no failure, and no silent success."""
     (tmp_path / "slos.toml").write_text(SLOS)
     done = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "gamma")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "no SLO had an event" in done.stderr
+    assert "no SLO of gamma had an event" in done.stderr
+    two = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "beta", "--site", "btea")
+    assert (two.returncode, two.stderr.count("no SLO of"), "no SLO of btea" in two.stderr) == (0, 1, True)
 
 
 STEPS = """
