@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -121,9 +122,12 @@ def fleet(slurm_installed: None, repo: Path, tmp_path: Path) -> Iterator[Fleet]:
     """A cluster of four nodes, up."""
     devcluster = str(repo / "scripts" / "devcluster")
     with tempfile.TemporaryDirectory(prefix="dcr", dir="/var/tmp") as root:
-        ports = 29000 + os.getpid() % 5 * 400  # above those of other tests' clusters
-        argv = [devcluster, "up", "--root", root, "--clusters", "gamma", "--nodes", "4", "--base-port", str(ports)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
+        for ports in range(29000, 31000, 400):  # above those of other tests' clusters
+            argv = [devcluster, "up", "--root", root, "--clusters", "gamma", "--nodes", "4", "--base-port", str(ports)]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
+            if "--base-port" not in done.stderr:  # they are free
+                break
+            subprocess.run([devcluster, "down", "--root", root], capture_output=True, timeout=150, check=True)
         fleet = Fleet(Path(root), tmp_path)
         try:
             assert done.returncode == 0, done.stderr
@@ -157,7 +161,9 @@ def test_each_alert_fires_on_its_fault(
     (tmp_path / "slos.toml").write_text(SLOS)
     rules = fleet.call("pit", "monitor", "rules", "slos.toml")
     fleet.launch("well", "900")
-    port = 31500 + os.getpid() % 500
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     serve = [sys.executable, "-m", "pitools", "monitor", "export", "--site", "gamma", "--listen", f"127.0.0.1:{port}"]
     exporter = fleet.start(*serve, "--every", "5s")
     fleet.url = start_prometheus({}, rules=rules, scrape=f"127.0.0.1:{port}")
