@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,9 +24,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 
-_MAX_LOG_BYTES = 128 << 20  # of a run's step logs; of more, those of evenly spaced ranks are read
+_MAX_LOG_BYTES = 128 << 20  # that are read of a run's step logs
 _CHUNK_BYTES = 4 << 20
-_MAX_S = 1e9
+_MAX_LINE_BYTES = 1 << 16
+_MAX_BAD_LINES = 1000  # of a chunk: its rest is no log
+_MAX_RECEIPT_BYTES = 1 << 20
+_MAX_S = 1e6  # that a step or a copy takes
+_CLOCKS_S = 60.0  # that the clocks of nodes and of the login node may differ by
+_MAX_SET_BACK_S = 7200.0  # by which clocks are set back
 _MANIFEST_HEAD = 4096  # bytes that contain the time
 _MANIFEST_TIME = re.compile(rb'"t":\s*"([^"]{1,40})"')
 
@@ -112,36 +118,48 @@ def unix_time(text: str) -> float | None:
         return None
 
 
-def read_attempts(run_dir: Path) -> list[Attempt]:
+def read_attempts(run_dir: Path, since: float, now: float) -> list[Attempt]:
     """Return a run's attempts, oldest first. Raises OSError if the run's folder cannot be listed.
 
-    One that seems to begin before the end of the last in its job is so much later: the clock was set back.
+    since, now: Unix times, s: when the run was submitted, and the present. Other times are left out, and those of steps
+    after their attempt's exit. An attempt that seems to begin before the end of the last in its job is so much later:
+    the clock was set back.
     """
     folders = run_folder.attempt_dirs(run_dir)
-    every = _every_rank([folder / "steps" for folder in folders])
+    every, max_bytes = _choose_logs([folder / "steps" for folder in folders])
+    span = since - _CLOCKS_S, now + _CLOCKS_S
     attempts: list[Attempt] = []
     for folder in folders:
-        if attempt := _read_attempt(folder, every, attempts[-1] if attempts else None):
+        if attempt := _read_attempt(folder, span, every, max_bytes, attempts[-1] if attempts else None):
             last = attempts[-1] if attempts else attempt
             is_same_job = (attempt.job_id, attempt.start) == (last.job_id, last.start)
             overlap_s = last.last_evidence - attempt.started if attempts and is_same_job else 0.0
-            attempts.append(attempt.later(overlap_s) if overlap_s > 0 else attempt)
+            attempts.append(attempt.later(min(overlap_s, _MAX_SET_BACK_S)) if overlap_s > 0 else attempt)
     return attempts
 
 
-def _read_attempt(folder: Path, every: int, previous: Attempt | None) -> Attempt | None:
+def _read_attempt(
+    folder: Path, span: tuple[float, float], every: int, max_bytes: int, previous: Attempt | None
+) -> Attempt | None:
     """Return an attempt's times; None if nothing says when it was. previous: whose job it has without start.json."""
+
+    def known(moment: float | None) -> float | None:
+        return moment if moment is not None and span[0] <= moment <= span[1] else None
+
     start = run_folder.read_or_none(folder / "start.json", AttemptStart)
     ended = run_folder.read_or_none(folder / "exit.json", run_folder.AttemptExit)
-    logs = [read_step_times(path) for path in _logs(folder / "steps")[::every]]
+    ended_at = known(unix_time(ended.ended)) if ended else None
+    started = known(unix_time(start.started)) if start else None
+    # A clock that was set back has the exit before the begin.
+    last = span[1] if ended_at is None else max(ended_at, started or 0.0) + _CLOCKS_S
+    logs = [read_step_times(path, (span[0], last), max_bytes) for path in _logs(folder / "steps")[::every]]
     steps = tuple(times for times in logs if len(times.number))
-    ended_at = unix_time(ended.ended) if ended else None
-    began = min((float(times.end[0] - times.wall[0]) for times in steps), default=ended_at)
-    started = (unix_time(start.started) if start else None) or began
+    if started is None:
+        started = min((float(times.end[0] - times.wall[0]) for times in steps), default=ended_at)
     if started is None:
         return None
     last_end = max((float(times.end[-1]) for times in steps), default=-math.inf)
-    saved = [_saved_at(folder.parent.parent, int(times.number[-1]) + 1) for times in steps[:1]]
+    saved = [known(_saved_at(folder.parent.parent, int(times.number[-1]) + 1)) for times in steps[:1]]
     saved_steps = start.saved_steps if start else 0
     return Attempt(
         job_number=start.job_number if start else previous.job_number if previous else 0,
@@ -154,7 +172,7 @@ def _read_attempt(folder: Path, every: int, previous: Attempt | None) -> Attempt
         ended=None if ended_at is None else max(ended_at, last_end),
         time_limit_at=unix_time(start.time_limit_at) if start else None,
         staged=_staged(folder),
-        ranks_began=None if steps else _ranks_began(folder),
+        ranks_began=None if steps else known(_ranks_began(folder)),
         saved_at=next((moment for moment in saved if moment and moment > last_end), None),
         first_step=min((int(times.number.min()) for times in steps), default=saved_steps or None),
         steps=steps,
@@ -165,29 +183,56 @@ def _logs(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.jsonl") if path.stem.isdecimal()), key=lambda path: int(path.stem))
 
 
-def _every_rank(folders: Sequence[Path]) -> int:
-    """Return n: each n-th rank's log is read."""
-    total = 0
-    for path in (path for folder in folders for path in _logs(folder)):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return 1 + total // _MAX_LOG_BYTES
+def _choose_logs(folders: Sequence[Path]) -> tuple[int, int]:
+    """Return n, and a size in bytes: so much of each n-th rank's log is read."""
+    logs = [[_size(path) for path in _logs(folder)] for folder in folders]
+    total = sum(min(size, _MAX_LOG_BYTES) for sizes in logs for size in sizes)
+    every, left = max(1, -(-total // _MAX_LOG_BYTES)), _MAX_LOG_BYTES
+    chosen = sorted(size for sizes in logs for size in sizes[::every])
+    for index, size in enumerate(chosen):
+        share = left // (len(chosen) - index)
+        if size > share:
+            return every, share
+        left -= size
+    return every, _MAX_LOG_BYTES
 
 
-def read_step_times(path: Path) -> StepTimes:
-    """Return the steps of one rank's log; lines that are no steps, and an unreadable rest, are left out."""
-    rows: list[tuple[float, ...]] = []
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_step_times(path: Path, span: tuple[float, float], max_bytes: int) -> StepTimes:
+    """Return the steps of one rank's log; lines that are no steps, and an unreadable rest, are left out.
+
+    span: Unix times, s; steps that do not end in it are left out. max_bytes: of a longer log its two ends are read.
+    """
+    blocks = [np.zeros((0, 6))]
     with contextlib.suppress(OSError), open_regular(path) as file:
-        rest = b""
-        while chunk := file.read(_CHUNK_BYTES):
-            whole, _, rest = (rest + chunk).rpartition(b"\n")
-            for line in _decode(whole):
-                end = unix_time(line.t)
-                if end is not None and abs(line.step) < 1 << 62:
-                    rows.append((line.step, end, line.wall_s, line.input_s, line.checkpoint_s, line.comm_s))
-    columns = np.array(rows, np.float64).reshape(-1, 6).T
+        for lines in _read_lines(file, max_bytes):
+            rows = [
+                (line.step, end, line.wall_s, line.input_s, line.checkpoint_s, line.comm_s)
+                for line in _decode(lines)
+                if (end := unix_time(line.t)) is not None and span[0] <= end <= span[1] and abs(line.step) < 1 << 62
+            ]
+            blocks.append(np.array(rows, np.float64).reshape(-1, 6))
+    columns = np.concatenate(blocks).T
     durations = np.clip(np.nan_to_num(columns[2:]), 0.0, _MAX_S)
     return StepTimes(columns[0].astype(np.int64), _never_decreasing(columns[1], durations[0]), *durations)
+
+
+def _read_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of a file, many at a time."""
+    size, half = os.fstat(file.fileno()).st_size, max_bytes // 2
+    for begin, end in [(0, size)] if size <= max_bytes else [(0, half), (size - half, size)]:
+        at, rest = file.seek(begin), b""
+        while chunk := file.read(min(_CHUNK_BYTES, end - at)):
+            at += len(chunk)
+            lines, _, rest = (rest + chunk).rpartition(b"\n")
+            yield lines
+            rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
 
 
 def _decode(lines: bytes) -> Iterator[_Line]:
@@ -196,15 +241,21 @@ def _decode(lines: bytes) -> Iterator[_Line]:
     try:
         yield from decode_json(b"[" + lines.replace(b"\n", b",") + b"]", list[_Line])
     except msgspec.DecodeError:
-        for line in lines.split(b"\n"):
-            with contextlib.suppress(msgspec.DecodeError):
+        bad = 0
+        for line in filter(None, lines.split(b"\n")):
+            try:
                 yield decode_json(line, _Line)
+            except msgspec.DecodeError:
+                bad += 1
+                if bad > _MAX_BAD_LINES:
+                    return
 
 
 def _never_decreasing(end: Floats, wall: Floats) -> Floats:
     """Return the ends of steps without the times by which the clock was set back: a step then follows the last."""
     back = np.where(np.diff(end) < 0, end[:-1] - end[1:] + wall[1:], 0.0)
-    shifted: Floats = end + np.concatenate([[0.0], np.cumsum(back)])[: len(end)]
+    shift = np.minimum(np.concatenate([[0.0], np.cumsum(back)])[: len(end)], _MAX_SET_BACK_S)
+    shifted: Floats = np.maximum.accumulate(end + shift)
     return shifted
 
 
@@ -213,7 +264,7 @@ def _staged(attempt: Path) -> tuple[float, float] | None:
     spans = []
     for path in attempt.glob("nodes/*/*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError), open_regular(path) as file:
-            took_s = min(max(decode_json(file.read(), _Receipt).wall_s, 0.0), _MAX_S)
+            took_s = min(max(decode_json(file.read(_MAX_RECEIPT_BYTES), _Receipt).wall_s, 0.0), _MAX_S)
             end = path.stat().st_mtime
             spans.append((end - took_s, end))
     return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None

@@ -53,13 +53,23 @@ class _Plan(msgspec.Struct):
 
 
 def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float | None = None) -> RunLedger:
-    """Return the ledger of a run. Raises DataError for a folder that is no run, OSError.
+    """Return the ledger of a run. Raises DataError for a folder that is no run or cannot be made sense of, OSError.
 
     rows: of its jobs, each start (`sacct -D`); those of other jobs, and of older ones with their numbers, are left out.
     now: Unix time, s, for a running run.
     """
-    plan, now = _read_plan(run_dir), time.time() if now is None else now
-    attempts, submitted = read_attempts(run_dir), _submitted(run_dir)
+    try:
+        return _run_ledger(run_dir, rows, time.time() if now is None else now)
+    except (PitError, OSError):
+        raise
+    except Exception as error:  # a user's files can hold anything: that must end no report of other runs
+        raise DataError(f"no ledger of it: {type(error).__name__}: {error}", where=str(run_dir)) from error
+
+
+def _run_ledger(run_dir: Path, rows: Sequence[AccountingRow], now: float) -> RunLedger:
+    plan = _read_plan(run_dir)
+    submitted = _submitted(run_dir)
+    attempts = read_attempts(run_dir, min(submitted.values(), default=0.0), now)
     job_ids = {attempt.job_id for attempt in attempts} | submitted.keys()
     oldest = min(submitted.values(), default=0.0) - _CLOCKS_S
     rows = in_order(

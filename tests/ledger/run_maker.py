@@ -18,7 +18,7 @@ from pitools.run.attempt_records import AttemptStart, Verdict
 from pitools.site.dialect import JobSpec
 from pitools.slurm.records import AccountingRow
 
-EPOCH = 1_800_000_000.0
+EPOCH = 1_700_000_000.0
 
 
 def text(seconds: float) -> str:

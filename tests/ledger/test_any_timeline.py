@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pitools.ledger.run_ledger import run_ledger
 from tests.ledger.run_maker import EPOCH, add_attempt, add_rank, add_receipt, add_steps, finish, make_run, row, text
 
+AHEAD = b'{"t":"9999-12-31T23:59:59Z","step":1,"wall_s":1e9}\n'
 SECONDS = st.floats(-50, 500)
 PARTS = st.lists(st.floats(0, 3) | st.just(1e300), min_size=8, max_size=8)
 RANK = st.fixed_dictionaries(
@@ -23,7 +24,7 @@ RANK = st.fixed_dictionaries(
         "input_s": PARTS,
         "checkpoint_s": PARTS,
         "again": st.none() | st.floats(-20, 20),  # the same file goes on, with a clock that was set
-        "tail": st.sampled_from([b"", b'{"schema":"pit.st', b"\x00\xff\n", b"[]\n\n"]),
+        "tail": st.sampled_from([b"", b'{"schema":"pit.st', b"\x00\xff\n", b"[]\n\n", AHEAD]),
     }
 )
 ATTEMPT = st.fixed_dictionaries(

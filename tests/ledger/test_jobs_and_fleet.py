@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from pitools.commands.launch_monitor import show
 from pitools.commands.monitor_goodput import goodput
 from pitools.core.errors import PitError, UsageError
+from pitools.ledger import evidence
 from pitools.ledger.job_stats import gpu_utilization
 from pitools.ledger.run_ledger import fleet_ledgers, job_ledger
 from pitools.site.load import load_site
@@ -85,7 +86,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_runs_of_a_site(runs: Path) -> None:
+def test_the_runs_of_a_site(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newest first, those that ended before are left out, and a damaged one is reported and hides no other."""
     errors: list[tuple[Path, PitError]] = []
     ledgers = list(fleet_ledgers(load_site("here"), text(500), report=lambda *error: errors.append(error)))
@@ -94,6 +95,9 @@ def test_the_runs_of_a_site(runs: Path) -> None:
     assert len(list(fleet_ledgers(load_site("here"), text(0), limit=1))) == 1
     with pytest.raises(UsageError):
         list(fleet_ledgers(load_site("here"), "yesterday"))
+    real = evidence.unix_time
+    monkeypatch.setattr(evidence, "unix_time", lambda t: 1 // 0 if t == text(2010) else real(t))  # what none foresaw
+    assert [ledger.since for ledger in fleet_ledgers(load_site("here"), text(500))] == [text(1000)]
 
 
 def test_the_command(runs: Path, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from pitools.core.errors import DataError
+from pitools.ledger import evidence
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.run_ledger import describe, run_ledger
 from tests.ledger.run_maker import (
@@ -156,6 +159,42 @@ def test_clocks_that_are_set_back(tmp_path: Path) -> None:
     add_steps(add_attempt(run, 13, 20), 0, 14, [1.0] * 5, first=10)
     ledger = run_ledger(run)
     assert of(ledger) == {"start": 1, "productive": 15, "recovery": 1, "idle": 1}
+
+
+def test_impossible_times_make_no_allocation(tmp_path: Path) -> None:
+    """Times before the submission, after the exit or after now are left out, of steps and of other records."""
+    ahead = ("9999-12-31T23:59:59Z", text(30 * 86400), text(200), "1970-01-01T00:00:09Z")
+    for is_running in (True, False):
+        run = make_run(tmp_path / str(is_running), gpus=4)
+        attempt = add_attempt(run, 0, None if is_running else 100)
+        end = add_steps(attempt, 0, 0, [1.0] * 50)
+        with (attempt / "steps" / "0.jsonl").open("a") as file:
+            file.writelines(f'{{"t":"{t}","step":50,"wall_s":1e9}}\n' for t in ahead)
+        add_steps(attempt, 0, end, [1.0] * 50, first=50)
+        assert of(run_ledger(run, now=EPOCH + 100)) == {"productive": 4 * 100}
+    (attempt / "start.json").unlink()
+    assert run_ledger(run, now=EPOCH + 100).allocated_s == pytest.approx(4 * 100)
+    (attempt / "exit.json").write_text((attempt / "exit.json").read_text().replace("2023", "9998"))
+    assert run_ledger(run, now=EPOCH + 100).allocated_s == pytest.approx(4 * 100)
+
+
+def test_of_a_long_log_its_ends_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is between them is not accounted for; other files cost no more, also without steps or ends of lines."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 1000)
+    add_steps(attempt, 0, 0, [1.0] * 1000)
+    add_steps(attempt, 1, 0, [1.0] * 10)
+    log = attempt / "steps" / "0.jsonl"
+    monkeypatch.setattr(evidence, "_MAX_LOG_BYTES", log.stat().st_size // 2)
+    half = pytest.approx(500, abs=2)
+    assert of(run_ledger(run)) == {"productive": half, "unaccounted": half}
+    monkeypatch.setattr(evidence, "_MAX_LOG_BYTES", 32 << 20)
+    log.write_bytes(log.read_bytes() + b"x\n" * 4_000_000)
+    os.truncate(log, 1 << 40)  # a sparse file
+    tracemalloc.start()
+    assert of(run_ledger(run)) == {"productive": 1000}
+    assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    tracemalloc.stop()
 
 
 def test_what_is_damaged_is_left_out(tmp_path: Path) -> None:
