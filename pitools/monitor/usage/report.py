@@ -84,7 +84,7 @@ WITH spans AS (
     FROM inside JOIN temp.sites USING (site) LEFT JOIN temp.prices USING (site, partition)
     LEFT JOIN goodput USING (site, run)
 )
-SELECT {key}, currency, site || raw_id, state,
+SELECT {key}, currency, site, raw_id, state,
 CASE WHEN elapsed_s < stop - start THEN s * elapsed_s * 1.0 / (stop - start) ELSE s END, n_gpus, nodes, cpus,
 coalesce(price, 0) * CASE WHEN gpus_per_node THEN n_gpus * 1.0 / gpus_per_node ELSE nodes END / 3600,
 goodput, coalesce(goodput, gpu_util), CASE WHEN start >= :since THEN max(0, start - eligible) END
@@ -105,7 +105,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.jobs = self.starts = 0
-        self.last_job = ""
+        self.last_job: list[str] = []
         self.cpu_s = self.cost = 0.0
         self.gpu, self.node = _Hours(), _Hours()
         self.waits_s = array("q")
@@ -121,7 +121,7 @@ def usage_rows(
     _insert_prices(store, sites)
     groups: dict[tuple[str, str], _Group] = {}
     query = _STARTS.format(key=by if by in KEYS else "''")
-    for name, currency, job, state, s, gpus, nodes, cpus, cost, goodput, efficiency, wait_s in store.execute(
+    for name, currency, *job, state, s, gpus, nodes, cpus, cost, goodput, efficiency, wait_s in store.execute(
         query, {"since": since, "until": until}
     ):
         group = groups.get((name, currency)) or groups.setdefault((name, currency), _Group())

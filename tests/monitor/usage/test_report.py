@@ -57,6 +57,15 @@ def job(number: int, state: str = "COMPLETED", hours: tuple[int, int] = (0, 10),
     return FakeJob(number, start - 60 * number, start, end, state, **({"gpus": 8} | rest))  # type: ignore[arg-type]
 
 
+def test_jobs_of_two_sites_are_two(opened: sqlite3.Connection) -> None:
+    """Whatever the sites' names and the jobs' numbers are side by side."""
+    sites = [Site(name="a"), Site(name="a1")]
+    for site, number in zip(sites, (11, 1), strict=True):
+        ingest.ingest_file(opened, site.name, io.BytesIO(dump([job(number)])), "x", UTC)
+    (row,) = report.usage_rows(opened, sites, T0, T0 + 10 * HOUR)
+    assert (row.jobs, row.starts) == (2, 2)
+
+
 STATES = ["COMPLETED", "FAILED", "CANCELLED by 7", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "REQUEUED", "OUT_OF_MEMORY"]
 
 
