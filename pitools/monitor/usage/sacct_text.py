@@ -1,8 +1,9 @@
-"""Read the output of `sacct -P` as a stream: a million jobs in constant memory, and no bad record hides another.
+"""Read the output of `sacct -P` as a stream: a million jobs in constant memory, and a bad record hides no other.
 
 A job name or comment may contain newlines and separators. A record begins at a line whose first value is a job id, and
 is complete with as many separators as the header has. A line that is a complete record by itself always begins one, so
 after a torn record the next is read; a line that begins none belongs to the record before it, unless that is complete.
+Only a record of several lines, the first of which just fills up a torn one, is lost with it; both are counted as bad.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ COLUMNS = (
     "AllocTRES",
 )
 REQUIRED = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES")
-_JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]\n]*\]|\+\d+)?(?:\.\w+)?")
+_JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]\n]*\]|\+\d+)?(?:\.[\w+]+)?")
 _MAX_RECORD_LINES = 10_000
 _MAX_NUMBER = 1 << 40  # SQLite refuses more than 63 bits
+_SET_BACK_S = 3600  # in the hour that comes twice, a start may be taken for the later one
 _RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
 _MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
 
@@ -101,6 +103,8 @@ def read_jobs(
         cells = text.split(sep)
         if problem:
             yield BadRecord(line, problem)
+        elif not _JOB_ID.fullmatch(cells[id_column]):
+            yield BadRecord(line, f"no job id: {cells[id_column][:40]!r}")
         elif "." not in cells[id_column]:
             try:
                 yield parse(cells)
@@ -141,10 +145,14 @@ def _begins(line: str, sep: str, id_column: int) -> bool:
 def _split_torn(
     lines: Sequence[str], number: int, sep: str, n_separators: int, id_column: int
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield a record; if it has not as many values as the header, a torn one and the whole one that follows it."""
+    """Yield a record; if it has not as many values as the header, its torn and its whole parts."""
     text = lines[0] if len(lines) == 1 else "".join(lines)
     if (count := text.count(sep)) == n_separators:
         yield number, text.rstrip("\r\n"), ""
+        return
+    if lines[0].count(sep) == n_separators:  # complete, until a line came that begins no record
+        yield number, lines[0].rstrip("\r\n"), ""
+        yield number + 1, "", "no job id"
         return
     after = count
     for i in range(1, len(lines)):
@@ -176,6 +184,8 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
         if submit is None:
             raise ValueError("no time of submission")
         start, end = clock.span(start_text, end_text, elapsed_s)
+        if elapsed_s < 0 or (start is not None and end is not None and end < start - _SET_BACK_S):
+            raise ValueError("it ends before its start")
         if not tres or (state == "CANCELLED" and not elapsed_s):
             start, elapsed_s = None, 0  # cancelled while pending: Slurm gives that time as start, and may give no end
         eligible = clock(eligible_text, before=start)
@@ -197,9 +207,9 @@ _job_state = lru_cache(maxsize=256)(parse_job_state)
 def _amounts(tres_text: str) -> tuple[int, int, int]:
     """Return the nodes, CPUs and GPUs of an allocation. Raises ClusterError for text that is no amount."""
     tres = parse_tres(tres_text)
-    gpus: Mapping[str, str] = {name: amount for name, amount in tres.items() if name.startswith("gres/gpu")}
-    if "gres/gpu" in gpus:
-        gpus = {"": gpus["gres/gpu"]}  # the sum of those with a type
+    gpus: Mapping[str, str] = {name: amount for name, amount in tres.items() if name.startswith("gres/gpu:")}
+    if "gres/gpu" in tres:
+        gpus = {"": tres["gres/gpu"]}  # the sum of those with a type
     nodes, cpus = (parse_count(tres.get(name, "")) or 0 for name in ("node", "cpu"))
     return nodes, cpus, sum(parse_count(amount) or 0 for amount in gpus.values())
 

@@ -57,8 +57,17 @@ def test_the_last_column_may_have_lines() -> None:
     """In a file that someone else wrote, a comment is the last column, and its line break is the record's."""
     columns = [*COLUMNS[:-3], "AllocTRES", "Comment"]
     first, second = ("|".join(FakeJob(raw, T0, T0, T0 + 9).cells(T0 + 99, columns)) for raw in (7, 8))
-    rows, bad = read("|".join(columns) + f"\n{first}model=a\n12 more\n{second}\n")
+    header = "|".join(columns)
+    rows, bad = read(f"{header}\n{first}model=a\n12 more\n{second}\n")
     assert ([(row.raw_id, row.tag) for row in rows], bad) == ([("7", "a"), ("8", "")], [])
+    rows, bad = read(f"{header}\n{first}\nx{first}\n{second}\n")  # a damaged number
+    assert ([row.raw_id for row in rows], [record.line for record in bad]) == (["7", "8"], [3])
+
+
+def test_memory_of_gpus_is_no_gpu() -> None:
+    """Of typed GPUs without their sum, those alone are added."""
+    rows, _ = read(HEADER + line(AllocTRES="node=1,gres/gpu:a100=2,gres/gpu:h100=3,gres/gpumem=80G"))
+    assert rows[0].gpus == 5
 
 
 def test_steps_are_left_out_and_never_started_jobs_have_no_start() -> None:
@@ -121,7 +130,8 @@ def test_any_names_are_read_back(names: list[str], comments: st.DataObject) -> N
 
 
 @given(
-    st.lists(st.sampled_from(["good", "lines", "short", "long", "number", "time", "junk"]), max_size=10), st.booleans()
+    st.lists(st.sampled_from(["good", "lines", "short", "long", "number", "time", "junk", "id", "back"]), max_size=10),
+    st.booleans(),
 )
 def test_bad_records_are_counted_and_hide_none(kinds: list[str], is_torn: bool) -> None:
     """Of a file with torn, overlong and wrong records all good ones are read, and each bad one has its line."""
@@ -134,6 +144,8 @@ def test_bad_records_are_counted_and_hide_none(kinds: list[str], is_torn: bool) 
         "number": line(ElapsedRaw="many"),
         "time": line(Start="2026-02-30T00:00:00"),
         "junk": line(Submit="Unknown"),
+        "id": "x" + good,
+        "back": line(ElapsedRaw="-50"),
     }
     text = HEADER + "".join(texts[kind] for kind in kinds) + (good[:-9] if is_torn else "")
     rows, bad = read(text)
@@ -141,4 +153,4 @@ def test_bad_records_are_counted_and_hide_none(kinds: list[str], is_torn: bool) 
     assert len(rows) == len(kinds) + is_torn - n_bad
     assert min(n_bad, 1) <= len(bad) <= n_bad  # torn ones that follow each other are one
     lines = text.split("\n")
-    assert all(lines[record.line - 1].startswith("7|") and record.problem for record in bad)
+    assert all(lines[record.line - 1].startswith(("7|", "x7|")) and record.problem for record in bad)
