@@ -27,6 +27,7 @@ from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jo
 from pitools.site.schema import Site
 from pitools.slurm.fields import new_separator, parse_error
 from pitools.slurm.multi_query import stdout_or_raise
+from pitools.slurm.records import AccountingRow
 from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Transport, run_command
 
 _DAY_S = 86_400
@@ -93,11 +94,29 @@ def ingest_site(
             bar(1)
     _reread(store, name, transport, left, done, run)
     ran_since = covered[1] - _OVERLAP_S if covered and covered[0] <= since else since
-    ledgers = fleet_ledgers(site, to_rfc3339(datetime.fromtimestamp(ran_since, UTC)))
+    ledgers = fleet_ledgers(site, _rfc3339(ran_since), rows=_rows_of_runs(store, name, ran_since))
     goodput = {ledger.run_id: ledger.goodput for ledger in ledgers if ledger.goodput is not None}
     with stores.transaction(store):
         stores.set_goodput(store, name, goodput)
     return done
+
+
+def _rows_of_runs(store: sqlite3.Connection, site: str, since: int) -> list[AccountingRow]:
+    """Return the stored rows of the jobs of runs that ran since a Unix time."""
+    return [
+        AccountingRow(
+            job_id=job_id,
+            raw_id=raw_id,
+            state=state,
+            submit=_rfc3339(submit),
+            start=_rfc3339(start),
+            end=_rfc3339(end),
+            elapsed_s=elapsed_s,
+            nodes=nodes,
+            alloc_tres={"gres/gpu": str(gpus)} if gpus else {},
+        )
+        for job_id, raw_id, state, submit, start, end, elapsed_s, nodes, gpus in stores.rows_of_runs(store, site, since)
+    ]
 
 
 def _spans(covered: tuple[int, int] | None, since: int, now: int) -> list[tuple[int, int | None]]:
@@ -172,6 +191,10 @@ def _query(transport: Transport, which: Sequence[str], run: RunFunction) -> Iter
         if not clock.strip().isdigit():
             raise parse_error("date", "not a time", clock.decode(errors="replace"))
         yield answer, sep, int(clock)
+
+
+def _rfc3339(unix_s: int | None) -> str:
+    return "" if unix_s is None else to_rfc3339(datetime.fromtimestamp(unix_s, UTC))
 
 
 def _utc(unix_s: int) -> str:

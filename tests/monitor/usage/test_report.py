@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError
-from pitools.ledger.run_ledger import fleet_ledgers
 from pitools.monitor.usage import ingest, report, store
 from pitools.monitor.usage.report import UsageRow
 from pitools.monitor.usage.sacct_text import COLUMNS
@@ -144,13 +143,12 @@ def test_the_goodput_of_runs_comes_with_the_accounting(opened: sqlite3.Connectio
     run_maker.add_steps(run_maker.add_attempt(run_dir, 0, 100), 0, 10, [10.0] * 5)
     run_maker.finish(run_dir, 100)
     began = int(run_maker.EPOCH)
-    run = FakeJob(7, began, began, began + 100, values={"JobName": f"{run_dir.name}.0"})
+    run = FakeJob(7, began, began - 5, began + 120, values={"JobName": f"{run_dir.name}.0"})
     sacct = FakeSacct([run, FakeJob(8, began, began, began + 100)], now=began + HOUR)
     ingest.ingest_site(opened, site, Transport(), began, run=sacct, now=lambda: float(sacct.now))
-    (row,) = report.usage_rows(opened, [site], began, began + HOUR)
-    expected = next(fleet_ledgers(site, "2023-01-01T00:00:00Z")).goodput
-    assert (row.efficiency, row.efficiency_known) == (expected, 0.5)
-    assert row.useful_hours * HOUR == pytest.approx(100 + 50)
+    rows = report.usage_rows(opened, [site], began - 5, began + HOUR, "tag")
+    assert (rows[0].efficiency, rows[0].useful_hours * HOUR) == (pytest.approx(50 / 125), pytest.approx(50))
+    assert (rows[1].efficiency, rows[1].useful_hours * HOUR) == (None, pytest.approx(100))
 
 
 def test_what_is_missing_is_said(opened: sqlite3.Connection) -> None:
