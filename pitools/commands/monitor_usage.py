@@ -25,11 +25,12 @@ COLUMNS = (
     "wait_p95_s",
     "waste_hours",
 )
+_MAX_DAYS = 3660
 
 
 @click.command()
 @sites_option("A site, as `pit site list` names it; repeatable.")
-@click.option("--since", default="7d", show_default=True, metavar="TIME", help="From then: 30d ago, or RFC 3339, UTC.")
+@click.option("--since", default="7d", show_default=True, metavar="TIME", help="From so long ago, or RFC 3339, UTC.")
 @click.option("--until", metavar="TIME", help="Until then. [default: now]")
 @click.option(
     "--by",
@@ -80,6 +81,8 @@ def usage(
     begin, end = (int(datetime.fromisoformat(text).timestamp()) for text in moments)
     if begin >= end:
         raise UsageError("--since is not before --until", hint="pit monitor usage --since 7d")
+    if not source and begin < end - _MAX_DAYS * 86_400:
+        raise UsageError(f"--since is more than {_MAX_DAYS} days before --until, and sacct is asked for each")
     if source and len(sites) != 1:
         raise UsageError(f"--from is the accounting of one site (--site names {len(sites)})")
     loaded = [load_site(name) for name in dict.fromkeys(sites)]

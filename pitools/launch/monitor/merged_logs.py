@@ -61,7 +61,11 @@ def parse_since(text: str) -> str:
     """Return the RFC 3339 time of a text such as `10m`, `90s`, or a time with its date. Raises UsageError."""
     if moment := log_timestamps.parse_timestamp(text):
         return timestamps.to_rfc3339(moment)
-    return timestamps.to_rfc3339(datetime.now(UTC) - timedelta(seconds=units.parse_duration(text)))
+    try:
+        return timestamps.to_rfc3339(datetime.now(UTC) - timedelta(seconds=units.parse_duration(text)))
+    except (UsageError, OverflowError) as error:
+        problem = f'"{text}" is no time (expected how long ago, or RFC 3339)'
+        raise UsageError(problem, hint="write 90s, 30m, 2h, 7d or 2026-11-21T01:33:41Z") from error
 
 
 def log_files(run_dir: Path, ranks: Collection[int], kind: LogKind, attempt_name: str = "") -> dict[str, Path]:

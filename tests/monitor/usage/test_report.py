@@ -14,10 +14,12 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.core.errors import ConfigError, DataError
+from pitools.commands.monitor_usage import usage as command
+from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.monitor.usage import ingest, report, store
 from pitools.monitor.usage.report import UsageRow
 from pitools.monitor.usage.sacct_text import COLUMNS
@@ -205,3 +207,11 @@ def test_the_command_reads_a_file_and_prints_records(tmp_path: Path) -> None:
     )
     keys += " currency cost_per_hour cost_per_useful_hour efficiency efficiency_known wait_p50_s wait_p95_s"
     assert list(rows[0])[:21] == keys.split()
+
+
+@pytest.mark.parametrize("since", ["1795746000", "30d ago", "2026-13-01", "0001-01-01", "99999999d"])
+def test_times_that_are_refused(since: str, tmp_path: Path) -> None:
+    """A number of seconds, words, no date, and thousands of days of sacct are errors of use, before any store."""
+    argv = ["--site", "local", "--store", f"{tmp_path}/u", "--since", since]
+    assert isinstance(CliRunner().invoke(command, argv).exception, UsageError)
+    assert not (tmp_path / "u").exists()
