@@ -36,6 +36,7 @@ from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
 from pitools.slurm.records import AccountingRow
 
+_MAX_PLAN_BYTES = 16 << 20
 _CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
 
 
@@ -162,7 +163,8 @@ def _ledger(
     seconds = {state: sum(part[state] for part in parts) for state in State}
     allocated = sum((each.end - each.begin) * each.resources for each in allocations)
     ordered = sorted(allocations, key=lambda each: each.begin)
-    free = sum(max(b.begin - a.end, 0.0) * b.resources for a, b in itertools.pairwise(ordered))
+    latest = itertools.accumulate((each.end for each in ordered), max)  # tasks of an array overlap
+    free = sum(max(each.begin - end, 0.0) * each.resources for end, each in zip(latest, ordered[1:], strict=False))
     productive = seconds[State.PRODUCTIVE]
     losses = {state: value for state, value in seconds.items() if state is not State.PRODUCTIVE}
     greatest = max(losses, key=lambda state: losses[state])
@@ -190,7 +192,7 @@ def _text(moment: float) -> str:
 def _read_plan(run_dir: Path) -> _Plan:
     try:
         with open_regular(run_dir / "plan.json") as file:
-            return decode_json(file.read(), _Plan)
+            return decode_json(file.read(_MAX_PLAN_BYTES), _Plan)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
         raise DataError(f"no run: its plan.json is missing or damaged: {error}", where=str(run_dir)) from error
 

@@ -88,6 +88,16 @@ def test_a_clean_requeue_is_no_productive_step(tmp_path: Path) -> None:
     assert ledger.calendar_goodput == pytest.approx(2000 / 9200)
 
 
+def test_tasks_of_an_array_wait_for_none_while_one_runs(tmp_path: Path) -> None:
+    """The calendar has no free time between two short tasks beside a long one."""
+    run = make_run(tmp_path)
+    for began, ended in ((0, 100), (0, 10), (50, 60)):
+        job_id = f"7_{began}{ended}"
+        add_steps(add_attempt(run, began, ended, job_id=job_id), 0, began, [1.0] * (ended - began), first=began)
+    ledger = run_ledger(run)
+    assert (ledger.allocations, ledger.calendar_goodput) == (3, ledger.goodput)
+
+
 def test_ranks_wait_for_the_slowest(tmp_path: Path) -> None:
     """A rank's time in collectives beyond that of the last to come is straggler wait; a slow input is that rank's."""
     run = make_run(tmp_path)
