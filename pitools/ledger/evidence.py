@@ -30,7 +30,7 @@ _MAX_LINE_BYTES = 1 << 16
 _MAX_BAD_LINES = 1000  # of a chunk: its rest is no log
 _MAX_RECEIPT_BYTES = 1 << 20
 _MAX_S = 1e6  # that a step or a copy takes
-_CLOCKS_S = 60.0  # that the clocks of nodes and of the login node may differ by
+_CLOCKS_S = 60.0  # that a node's clock may be ahead of others, and of itself when it ended
 _MAX_SET_BACK_S = 7200.0  # by which clocks are set back
 _MANIFEST_HEAD = 4096  # bytes that contain the time
 _MANIFEST_TIME = re.compile(rb'"t":\s*"([^"]{1,40})"')
@@ -127,7 +127,7 @@ def read_attempts(run_dir: Path, since: float, now: float) -> list[Attempt]:
     """
     folders = run_folder.attempt_dirs(run_dir)
     every, max_bytes = _choose_logs([folder / "steps" for folder in folders])
-    span = since - _CLOCKS_S, now + _CLOCKS_S
+    span = since - _MAX_SET_BACK_S, now + _CLOCKS_S
     attempts: list[Attempt] = []
     for folder in folders:
         if attempt := _read_attempt(folder, span, every, max_bytes, attempts[-1] if attempts else None):
