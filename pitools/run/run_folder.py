@@ -173,11 +173,11 @@ def make_run_dir(path: Path, access: str) -> None:
 def run_dirs(root: Path) -> list[Path]:
     """Return the folders of all runs below a root, oldest first; [] without the root.
 
-    An unreadable folder (a stale file handle, unreachable storage) is included, so that reading it reports the error.
-    Raises ClusterError where the root cannot be read.
+    Names that no run has are left out. An unreadable folder (a stale file handle, unreachable storage) is included, so
+    that reading it reports the error. Raises ClusterError where the root cannot be read.
     """
     try:
-        names = [name for name in os.listdir(root) if not name.startswith(".")]
+        names = [name for name in os.listdir(root) if name.isprintable() and not name.startswith(".")]
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -22,6 +22,15 @@ def test_ids_sort_by_time_and_differ() -> None:
     assert all(run_id.startswith("x-20") for run_id in ids)
 
 
+def test_folders_with_names_of_no_run_are_left_out(tmp_path: Path) -> None:
+    """Such as one that is not UTF-8, which no record can hold."""
+    for name in (b"x-1", b"x-\xff", b"x-\x1b[2J"):
+        folder = tmp_path / os.fsdecode(name)
+        folder.mkdir()
+        (folder / "plan.json").touch()
+    assert run_folder.run_dirs(tmp_path) == [tmp_path / "x-1"]
+
+
 def test_attempts_sort_as_numbers(tmp_path: Path) -> None:
     """Restarts of a job, and of an array's tasks, in the order of their numbers; nothing else counts."""
     for name in ("10", "2", "0", "1.0", "1.10", "1.9", "x", "logs"):

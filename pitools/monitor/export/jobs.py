@@ -155,7 +155,9 @@ def _is_waiting(row: JobRow) -> bool:
 
 
 def _reason_name(reason: str) -> str:
-    """Return the name with which a reason begins: nodes and numbers may follow."""
+    """Return the name with which a reason begins: nodes and numbers may follow. One of Slurm's is a sentence."""
+    if reason.startswith("Nodes required"):
+        return "NodesNotAvailable"
     match = _NAME.match(reason)
     return match[0] if match else "None"
 

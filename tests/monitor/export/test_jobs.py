@@ -34,7 +34,7 @@ def test_jobs_are_counted_by_task_and_partition(site: Site) -> None:
     assert found["pit_jobs", ("gpu", "pending")] == 6
     assert found["pit_jobs", ("several", "pending")] == found["pit_jobs", ("gpu", "running")] == 1
     assert found["pit_pending_gpus", ("gpu",)] == 6 * 8
-    assert found["pit_pending_reason_jobs", ("Nodes",)] == 1
+    assert found["pit_pending_reason_jobs", ("NodesNotAvailable",)] == 1
     assert ("pit_jobs", ("gpu", "completed")) not in found
 
 
