@@ -173,17 +173,22 @@ def make_run_dir(path: Path, access: str) -> None:
 def run_dirs(root: Path) -> list[Path]:
     """Return the folders of all runs below a root, oldest first; [] without the root.
 
-    Names that no run has are left out. An unreadable folder (a stale file handle, unreachable storage) is included, so
-    that reading it reports the error. Raises ClusterError where the root cannot be read.
+    Names that are not UTF-8 are left out: no record can hold them. An unreadable folder (a stale file handle,
+    unreachable storage) is included, so that reading it reports the error. Raises ClusterError where the root cannot
+    be read.
     """
     try:
-        names = [name for name in os.listdir(root) if name.isprintable() and not name.startswith(".")]
+        names = [name for name in os.listdir(root) if _is_utf8(name) and not name.startswith(".")]
     except FileNotFoundError:
         return []
     except OSError as error:
         message = f"cannot read this folder of runs: {os.strerror(error.errno or 0)}"
         raise ClusterError(message, where=str(root)) from error
     return [root / name for name in sorted(names, key=run_id_sort_key) if _has_plan(root / name)]
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= sign <= "\udfff" for sign in name)  # os.listdir's signs of other bytes
 
 
 def _has_plan(path: Path) -> bool:
