@@ -221,6 +221,7 @@ def test_advice_is_tried_by_runs(pit: Pit, tmp_path: Path) -> None:
     assert len(pit("launch", "list").stdout.splitlines()) == len(listed)  # a wrong change is said before any run
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_repeated_run_is_always_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C, SIGTERM or SIGHUP, or when time is up; one that fails is an error."""
     monkeypatch.chdir(tmp_path)

@@ -95,6 +95,7 @@ def request_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "loop.toml"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_withdraws_the_request(request_file: Path) -> None:
     """Of a new run, with --set as `launch run` has it: the run goes on, which is said, and another trace may be asked
     for."""
