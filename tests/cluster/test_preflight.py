@@ -15,6 +15,7 @@ import pytest
 
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart, Preflight
+from pitools.slurm.client import Client
 
 pytestmark = pytest.mark.slurm
 
@@ -67,8 +68,8 @@ if "pitools.node.job_check" in sys.orig_argv:
 
 
 @pytest.fixture
-def start(clusters: Path, pit: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts a run. checks: the site's node.toml. python: what Python runs first in the job."""
+def start(clusters: Path, alpha: Client, pit: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts a run on idle nodes. checks: the site's node.toml. python: what Python runs first in the job."""
     runs = clusters / "runs" / f"preflight-{os.getpid()}-{tmp_path.name}"
     env = {"PIT_RUNS": str(runs), "PIT_SITE_PATH": str(tmp_path / "sites")}
     started: list[str] = []
@@ -81,6 +82,7 @@ def start(clusters: Path, pit: Callable[..., Any], tmp_path: Path) -> Iterator[C
         (tmp_path / "python" / "sitecustomize.py").write_text(python)
         repo = Path(__file__).parents[2]
         (tmp_path / "t.toml").write_text(REQUEST.format(nodes=nodes, folder=tmp_path / "python", repo=repo))
+        until(lambda: {(node.state, *node.flags) for node in alpha.nodes()} == {("idle",)})  # alpha01 is to be taken
         done = pit("launch", "run", "t.toml", "--site", "alpha", *words, **env)
         assert done.stdout, done.stderr
         run: Run = {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
