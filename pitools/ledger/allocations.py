@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pitools.ledger.evidence import Attempt, unix_time
+from pitools.core.timestamps import rfc3339_to_unix
+from pitools.ledger.evidence import Attempt
 from pitools.slurm.fields import parse_count
 from pitools.slurm.records import AccountingRow
 
@@ -95,7 +96,7 @@ def _span(row: AccountingRow, now: float) -> tuple[float, float] | None:
 
     By its end and length: in the hour that a clock goes back twice its start may be wrong by an hour.
     """
-    begin, end = unix_time(row.start), unix_time(row.end)
+    begin, end = rfc3339_to_unix(row.start), rfc3339_to_unix(row.end)
     if begin is None:
         return None
     return (end - row.elapsed_s, end) if end is not None else (begin, max(begin, now))
@@ -103,7 +104,7 @@ def _span(row: AccountingRow, now: float) -> tuple[float, float] | None:
 
 def queued_s(rows: Sequence[AccountingRow], now: float) -> float:
     """Return for how long the rows' jobs were queued, s, the requeued ones each time."""
-    waits = ((unix_time(row.start or row.end) or now) - (unix_time(row.submit) or now) for row in rows)
+    waits = ((rfc3339_to_unix(row.start or row.end) or now) - (rfc3339_to_unix(row.submit) or now) for row in rows)
     return sum(max(wait, 0.0) for wait in waits)
 
 

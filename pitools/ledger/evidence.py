@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
+from pitools.core.timestamps import rfc3339_to_unix
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart
 
@@ -109,15 +109,6 @@ class _Receipt(msgspec.Struct):
     wall_s: float
 
 
-def unix_time(text: str) -> float | None:
-    """Return an RFC 3339 time as seconds since 1970; None for other text, and without a zone."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.timestamp() if moment.tzinfo else None
-    except (ValueError, OverflowError):
-        return None
-
-
 def read_attempts(run_dir: Path, since: float, now: float) -> list[Attempt]:
     """Return a run's attempts, oldest first. Raises OSError if the run's folder cannot be listed.
 
@@ -148,8 +139,8 @@ def _read_attempt(
 
     start = run_folder.read_or_none(folder / "start.json", AttemptStart)
     ended = run_folder.read_or_none(folder / "exit.json", run_folder.AttemptExit)
-    ended_at = known(unix_time(ended.ended)) if ended else None
-    started = known(unix_time(start.started)) if start else None
+    ended_at = known(rfc3339_to_unix(ended.ended)) if ended else None
+    started = known(rfc3339_to_unix(start.started)) if start else None
     # A clock that was set back has the exit before the begin.
     last = span[1] if ended_at is None else max(ended_at, started or 0.0) + _CLOCKS_S
     logs = [read_step_times(path, (span[0], last), max_bytes) for path in _logs(folder / "steps")[::every]]
@@ -170,7 +161,7 @@ def _read_attempt(
         started=started,
         # A clock that was set back in between would have it end before its last step.
         ended=None if ended_at is None else max(ended_at, last_end),
-        time_limit_at=unix_time(start.time_limit_at) if start else None,
+        time_limit_at=rfc3339_to_unix(start.time_limit_at) if start else None,
         staged=_staged(folder),
         ranks_began=None if steps else known(_ranks_began(folder)),
         saved_at=next((moment for moment in saved if moment and moment > last_end), None),
@@ -215,7 +206,9 @@ def read_step_times(path: Path, span: tuple[float, float], max_bytes: int) -> St
             rows = [
                 (line.step, end, line.wall_s, line.input_s, line.checkpoint_s, line.comm_s)
                 for line in _decode(lines)
-                if (end := unix_time(line.t)) is not None and span[0] <= end <= span[1] and abs(line.step) < 1 << 62
+                if (end := rfc3339_to_unix(line.t)) is not None
+                and span[0] <= end <= span[1]
+                and abs(line.step) < 1 << 62
             ]
             blocks.append(np.array(rows, np.float64).reshape(-1, 6))
     columns = np.concatenate(blocks).T
@@ -272,7 +265,7 @@ def _staged(attempt: Path) -> tuple[float, float] | None:
 
 def _ranks_began(attempt: Path) -> float | None:
     records = (run_folder.read_or_none(path, run_folder.RankRecord) for path in attempt.glob("ranks/*.json"))
-    moments = (unix_time(record.t) for record in records if record)
+    moments = (rfc3339_to_unix(record.t) for record in records if record)
     return max((moment for moment in moments if moment is not None), default=None)
 
 
@@ -281,5 +274,5 @@ def _saved_at(run_dir: Path, steps: int) -> float | None:
     path = run_dir / "checkpoints" / f"step_{steps}" / "manifest.json"
     with contextlib.suppress(OSError), open_regular(path) as file:
         if match := _MANIFEST_TIME.search(file.read(_MANIFEST_HEAD)):
-            return unix_time(match[1].decode("ascii", "replace"))
+            return rfc3339_to_unix(match[1].decode("ascii", "replace"))
     return None

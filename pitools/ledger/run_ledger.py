@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from pitools.ledger.allocations import (
     queued_s,
     with_repeats,
 )
-from pitools.ledger.evidence import Attempt, read_attempts, unix_time
+from pitools.ledger.evidence import Attempt, read_attempts
 from pitools.ledger.job_stats import gpu_utilization
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.timeline import account, typical_step_s
@@ -74,7 +73,9 @@ def _run_ledger(run_dir: Path, rows: Sequence[AccountingRow], now: float) -> Run
     job_ids = {attempt.job_id for attempt in attempts} | submitted.keys()
     oldest = min(submitted.values(), default=0.0) - _CLOCKS_S
     rows = in_order(
-        row for row in rows if job_ids & {row.job_id, row.raw_id} and (unix_time(row.submit) or oldest) >= oldest
+        row
+        for row in rows
+        if job_ids & {row.job_id, row.raw_id} and (timestamps.rfc3339_to_unix(row.submit) or oldest) >= oldest
     )
     is_over = (run_dir / "verdict.json").exists()
     if is_over:  # accounting that lags behind, or that missed the end, has its job still running
@@ -170,8 +171,8 @@ def _ledger(
     greatest = max(losses, key=lambda state: losses[state])
     has_time = allocated > 0 and is_known
     return RunLedger(
-        since=_text(ordered[0].begin) if ordered else "",
-        until=_text(max(each.end for each in ordered)) if ordered else "",
+        since=timestamps.unix_to_rfc3339(ordered[0].begin) if ordered else "",
+        until=timestamps.unix_to_rfc3339(max(each.end for each in ordered)) if ordered else "",
         count=ordered[-1].resources // max(nodes, 1) if ordered else 0,
         nodes=nodes,
         allocations=len(allocations),
@@ -183,10 +184,6 @@ def _ledger(
         greatest_loss=greatest if losses[greatest] > 0 else "",
         **fields,
     )
-
-
-def _text(moment: float) -> str:
-    return timestamps.to_rfc3339(datetime.fromtimestamp(moment, UTC))
 
 
 def _read_plan(run_dir: Path) -> _Plan:
@@ -208,7 +205,7 @@ def _submitted(run_dir: Path) -> dict[str, float]:
     """Return job id → when it was submitted, Unix time, s, of the run's known jobs."""
     paths = [*run_dir.glob("jobs/*/job.json"), run_dir / "job.json"]
     refs = (run_folder.read_or_none(path, run_folder.JobRef) for path in paths)
-    return {ref.job_id: t for ref in refs if ref and (t := unix_time(ref.submitted)) is not None}
+    return {ref.job_id: t for ref in refs if ref and (t := timestamps.rfc3339_to_unix(ref.submitted)) is not None}
 
 
 def _is_running(attempts: Sequence[Attempt], rows: Sequence[AccountingRow], now: float) -> bool:
@@ -233,7 +230,7 @@ def fleet_ledgers(
     report: gets the error of a run that cannot be read, which is left out. limit: of runs. Raises UsageError for
     another text, ClusterError where the folder of runs cannot be read.
     """
-    if (earliest := unix_time(since)) is None:
+    if (earliest := timestamps.rfc3339_to_unix(since)) is None:
         raise UsageError(f'"{since}" is no time (expected RFC 3339, as 2026-11-21T01:33:41Z)')
     for run_dir in reversed(run_folder.run_dirs(Path(expand_placeholders(site.paths.runs)).absolute())):
         try:
@@ -255,7 +252,7 @@ def _ended_before(run_dir: Path, moment: float) -> bool:
     """Return whether a run has ended before a time, by its verdict or else its last attempt."""
     verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
     last = run_folder.last_exit(run_dir)
-    ended = unix_time(verdict.t if verdict else last.ended if last else "")
+    ended = timestamps.rfc3339_to_unix(verdict.t if verdict else last.ended if last else "")
     return ended is not None and ended < moment
 
 

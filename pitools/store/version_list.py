@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def published_at(folder: Path) -> str:
 
 def format_ns(time_ns: int) -> str:
     """Return a time in ns since 1970 as RFC 3339, to the millisecond."""
-    return timestamps.to_rfc3339(datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC))
+    return timestamps.unix_to_rfc3339(time_ns // 1_000_000 / 1000)
 
 
 def _list_dir(folder: Path) -> list[str]:

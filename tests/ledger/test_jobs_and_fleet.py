@@ -95,8 +95,10 @@ def test_the_runs_of_a_site(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(list(fleet_ledgers(load_site("here"), text(0), limit=1))) == 1
     with pytest.raises(UsageError):
         list(fleet_ledgers(load_site("here"), "yesterday"))
-    real = evidence.unix_time
-    monkeypatch.setattr(evidence, "unix_time", lambda t: 1 // 0 if t == text(2010) else real(t))  # what none foresaw
+    real = evidence.rfc3339_to_unix
+    monkeypatch.setattr(
+        evidence, "rfc3339_to_unix", lambda t: 1 // 0 if t == text(2010) else real(t)
+    )  # what none foresaw
     assert [ledger.since for ledger in fleet_ledgers(load_site("here"), text(500))] == [text(1000)]
 
 

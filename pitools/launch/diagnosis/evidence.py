@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -163,7 +162,7 @@ def _last_save(run_dir: Path) -> tuple[int, str]:
 
 def _changed_at(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return timestamps.to_rfc3339(datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        return timestamps.unix_to_rfc3339(path.stat().st_mtime)
     return ""
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pitools.core import timestamps
@@ -231,7 +230,7 @@ def _diagnose_previous(job: JobContext, attempt: Path) -> None:
 def _time_limit_at(job: JobContext, previous_attempts: list[Path], environ: Mapping[str, str]) -> str:
     """Return when the job's time limit ends, RFC 3339; "" if it has none or Slurm does not report it."""
     if (text := environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
-        return timestamps.to_rfc3339(datetime.fromtimestamp(int(text), UTC))
+        return timestamps.unix_to_rfc3339(int(text))
     # Slurm before 23.02 sets no variable: query its controller, once per start of the job.
     for path in reversed(previous_attempts):
         start = run_folder.read_record(path / "start.json", records.AttemptStart)

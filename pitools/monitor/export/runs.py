@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
-from pitools.core.timestamps import seconds_between, to_rfc3339
+from pitools.core.timestamps import rfc3339_to_unix, seconds_between, unix_to_rfc3339
 from pitools.launch.run_lookup import runs_dir
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.run_ledger import fleet_ledgers
@@ -40,7 +39,7 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     """
     now_s = time.time()
     last_s = before.clocks.get("runs", 0.0)
-    since = _rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
+    since = unix_to_rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
     root, marks, counts, gauges = runs_dir(site), dict(before.runs), _zeros(), Samples()
     ledgers = list(fleet_ledgers(site, since))
     for ledger in ledgers:
@@ -62,7 +61,7 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
         add_idle(gauges, root, held, running_jobs, now_s)
     kept = sorted(marks.items(), key=lambda item: item[1].seen_s)[-_MAX_MARKS:]
     marks = {run_id: mark for run_id, mark in kept if mark.seen_s >= now_s - _KEEP_S}
-    add_goodput(gauges, [mark for mark in marks.values() if mark.until >= _rfc3339(now_s - WINDOW_S)])
+    add_goodput(gauges, [mark for mark in marks.values() if mark.until >= unix_to_rfc3339(now_s - WINDOW_S)])
     clocks = {**before.clocks, "runs": now_s}
     return gauges, msgspec.structs.replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
 
@@ -159,7 +158,7 @@ def _count_recovery(attempt: Path, started_s: float, counts: Samples) -> None:
     counts.add("pit_recoveries_total", 1, decision.kind if decision else "unknown")
     ended = run_folder.read_or_none(attempt / "exit.json", AttemptExit)
     # A job that was killed with its node writes no exit.json: its last step is when it was last known to run.
-    ended_s = _unix_time(ended.ended) if ended else _newest_s(attempt / "steps", "*.jsonl")
+    ended_s = (rfc3339_to_unix(ended.ended) or 0.0) if ended else _newest_s(attempt / "steps", "*.jsonl")
     if ended_s:
         counts.observe("pit_recovery_seconds", max(0.0, started_s - ended_s))
 
@@ -184,7 +183,7 @@ def _count_staging(attempt: Path, counts: Samples) -> None:
 def _ranks_started_s(attempt: Path) -> float:
     """Return when rank 0 of an attempt started, Unix time; 0 if it has not."""
     rank = run_folder.read_or_none(attempt / "ranks" / "0.json", RankRecord)
-    return (_unix_time(rank.t) or _newest_s(attempt / "ranks", "0.json")) if rank else 0.0
+    return (rfc3339_to_unix(rank.t) or _newest_s(attempt / "ranks", "0.json")) if rank else 0.0
 
 
 def _last_step_s(run_dir: Path) -> float:
@@ -200,12 +199,3 @@ def _newest_s(folder: Path, pattern: str) -> float:
             status = path.stat()
             newest_s = max(newest_s, status.st_mtime if status.st_size else 0.0)
     return newest_s
-
-
-def _unix_time(text: str) -> float:
-    """Return RFC 3339 text as Unix time; 0 if it is none."""
-    return seconds_between("1970-01-01T00:00:00Z", text) or 0.0
-
-
-def _rfc3339(unix_s: float) -> str:
-    return to_rfc3339(datetime.fromtimestamp(unix_s, UTC))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.html_page import table
-from pitools.core.timestamps import now_rfc3339
+from pitools.core.timestamps import now_rfc3339, rfc3339_to_unix
 from pitools.core.units import format_duration, format_size
 from pitools.monitor.report.svg import Part
 from pitools.run import run_folder
@@ -100,20 +99,13 @@ def _read_staged(attempt: Path) -> Iterator[Staged]:
                 yield Staged(path.stat().st_mtime, result)
 
 
-def to_unix(moment: str, default: float) -> float:
-    """Return a time (RFC 3339) as Unix time; the default for none."""
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(moment).timestamp()
-    return default
-
-
 def attempt_parts(attempts: Sequence[Attempt], now_s: float) -> dict[str, Part]:
     """Return the attempts by name, as parts of a line of time; each lasts until it was over."""
     parts = {}
     for attempt in attempts:
         if not attempt.started:
             continue
-        begin, end = to_unix(attempt.started, now_s), to_unix(attempt.over, now_s)
+        begin, end = (rfc3339_to_unix(t) or now_s for t in (attempt.started, attempt.over))
         why = f": {attempt.cause.kind}: {attempt.cause.reason}" if attempt.cause else ""
         tip = f"attempt {attempt.name}, job {attempt.job_id}, {attempt.node_list}, {format_duration(end - begin)}{why}"
         parts[attempt.name] = Part(begin, max(begin, end), COLOURS[attempt.outcome], tip)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from pitools.core.html_page import page, table, text
-from pitools.core.timestamps import now_rfc3339, seconds_between
+from pitools.core.timestamps import now_rfc3339, rfc3339_to_unix, seconds_between
 from pitools.core.units import format_duration
 from pitools.ledger.records import RunLedger, State
-from pitools.monitor.report.attempts import COLOURS, attempt_parts, staging_table, to_unix, with_following
+from pitools.monitor.report.attempts import COLOURS, attempt_parts, staging_table, with_following
 from pitools.monitor.report.day import Day, DayRun
 from pitools.monitor.report.ledger_plot import hours, ledger_bars, ledger_table, sum_states
 from pitools.monitor.report.svg import Part, bars, legend, time_ticks
@@ -110,7 +110,7 @@ def _usage_row(row: UsageRow) -> tuple[object, ...]:
 
 def _runs(day: Day, now_s: float) -> Iterator[str]:
     yield "<h2>Runs</h2>"
-    begin, end = to_unix(day.since, 0.0), min(now_s, to_unix(day.until, 0.0))
+    begin, end = rfc3339_to_unix(day.since) or 0.0, min(now_s, rfc3339_to_unix(day.until) or 0.0)
     began = [run for run in day.runs if run.attempts]
     shown = sorted(began, key=lambda run: run.attempts[0].started)[-_MAX_LINES:]
     if not day.runs:
@@ -152,11 +152,11 @@ def _incidents(day: Day, now_s: float) -> Iterator[str]:
     if not day.incidents:
         yield "<p class=note>none in the journals of pit node that this user may read</p>"
         return
-    begin, end = to_unix(day.since, 0.0), min(now_s, to_unix(day.until, 0.0))
+    begin, end = rfc3339_to_unix(day.since) or 0.0, min(now_s, rfc3339_to_unix(day.until) or 0.0)
     by_node: dict[str, list[Part]] = {}
     for site, one in day.incidents:
-        over = to_unix(one.over_at, end)
-        part = Part(to_unix(one.opened_at, begin), over, "#D55E00", f"{one.check}: {one.message}")
+        over = rfc3339_to_unix(one.over_at) or end
+        part = Part(rfc3339_to_unix(one.opened_at) or begin, over, "#D55E00", f"{one.check}: {one.message}")
         by_node.setdefault(f"{site} {one.node}", []).append(part)
     yield bars(sorted(by_node.items())[:_MAX_LINES], begin, end, time_ticks(begin, end))
     heads = ("site", "node", "check", "why", "began", "over", "how it ended")
@@ -167,7 +167,7 @@ def _incidents(day: Day, now_s: float) -> Iterator[str]:
 
 
 def _staging(day: Day) -> Iterator[str]:
-    begin, end = to_unix(day.since, 0.0), to_unix(day.until, 0.0)
+    begin, end = rfc3339_to_unix(day.since) or 0.0, rfc3339_to_unix(day.until) or 0.0
     staged = [one for run in day.runs for each in run.attempts for one in each.staged if begin <= one.at < end]
     yield "<h2>Staging</h2>"
     yield staging_table(staged) if staged else "<p class=note>none</p>"

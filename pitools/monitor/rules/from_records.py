@@ -11,10 +11,9 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from typing import NamedTuple
 
-from pitools.core.timestamps import to_rfc3339
+from pitools.core.timestamps import unix_to_rfc3339
 from pitools.launch.plan import load_plan
 from pitools.launch.run_lookup import runs_dir
 from pitools.ledger.run_ledger import fleet_ledgers
@@ -44,11 +43,11 @@ def record_shares(sites: Iterable[str], period_s: float, report: Callable[[str],
     Raises PitError, OSError.
     """
     now_s = time.time()
-    since = _rfc3339(now_s - period_s)
+    since = unix_to_rfc3339(now_s - period_s)
     runs = [run for name in dict.fromkeys(sites) for run in _read_runs(load_site(name), since, report)]
 
     def shares(slo: Slo, window_s: int) -> dict[Owner, Share | None]:
-        begin = _rfc3339(now_s - window_s)
+        begin = unix_to_rfc3339(now_s - window_s)
         return dict.fromkeys(_shares(slo, runs)) | _shares(slo, [run for run in runs if run.until >= begin])
 
     return shares
@@ -90,7 +89,3 @@ def _shares(slo: Slo, runs: Iterable[RunCounts]) -> dict[Owner, Share]:
         for owner, count in total.items()
         if count
     }
-
-
-def _rfc3339(unix_s: float) -> str:
-    return to_rfc3339(datetime.fromtimestamp(unix_s, UTC))

@@ -20,7 +20,7 @@ import msgspec
 
 from pitools.core import progress, subprocesses
 from pitools.core.errors import DataError
-from pitools.core.timestamps import to_rfc3339
+from pitools.core.timestamps import unix_to_rfc3339
 from pitools.ledger.run_ledger import fleet_ledgers
 from pitools.monitor.usage import store as stores
 from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
@@ -194,7 +194,7 @@ def _query(transport: Transport, which: Sequence[str], run: RunFunction) -> Iter
 
 
 def _rfc3339(unix_s: int | None) -> str:
-    return "" if unix_s is None else to_rfc3339(datetime.fromtimestamp(unix_s, UTC))
+    return "" if unix_s is None else unix_to_rfc3339(unix_s)
 
 
 def _utc(unix_s: int) -> str:

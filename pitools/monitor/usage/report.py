@@ -10,10 +10,9 @@ import math
 import sqlite3
 from array import array
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from pitools.core.record import Record
-from pitools.core.timestamps import to_rfc3339
+from pitools.core.timestamps import unix_to_rfc3339
 from pitools.site.schema import Site
 
 KEYS = ("user", "account", "qos", "partition", "site", "tag")
@@ -141,7 +140,7 @@ def usage_rows(
             if efficiency is not None:
                 hours.known_s += resource_s
                 hours.efficient_s += resource_s * efficiency
-    window = _time(since), _time(until)
+    window = unix_to_rfc3339(since), unix_to_rfc3339(until)
     rows = [_make_row(by, name, window, currency, group) for (name, currency), group in groups.items()]
     return sorted(rows, key=lambda row: (-(row.cost or 0), -row.gpu_hours, -row.node_hours, row.group))
 
@@ -201,7 +200,3 @@ def _make_row(by: str, name: str, window: tuple[str, str], currency: str, group:
 def _percentile(ordered: Sequence[int], share: float) -> int | None:
     """Return the smallest value that at least this share of values does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
-
-
-def _time(unix_s: int) -> str:
-    return to_rfc3339(datetime.fromtimestamp(unix_s, UTC))

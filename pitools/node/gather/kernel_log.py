@@ -14,7 +14,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from pitools.core import subprocesses, timestamps
@@ -198,5 +198,5 @@ def _rfc3339(at: Value) -> str:
     """Return a time as text; "" for one that is unknown or out of range."""
     with contextlib.suppress(ValueError, OverflowError, OSError):
         if isinstance(at, float):
-            return timestamps.to_rfc3339(datetime.fromtimestamp(at, UTC))
+            return timestamps.unix_to_rfc3339(at)
     return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -261,4 +261,4 @@ def _by_site(decisions: Sequence[D]) -> dict[str, list[D]]:
 
 def _queried_at(answer: SiteAnswer[planner.SiteReply]) -> str:
     """Return when a site was queried, as RFC 3339."""
-    return timestamps.to_rfc3339(datetime.fromtimestamp(answer.queried_s, UTC))
+    return timestamps.unix_to_rfc3339(answer.queried_s)

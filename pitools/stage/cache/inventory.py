@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -279,6 +278,6 @@ def dataset_name(folder: Path) -> str:
 
 def _format_time(seconds: float) -> str:
     try:
-        return timestamps.to_rfc3339(datetime.fromtimestamp(seconds, UTC))
+        return timestamps.unix_to_rfc3339(seconds)
     except (ValueError, OverflowError, OSError):  # out of range, from a wrong clock
         return ""
