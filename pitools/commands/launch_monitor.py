@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pitools.launch.monitor.merged_logs import LogFilter, LogKind
     from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
+    from pitools.slurm.records import AccountingRow
 
 RUN_COLUMNS = (
     "run_id",
@@ -162,10 +163,10 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
         settle_run(run_dir, site)
         record = status.run_status(run_dir, site)
     show_runs(form, [record])
-    echo_goodput(run_dir)
+    echo_goodput(run_dir, site)
 
 
-def echo_goodput(run_dir: Path) -> None:
+def echo_goodput(run_dir: Path, site: Site) -> None:
     """Print a run's goodput and its greatest loss to stderr; nothing for a run without step log."""
     import contextlib
 
@@ -173,11 +174,16 @@ def echo_goodput(run_dir: Path) -> None:
 
     if not any(run_dir.glob("attempts/*/steps/*.jsonl")):
         return
-    from pitools.ledger.run_ledger import describe, run_ledger  # imports numpy
+    from pitools.ledger import run_ledger as ledgers  # imports numpy
 
+    rows: list[AccountingRow] = []
+    with contextlib.suppress(PitError):
+        rows = ledgers.read_rows(site, [run_dir], timeout_s=ledgers.SHORT_TIMEOUT_S)
     with contextlib.suppress(PitError, OSError):  # the state of the run is what was asked for
-        if line := describe(run_ledger(run_dir)):
-            click.echo(f"pit: {line}; see: pit monitor goodput {run_dir.name}", err=True)
+        ledger = ledgers.run_ledger(run_dir, rows)
+        if line := ledgers.describe(ledger):
+            note = "" if ledger.is_accounted or site.scheduler != "slurm" else ", without accounting"
+            click.echo(f"pit: {line}{note}; see: pit monitor goodput {run_dir.name}", err=True)
 
 
 @click.command()

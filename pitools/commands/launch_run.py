@@ -154,7 +154,7 @@ def _run_one(
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
     show_runs(form, [ended or _current_record(run_dir, site)])
     if ended:
-        echo_goodput(run_dir)
+        echo_goodput(run_dir, site)
     if ended and not ended.is_over:
         raise TryLater(f"job {ended.job_id} is not in Slurm, and the run has no verdict", where=str(run_dir))
     if ended and ended.state != "COMPLETED":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
 from pitools.slurm.records import AccountingRow
 
+SHORT_TIMEOUT_S = 5.0  # of `sacct`, where the goodput stands beside what was asked for
 _MAX_PLAN_BYTES = 16 << 20
 _CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
 
@@ -58,25 +60,35 @@ def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float 
     rows: of its jobs, each start (`sacct -D`); those of other jobs, and of older ones with their numbers, are left out.
     now: Unix time, s, for a running run.
     """
+    return _any_ledger(run_dir, _by_job(rows), time.time() if now is None else now)
+
+
+def _by_job(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
+    """Return id → rows, by both ids of each row."""
+    found: dict[str, list[AccountingRow]] = {}
+    for row in rows:
+        for job_id in {row.job_id, row.raw_id}:
+            found.setdefault(job_id, []).append(row)
+    return found
+
+
+def _any_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float) -> RunLedger:
     try:
-        return _run_ledger(run_dir, rows, time.time() if now is None else now)
+        return _run_ledger(run_dir, by_job, now)
     except (PitError, OSError):
         raise
     except Exception as error:  # a user's files can hold anything: that must end no report of other runs
         raise DataError(f"no ledger of it: {type(error).__name__}: {error}", where=str(run_dir)) from error
 
 
-def _run_ledger(run_dir: Path, rows: Sequence[AccountingRow], now: float) -> RunLedger:
+def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float) -> RunLedger:
     plan = _read_plan(run_dir)
     submitted = _submitted(run_dir)
     attempts = read_attempts(run_dir, min(submitted.values(), default=0.0), now)
-    job_ids = {attempt.job_id for attempt in attempts} | submitted.keys()
+    job_ids = [*(attempt.job_id for attempt in attempts), *submitted]
+    of_jobs = {id(row): row for job_id in job_ids for row in by_job.get(job_id, ())}
     oldest = min(submitted.values(), default=0.0) - _CLOCKS_S
-    rows = in_order(
-        row
-        for row in rows
-        if job_ids & {row.job_id, row.raw_id} and (timestamps.rfc3339_to_unix(row.submit) or oldest) >= oldest
-    )
+    rows = in_order(row for row in of_jobs.values() if (timestamps.rfc3339_to_unix(row.submit) or oldest) >= oldest)
     is_over = (run_dir / "verdict.json").exists()
     if is_over:  # accounting that lags behind, or that missed the end, has its job still running
         now = min(now, max((attempt.last_evidence for attempt in attempts), default=now))
@@ -109,6 +121,7 @@ def _run_ledger(run_dir: Path, rows: Sequence[AccountingRow], now: float) -> Run
         resource="gpu" if is_gpu else "node",
         nodes=rows[-1].nodes if rows else attempts[-1].nodes if attempts else plan.job.nodes,
         attempts=len(attempts),
+        is_accounted=bool(rows) and all(in_rows) and not (is_over and any(row.start and not row.end for row in rows)),
     )
 
 
@@ -148,6 +161,7 @@ def job_ledger(
         resource="gpu" if is_gpu else "node",
         nodes=rows[-1].nodes,
         attempts=len(allocations),
+        is_accounted=True,
     )
 
 
@@ -221,7 +235,7 @@ def fleet_ledgers(
     site: Site,
     since: str,
     *,
-    rows: Sequence[AccountingRow] = (),
+    rows: Iterable[AccountingRow] = (),
     report: Callable[[Path, PitError], None] = lambda *_: None,
     limit: int = 1000,
 ) -> Iterator[RunLedger]:
@@ -232,11 +246,12 @@ def fleet_ledgers(
     """
     if (earliest := timestamps.rfc3339_to_unix(since)) is None:
         raise UsageError(f'"{since}" is no time (expected RFC 3339, as 2026-11-21T01:33:41Z)')
+    by_job = _by_job(rows)
     for run_dir in reversed(run_folder.run_dirs(Path(expand_placeholders(site.paths.runs)).absolute())):
         try:
             if _read_plan(run_dir).site != site.name or _ended_before(run_dir, earliest):
                 continue
-            ledger = run_ledger(run_dir, rows)
+            ledger = _any_ledger(run_dir, by_job, time.time())
         except PitError as error:
             report(run_dir, error)
         except OSError as error:
@@ -256,8 +271,11 @@ def _ended_before(run_dir: Path, moment: float) -> bool:
     return ended is not None and ended < moment
 
 
-def read_rows(site: Site, run_dirs: Sequence[Path]) -> list[AccountingRow]:
-    """Return the accounting rows of the jobs of runs, by one `sacct`; [] without Slurm. Raises ClusterError."""
+def read_rows(site: Site, run_dirs: Sequence[Path], *, timeout_s: float = math.inf) -> list[AccountingRow]:
+    """Return the accounting rows of the jobs of runs, by one `sacct`; [] without Slurm. Raises ClusterError.
+
+    timeout_s: where that is less than the site's.
+    """
     ids: dict[str, None] = {}
     for run_dir in run_dirs:
         starts = (
@@ -265,7 +283,11 @@ def read_rows(site: Site, run_dirs: Sequence[Path]) -> list[AccountingRow]:
             for attempt in run_folder.attempt_dirs(run_dir)
         )
         ids |= dict.fromkeys([*_submitted(run_dir), *(start.job_id for start in starts if start)])
-    return client(site).accounting(list(ids)) if ids and site.scheduler == "slurm" else []
+    if not ids or site.scheduler != "slurm":
+        return []
+    limit_s = min(site.connection.timeout_s, timeout_s)
+    connection = msgspec.structs.replace(site.connection, timeout_s=limit_s)
+    return client(msgspec.structs.replace(site, connection=connection)).accounting(list(ids))
 
 
 def describe(ledger: RunLedger) -> str:

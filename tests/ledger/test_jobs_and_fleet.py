@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import json
 import os
@@ -14,11 +15,16 @@ from click.testing import CliRunner
 
 from pitools.commands.launch_monitor import show
 from pitools.commands.monitor_goodput import goodput
-from pitools.core.errors import PitError, UsageError
+from pitools.core.errors import PitError, Unreachable, UsageError
+from pitools.launch.sweep.sweep_folder import SweepPoint
+from pitools.launch.sweep.sweep_table import sweep_rows
 from pitools.ledger import evidence
+from pitools.ledger import run_ledger as ledgers
 from pitools.ledger.job_stats import gpu_utilization
 from pitools.ledger.run_ledger import fleet_ledgers, job_ledger
 from pitools.site.load import load_site
+from pitools.slurm.client import Client
+from pitools.slurm.records import AccountingRow
 from tests.ledger.run_maker import add_attempt, add_steps, finish, make_run, row, text
 
 GPUS = {"alloc_tres": {"gres/gpu": "4", "cpu": "8"}, "nodes": 2}
@@ -93,6 +99,8 @@ def test_the_runs_of_a_site(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [ledger.since for ledger in ledgers] == [text(2000), text(1000)]
     assert [path.name for path, _ in errors] == ["bc-20270119-080000-abcdef"]
     assert len(list(fleet_ledgers(load_site("here"), text(0), limit=1))) == 1
+    rows = iter([row(1000, 1000, 1012)])  # read once, not for each run
+    assert [ledger.allocated_s for ledger in fleet_ledgers(load_site("here"), text(500), rows=rows)] == [10, 12]
     with pytest.raises(UsageError):
         list(fleet_ledgers(load_site("here"), "yesterday"))
     real = evidence.rfc3339_to_unix
@@ -114,3 +122,36 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     table = CliRunner().invoke(goodput, [names[0], "--site", "here", "--format", "table"]).stdout
     assert "PRODUCTIVE" in table
     assert "goodput 60 %; greatest loss: start 20 %" in CliRunner().invoke(show, [names[0], "--site", "here"]).stderr
+
+
+def test_every_line_of_a_goodput_has_accounting(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`show`, a sweep's table and `goodput` say the same; what accounting has not is said, by one short query each."""
+    site = runs.parent / "sites" / "here.toml"
+    site.write_text(site.read_text().replace('"none"', '"slurm"'))
+    name = sorted(os.listdir(runs))[0]
+    answers: list[list[AccountingRow] | PitError] = []
+    limits = []
+
+    def accounting(client: Client, _ids: object) -> list[AccountingRow]:
+        limits.append(client.transport.timeout_s)
+        answer = answers.pop()
+        if isinstance(answer, PitError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Client, "accounting", accounting)
+    point = SweepPoint(index=0, name=name, point={}, site="here", run_dir=str(runs / name))
+    for answer, part, note in (
+        ([row(0, 0, 12)], 50, ""), ([row(0, 0, None)], 60, ", without accounting"),
+        (Unreachable("no answer"), 60, ", without accounting"),
+    ):  # fmt: skip
+        answers[:] = [answer] * 3
+        line = CliRunner().invoke(show, [name, "--site", "here"]).stderr
+        assert (f"goodput {part} %; " in line, f"{note}; see" in line, "accounting" in line) == (True, True, note != "")
+        notes: list[tuple[Path, PitError]] = []
+        report = functools.partial(lambda to, *error: to.append(error), notes)
+        (in_table,) = sweep_rows([point], {"here": load_site("here")}, report)
+        assert (in_table.goodput, "accounting" in str(notes)) == (part / 100, note != "")
+        result = CliRunner().invoke(goodput, [name, "--site", "here", "--format", "jsonl"])
+        assert json.loads(result.stdout)["goodput"] == part / 100
+    assert limits == [ledgers.SHORT_TIMEOUT_S, ledgers.SHORT_TIMEOUT_S, 20] * 3

@@ -1,29 +1,32 @@
-"""Compare the runs of a sweep: a row for each point, from its run's folder and one query of each Slurm."""
+"""Compare the runs of a sweep: a row for each point, from its run's folder, and each Slurm's states and accounting."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pitools.core.errors import PitError, UsageError, suggest
+from pitools.core.errors import PitError, TryLater, UsageError, suggest
 from pitools.core.record import Record
 from pitools.launch.monitor import status
 from pitools.launch.request import typed_value
 from pitools.launch.sweep.points import Point
 from pitools.launch.sweep.sweep_folder import SweepPoint
-from pitools.ledger.run_ledger import run_ledger
+from pitools.ledger.records import RunLedger
+from pitools.ledger.run_ledger import SHORT_TIMEOUT_S, read_rows, run_ledger
 from pitools.run import run_folder, steps
 from pitools.site.schema import Site
+from pitools.slurm.records import AccountingRow
 
 
 class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
     """One point of a sweep and its run's state.
 
     state: as of `pit launch show`; NOT_LAUNCHED without the run's folder. loss, metrics: the last logged ones.
-    steps_per_s: by the median step of the last attempt. goodput: as of `pit monitor goodput`, by its folder. loss,
-    steps_per_s, goodput: None without a step log.
+    steps_per_s: by the median step of the last attempt. goodput: as of `pit monitor goodput`. loss, steps_per_s,
+    goodput: None without a step log.
     """
 
     name: str
@@ -40,8 +43,10 @@ class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
 
 
 def sweep_rows(points: Sequence[SweepPoint], sites: Mapping[str, Site], report: status.ReportError) -> list[SweepRow]:
-    """Return the rows of points. report: gets the error of a run that cannot be read, and of a site that is unknown."""
+    """Return the rows of points. report: gets the error of a run that cannot be read, and of a site that is unknown,
+    and what of the goodput is without accounting."""
     records: dict[str, run_folder.RunRecord] = {}
+    goodputs: dict[str, float | None] = {}
     for name in dict.fromkeys(point.site for point in points):
         run_dirs = [Path(point.run_dir) for point in points if point.site == name]
         run_dirs = [run_dir for run_dir in run_dirs if (run_dir / "plan.json").exists()]
@@ -53,10 +58,30 @@ def sweep_rows(points: Sequence[SweepPoint], sites: Mapping[str, Site], report: 
             report(Path(name), error)
             runs = status.run_statuses(run_dirs, sites[name], query_slurm=False, report_error=report)
         records |= {run.run_dir: run for run in runs}
-    return [_row(point, records.get(point.run_dir)) for point in points]
+        ledgers = _ledgers(run_dirs, sites[name], report)
+        goodputs |= {run_dir: ledger.goodput for run_dir, ledger in ledgers.items()}
+        late = sum(not ledger.is_accounted for ledger in ledgers.values() if ledger.goodput is not None)
+        if late and sites[name].scheduler == "slurm":
+            report(Path(name), TryLater(f"goodput of {late} runs is without accounting"))
+    return [_row(point, records.get(point.run_dir), goodputs.get(point.run_dir)) for point in points]
 
 
-def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
+def _ledgers(run_dirs: Sequence[Path], site: Site, report: status.ReportError) -> dict[str, RunLedger]:
+    """Return folder → ledger, of the runs of a site with a step log."""
+    logged = [run_dir for run_dir in run_dirs if any(run_dir.glob("attempts/*/steps/*.jsonl"))]
+    rows: list[AccountingRow] = []
+    try:
+        rows = read_rows(site, logged, timeout_s=SHORT_TIMEOUT_S)
+    except PitError as error:
+        report(Path(site.name), error)
+    ledgers = {}
+    for run_dir in logged:
+        with contextlib.suppress(PitError, OSError):  # the table says so of the run by its state
+            ledgers[str(run_dir)] = run_ledger(run_dir, rows)
+    return ledgers
+
+
+def _row(point: SweepPoint, run: run_folder.RunRecord | None, goodput: float | None) -> SweepRow:
     run_dir = Path(point.run_dir)
     logs = steps.read_run_steps(run_dir)
     missing = "UNKNOWN" if run_dir.exists() else "NOT_LAUNCHED"
@@ -67,7 +92,7 @@ def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
         steps=run.steps if run else 0,
         loss=logs[max(logs)].loss if logs else None,
         steps_per_s=_steps_per_s(run_dir),
-        goodput=_goodput(run_dir),
+        goodput=goodput,
         cause=run.cause if run else "",
         site=point.site,
         run_id=run_dir.name,
@@ -80,13 +105,6 @@ def _steps_per_s(run_dir: Path) -> float | None:
     read, _ = steps.read_steps_after(attempt / "steps" / "0.jsonl", 0) if attempt else ([], 0)
     times = sorted(step.wall_s for step in (read[1:] or read))
     return 1 / times[len(times) // 2] if times and times[len(times) // 2] > 0 else None
-
-
-def _goodput(run_dir: Path) -> float | None:
-    try:
-        return run_ledger(run_dir).goodput
-    except (PitError, OSError):  # the table says so of the run by its state
-        return None
 
 
 def column_names(rows: Sequence[SweepRow]) -> list[str]:
