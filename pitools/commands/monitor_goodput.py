@@ -38,6 +38,8 @@ def goodput(runs: tuple[str, ...], site_name: str, plot: Path | None, form: str)
         for ledger in _ledgers(runs, site_name):
             ledgers.append(ledger)
             out(ledger)
+            if ledger.bad_logs:
+                click.echo(f"pit: note: {ledger.run_id}: no steps in its step log: {ledger.bad_logs}", err=True)
     if plot:
         from pitools.ledger.plot import plot_ledgers
 

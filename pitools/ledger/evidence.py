@@ -37,8 +37,12 @@ _MANIFEST_TIME = re.compile(rb'"t":\s*"([^"]{1,40})"')
 
 
 class StepTimes(NamedTuple):
-    """The steps of one rank, in the order of its log. end: Unix time, s, never decreasing; others: durations, s."""
+    """The steps of one rank, in the order of its log. end: Unix time, s, never decreasing; others: durations, s.
 
+    bad_lines: of its log, that are no steps of its attempt.
+    """
+
+    bad_lines: int
     number: Ints
     end: Floats
     wall: Floats
@@ -53,7 +57,8 @@ class Attempt(NamedTuple):
     job_id, start: which allocation; start counts Slurm's starts of the job. task: of an array, "" for none. ended: None
     without a record of it. staged: when the first node began to stage and the last had ended. ranks_began: when the
     last rank's program began, if that logs no steps. saved_at: when the save after its last step was complete.
-    first_step: the step that it resumed from, None if unknown. steps: of each rank with a log.
+    first_step: the step that it resumed from, None if unknown. steps: of each rank with a step in its log. bad_logs:
+    logs with other lines, or without a step.
     """
 
     job_number: int
@@ -69,6 +74,7 @@ class Attempt(NamedTuple):
     saved_at: float | None
     first_step: int | None
     steps: tuple[StepTimes, ...]
+    bad_logs: tuple[str, ...] = ()
 
     @property
     def last_evidence(self) -> float:
@@ -143,7 +149,8 @@ def _read_attempt(
     started = known(rfc3339_to_unix(start.started)) if start else None
     # A clock that was set back has the exit before the begin.
     last = span[1] if ended_at is None else max(ended_at, started or 0.0) + _CLOCKS_S
-    logs = [read_step_times(path, (span[0], last), max_bytes) for path in _logs(folder / "steps")[::every]]
+    paths = _logs(folder / "steps")[::every]
+    logs = [read_step_times(path, (span[0], last), max_bytes) for path in paths]
     steps = tuple(times for times in logs if len(times.number))
     if started is None:
         started = min((float(times.end[0] - times.wall[0]) for times in steps), default=ended_at)
@@ -167,6 +174,11 @@ def _read_attempt(
         saved_at=next((moment for moment in saved if moment and moment > last_end), None),
         first_step=min((int(times.number.min()) for times in steps), default=saved_steps or None),
         steps=steps,
+        bad_logs=tuple(
+            f"rank {path.stem} of attempt {folder.name}: {f'{times.bad_lines} lines' if times.bad_lines else 'empty'}"
+            for path, times in zip(paths, logs, strict=True)
+            if times.bad_lines or not len(times.number)
+        ),
     )
 
 
@@ -200,20 +212,20 @@ def read_step_times(path: Path, span: tuple[float, float], max_bytes: int) -> St
 
     span: Unix times, s; steps that do not end in it are left out. max_bytes: of a longer log its two ends are read.
     """
-    blocks = [np.zeros((0, 6))]
+    blocks, bad_lines = [np.zeros((0, 6))], 0
     with contextlib.suppress(OSError), open_regular(path) as file:
         for lines in _read_lines(file, max_bytes):
             rows = [
-                (line.step, end, line.wall_s, line.input_s, line.checkpoint_s, line.comm_s)
+                (line.step, t, line.wall_s, line.input_s, line.checkpoint_s, line.comm_s)
                 for line in _decode(lines)
-                if (end := rfc3339_to_unix(line.t)) is not None
-                and span[0] <= end <= span[1]
-                and abs(line.step) < 1 << 62
+                if (t := rfc3339_to_unix(line.t)) is not None and span[0] <= t <= span[1] and abs(line.step) < 1 << 62
             ]
+            bad_lines += lines.count(b"\n") + 1 - len(rows) if lines else 0
             blocks.append(np.array(rows, np.float64).reshape(-1, 6))
     columns = np.concatenate(blocks).T
     durations = np.clip(np.nan_to_num(columns[2:]), 0.0, _MAX_S)
-    return StepTimes(columns[0].astype(np.int64), _never_decreasing(columns[1], durations[0]), *durations)
+    end = _never_decreasing(columns[1], durations[0])
+    return StepTimes(bad_lines, columns[0].astype(np.int64), end, *durations)
 
 
 def _read_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
@@ -221,6 +233,7 @@ def _read_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
     size, half = os.fstat(file.fileno()).st_size, max_bytes // 2
     for begin, end in [(0, size)] if size <= max_bytes else [(0, half), (size - half, size)]:
         at, rest = file.seek(begin), b""
+        at += len(file.readline(_MAX_LINE_BYTES)) if begin else 0  # the rest of a line
         while chunk := file.read(min(_CHUNK_BYTES, end - at)):
             at += len(chunk)
             lines, _, rest = (rest + chunk).rpartition(b"\n")

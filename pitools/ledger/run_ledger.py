@@ -37,6 +37,7 @@ from pitools.site.template import expand_placeholders
 from pitools.slurm.records import AccountingRow
 
 SHORT_TIMEOUT_S = 5.0  # of `sacct`, where the goodput stands beside what was asked for
+_MAX_NAMED = 3  # logs
 _MAX_PLAN_BYTES = 16 << 20
 _CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
 
@@ -122,7 +123,13 @@ def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], no
         nodes=rows[-1].nodes if rows else attempts[-1].nodes if attempts else plan.job.nodes,
         attempts=len(attempts),
         is_accounted=bool(rows) and all(in_rows) and not (is_over and any(row.start and not row.end for row in rows)),
+        bad_logs=_first([bad for attempt in attempts for bad in attempt.bad_logs]),
     )
+
+
+def _first(bad_logs: Sequence[str]) -> str:
+    more = [f"{len(bad_logs) - _MAX_NAMED} more logs"] if len(bad_logs) > _MAX_NAMED else []
+    return "; ".join([*bad_logs[:_MAX_NAMED], *more])
 
 
 def job_ledger(

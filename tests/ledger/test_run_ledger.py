@@ -198,6 +198,7 @@ def test_of_a_long_log_its_ends_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(evidence, "_MAX_LOG_BYTES", log.stat().st_size // 2)
     half = pytest.approx(500, abs=2)
     assert of(run_ledger(run)) == {"productive": half, "unaccounted": half}
+    assert run_ledger(run).bad_logs == ""
     monkeypatch.setattr(evidence, "_MAX_LOG_BYTES", 32 << 20)
     log.write_bytes(log.read_bytes() + b"x\n" * 4_000_000)
     os.truncate(log, 1 << 40)  # a sparse file
@@ -214,6 +215,8 @@ def test_what_is_damaged_is_left_out(tmp_path: Path) -> None:
     add_steps(attempt, 0, 1, [1.0] * 5)
     with (attempt / "steps" / "0.jsonl").open("ab") as file:
         file.write(b'{"t": "yesterday", "step": 1, "wall_s": 1}\n{}\n\xff\n{"t":"2027-01-15T')
+    (attempt / "steps" / "1.jsonl").touch()
+    assert run_ledger(run).bad_logs == "rank 0 of attempt 0: 3 lines; rank 1 of attempt 0: empty"
     (add_attempt(run, 14, 20) / "start.json").write_text("{")
     assert of(run_ledger(run)) == {"start": 1, "productive": 5, "recovery": 14}
     with pytest.raises(DataError):
