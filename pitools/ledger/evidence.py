@@ -115,16 +115,28 @@ class _Receipt(msgspec.Struct):
     wall_s: float
 
 
-def read_attempts(run_dir: Path, since: float, now: float) -> list[Attempt]:
+def submitted(run_dir: Path) -> dict[str, float]:
+    """Return job id → when it was submitted, Unix time, s, of the run's known jobs."""
+    paths = [*run_dir.glob("jobs/*/job.json"), run_dir / "job.json"]
+    refs = (run_folder.read_or_none(path, run_folder.JobRef) for path in paths)
+    return {ref.job_id: t for ref in refs if ref and (t := rfc3339_to_unix(ref.submitted)) is not None}
+
+
+def possible_times(run_dir: Path, now: float) -> tuple[float, float]:
+    """Return the first and the last time that a run's records can have at present, now; Unix times, s."""
+    return min(submitted(run_dir).values(), default=0.0) - _MAX_SET_BACK_S, now + _CLOCKS_S
+
+
+def read_attempts(run_dir: Path, now: float) -> list[Attempt]:
     """Return a run's attempts, oldest first. Raises OSError if the run's folder cannot be listed.
 
-    since, now: Unix times, s: when the run was submitted, and the present. Other times are left out, and those of steps
-    after their attempt's exit. An attempt that seems to begin before the end of the last in its job is so much later:
+    now: Unix time, s. Times before the run's submission or after now are left out, and those of steps after their
+    attempt's exit. An attempt that seems to begin before the end of the last in its job is so much later:
     the clock was set back.
     """
     folders = run_folder.attempt_dirs(run_dir)
     every, max_bytes = _choose_logs([folder / "steps" for folder in folders])
-    span = since - _MAX_SET_BACK_S, now + _CLOCKS_S
+    span = possible_times(run_dir, now)
     attempts: list[Attempt] = []
     for folder in folders:
         if attempt := _read_attempt(folder, span, every, max_bytes, attempts[-1] if attempts else None):

@@ -25,7 +25,7 @@ from pitools.ledger.allocations import (
     queued_s,
     with_repeats,
 )
-from pitools.ledger.evidence import Attempt, read_attempts
+from pitools.ledger.evidence import Attempt, read_attempts, submitted
 from pitools.ledger.job_stats import gpu_utilization
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.timeline import account, typical_step_s
@@ -84,11 +84,11 @@ def _any_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], no
 
 def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float) -> RunLedger:
     plan = _read_plan(run_dir)
-    submitted = _submitted(run_dir)
-    attempts = read_attempts(run_dir, min(submitted.values(), default=0.0), now)
-    job_ids = [*(attempt.job_id for attempt in attempts), *submitted]
+    submits = submitted(run_dir)
+    attempts = read_attempts(run_dir, now)
+    job_ids = [*(attempt.job_id for attempt in attempts), *submits]
     of_jobs = {id(row): row for job_id in job_ids for row in by_job.get(job_id, ())}
-    oldest = min(submitted.values(), default=0.0) - _CLOCKS_S
+    oldest = min(submits.values(), default=0.0) - _CLOCKS_S
     rows = in_order(row for row in of_jobs.values() if (timestamps.rfc3339_to_unix(row.submit) or oldest) >= oldest)
     is_over = (run_dir / "verdict.json").exists()
     if is_over:  # accounting that lags behind, or that missed the end, has its job still running
@@ -99,14 +99,14 @@ def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], no
     pairs = with_repeats(attempts)
     allocations, waited_s = from_folder(
         [pair for pair, has_row in zip(pairs, in_rows, strict=True) if not has_row],
-        submitted,
+        submits,
         plan.job.gpus_per_node if is_gpu else 1,
         now if is_running else None,
     )
     own = [pair for pair, has_row in zip(pairs, in_rows, strict=True) if has_row]
     allocations += from_rows(rows, own, plan.job.gpus_per_node if is_gpu else None, now)
     started = {row_id for row in rows for row_id in (row.job_id, row.raw_id)} | {each.job_id for each in attempts}
-    pending = [] if is_over else [max(now - t, 0.0) for job_id, t in submitted.items() if job_id not in started]
+    pending = [] if is_over else [max(now - t, 0.0) for job_id, t in submits.items() if job_id not in started]
     typical_s = typical_step_s(attempts)
     return _ledger(
         allocations,
@@ -222,13 +222,6 @@ def _owner(run_dir: Path) -> str:
         return ""
 
 
-def _submitted(run_dir: Path) -> dict[str, float]:
-    """Return job id → when it was submitted, Unix time, s, of the run's known jobs."""
-    paths = [*run_dir.glob("jobs/*/job.json"), run_dir / "job.json"]
-    refs = (run_folder.read_or_none(path, run_folder.JobRef) for path in paths)
-    return {ref.job_id: t for ref in refs if ref and (t := timestamps.rfc3339_to_unix(ref.submitted)) is not None}
-
-
 def _is_running(attempts: Sequence[Attempt], rows: Sequence[AccountingRow], now: float) -> bool:
     """Return whether a job of the run runs: by its row, or else by its folder, until the job's time limit."""
     newest = attempts[-1] if attempts else None
@@ -289,7 +282,7 @@ def read_rows(site: Site, run_dirs: Sequence[Path], *, timeout_s: float = math.i
             run_folder.read_or_none(attempt / "start.json", AttemptStart)
             for attempt in run_folder.attempt_dirs(run_dir)
         )
-        ids |= dict.fromkeys([*_submitted(run_dir), *(start.job_id for start in starts if start)])
+        ids |= dict.fromkeys([*submitted(run_dir), *(start.job_id for start in starts if start)])
     if not ids or site.scheduler != "slurm":
         return []
     limit_s = min(site.connection.timeout_s, timeout_s)

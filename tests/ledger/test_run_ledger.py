@@ -11,6 +11,7 @@ import pytest
 from pitools.core.errors import DataError
 from pitools.ledger import evidence
 from pitools.ledger.records import RunLedger, State
+from pitools.ledger.recoveries import read_recoveries
 from pitools.ledger.run_ledger import describe, run_ledger
 from tests.ledger.run_maker import (
     EPOCH,
@@ -206,6 +207,22 @@ def test_of_a_long_log_its_ends_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert of(run_ledger(run)) == {"productive": 1000}
     assert tracemalloc.get_traced_memory()[1] < 128 << 20
     tracemalloc.stop()
+
+
+def test_a_recovery_lasts_until_the_ranks_begin(tmp_path: Path) -> None:
+    """From the attempt's end, or its last step if it was killed with its node; impossible times are unknown."""
+    run = make_run(tmp_path)
+    add_attempt(run, 0, 12)
+    killed = add_attempt(run, 14, None)
+    add_rank(killed, 20)
+    end = EPOCH + add_steps(killed, 0, 20, [1.0])
+    os.utime(killed / "steps" / "0.jsonl", (end, end))
+    add_rank(add_attempt(run, 30, 1e10), 40)
+    add_rank(add_attempt(run, 50, 60), 55)
+    add_rank(add_attempt(run, 61, 62), 1e10)
+    assert [(one.attempt, one.kind, one.took_s) for one in read_recoveries(run)] == [
+        ("0", "unknown", 8), ("1", "unknown", 19), ("2", "unknown", None)
+    ]  # fmt: skip
 
 
 def test_what_is_damaged_is_left_out(tmp_path: Path) -> None:

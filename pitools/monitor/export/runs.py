@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,16 +9,17 @@ from typing import get_args
 
 import msgspec
 
-from pitools.core.timestamps import rfc3339_to_unix, seconds_between, unix_to_rfc3339
+from pitools.core.timestamps import seconds_between, unix_to_rfc3339
 from pitools.launch.run_lookup import runs_dir
 from pitools.ledger.records import RunLedger, State
+from pitools.ledger.recoveries import newest_s, read_recoveries
 from pitools.ledger.run_ledger import fleet_ledgers
 from pitools.monitor.export import state
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark, WorkerState
 from pitools.run import run_folder
-from pitools.run.attempt_records import SUCCEEDED, CauseKind, Decision, Verdict
-from pitools.run.run_folder import AttemptExit, JobRef, RankRecord
+from pitools.run.attempt_records import SUCCEEDED, CauseKind, Verdict
+from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
 from pitools.stage.stage import StageResult
 
@@ -88,18 +88,18 @@ def count_run(run_dir: Path, ledger: RunLedger, mark: RunMark, counts: Samples) 
     verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
     if verdict and not mark.is_over:
         counts.add("pit_runs_ended_total", 1, verdict.kind)
-    attempts = run_folder.attempt_dirs(run_dir)
     closed = set(mark.attempts)
-    for number, attempt in enumerate(attempts):
-        task = attempt.name.rpartition(".")[0]
-        following = next((one for one in attempts[number + 1 :] if one.name.rpartition(".")[0] == task), None)
-        started_s = _ranks_started_s(following) if following else 0.0
-        if attempt.name in closed or not (started_s or verdict):
+    recovered = {recovery.attempt: recovery for recovery in read_recoveries(run_dir)}
+    for attempt in run_folder.attempt_dirs(run_dir):
+        recovery = recovered.get(attempt.name)
+        if attempt.name in closed or not (recovery or verdict):
             continue
         closed.add(attempt.name)
         _count_staging(attempt, counts)
-        if started_s:
-            _count_recovery(attempt, started_s, counts)
+        if recovery:
+            counts.add("pit_recoveries_total", 1, recovery.kind)
+        if recovery and recovery.took_s is not None:
+            counts.observe("pit_recovery_seconds", recovery.took_s)
     return RunMark(
         resource=ledger.resource,
         until=ledger.until,
@@ -153,16 +153,6 @@ def add_idle(
             gauges.add("pit_held_idle_gpus", gpus if now_s - last_step_s > IDLE_AFTER_S else 0)
 
 
-def _count_recovery(attempt: Path, started_s: float, counts: Samples) -> None:
-    decision = run_folder.read_or_none(attempt / "decision.json", Decision)
-    counts.add("pit_recoveries_total", 1, decision.kind if decision else "unknown")
-    ended = run_folder.read_or_none(attempt / "exit.json", AttemptExit)
-    # A job that was killed with its node writes no exit.json: its last step is when it was last known to run.
-    ended_s = (rfc3339_to_unix(ended.ended) or 0.0) if ended else _newest_s(attempt / "steps", "*.jsonl")
-    if ended_s:
-        counts.observe("pit_recovery_seconds", max(0.0, started_s - ended_s))
-
-
 def _count_staging(attempt: Path, counts: Samples) -> None:
     for path in (attempt / "nodes").glob("*/*.json"):
         staged = run_folder.read_or_none(path, StageResult)
@@ -180,22 +170,6 @@ def _count_staging(attempt: Path, counts: Samples) -> None:
         counts.observe("pit_stage_seconds", staged.wall_s)
 
 
-def _ranks_started_s(attempt: Path) -> float:
-    """Return when rank 0 of an attempt started, Unix time; 0 if it has not."""
-    rank = run_folder.read_or_none(attempt / "ranks" / "0.json", RankRecord)
-    return (rfc3339_to_unix(rank.t) or _newest_s(attempt / "ranks", "0.json")) if rank else 0.0
-
-
 def _last_step_s(run_dir: Path) -> float:
     attempt = run_folder.last_attempt(run_dir)
-    return _newest_s(attempt / "steps", "*.jsonl") if attempt else 0.0
-
-
-def _newest_s(folder: Path, pattern: str) -> float:
-    """Return when the newest of the files that are not empty was written, Unix time; 0 without one."""
-    newest_s = 0.0
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            newest_s = max(newest_s, status.st_mtime if status.st_size else 0.0)
-    return newest_s
+    return newest_s(attempt / "steps", "*.jsonl") if attempt else 0.0

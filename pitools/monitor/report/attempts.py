@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pitools.core.html_page import table
 from pitools.core.timestamps import now_rfc3339, rfc3339_to_unix
 from pitools.core.units import format_duration, format_size
+from pitools.ledger.recoveries import Recovery, read_recoveries
 from pitools.monitor.report.svg import Part
 from pitools.run import run_folder
 from pitools.run.attempt_records import SUCCEEDED, AttemptStart, Cause, Decision
@@ -44,6 +45,7 @@ class Attempt(NamedTuple):
     cause: Cause | None
     decision: Decision | None
     staged: tuple[Staged, ...]
+    recovery: Recovery | None
 
     @property
     def outcome(self) -> str:
@@ -60,6 +62,7 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
     Killed with its node, it has no end: it was over at its time limit, or when the next began. Raises OSError.
     """
     attempts, now = [], now_rfc3339()
+    recoveries = {recovery.attempt: recovery for recovery in read_recoveries(run_dir)}
     for path in run_folder.attempt_dirs(run_dir):
         start = run_folder.read_or_none(path / "start.json", AttemptStart)
         ended = run_folder.read_or_none(path / "exit.json", run_folder.AttemptExit)
@@ -75,6 +78,7 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
                 cause=run_folder.read_or_none(path / "cause.json", Cause),
                 decision=run_folder.read_or_none(path / "decision.json", Decision),
                 staged=tuple(_read_staged(path)),
+                recovery=recoveries.get(path.name),
             )
         )
     return [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from pitools.core.html_page import page, table, text
-from pitools.core.timestamps import now_rfc3339, rfc3339_to_unix, seconds_between
+from pitools.core.timestamps import now_rfc3339, rfc3339_to_unix, unix_to_rfc3339
 from pitools.core.units import format_duration
 from pitools.ledger.records import RunLedger, State
 from pitools.monitor.report.attempts import COLOURS, attempt_parts, staging_table, with_following
@@ -15,7 +15,6 @@ from pitools.monitor.report.day import Day, DayRun
 from pitools.monitor.report.ledger_plot import hours, ledger_bars, ledger_table, sum_states
 from pitools.monitor.report.svg import Part, bars, legend, time_ticks
 from pitools.monitor.usage.report import UsageRow
-from pitools.run.attempt_records import SUCCEEDED
 
 _MAX_LINES = 40
 
@@ -134,13 +133,13 @@ def _recoveries(day: Day) -> Iterator[str]:
     rows = []
     for run in day.runs:
         for one, following in with_following(run.attempts):
-            if one.cause and one.cause.kind != SUCCEEDED and following and day.holds(following.started):
-                took_s = seconds_between(one.ended, following.started)
-                took = "-" if took_s is None else format_duration(max(0.0, took_s))
-                lost = max(0, one.cause.steps - following.saved_steps)
-                nodes = ",".join(one.cause.nodes)
-                rows.append((run.run_id, run.site, one.name, one.cause.kind, one.cause.reason, nodes, took, lost))
-    heads = ("run", "site", "attempt", "cause", "why", "nodes at fault", "until the next", "steps to repeat")
+            if one.recovery and following and day.holds(unix_to_rfc3339(one.recovery.began_s)):
+                kind, took_s = one.recovery.kind, one.recovery.took_s
+                took = "-" if took_s is None else format_duration(took_s)
+                lost = max(0, one.cause.steps - following.saved_steps) if one.cause else 0
+                why, nodes = (one.cause.reason, ",".join(one.cause.nodes)) if one.cause else ("", "")
+                rows.append((run.run_id, run.site, one.name, kind, why, nodes, took, lost))
+    heads = ("run", "site", "attempt", "cause", "why", "nodes at fault", "until its ranks", "steps to repeat")
     yield table(heads, rows[:_MAX_LINES]) if rows else "<p class=note>none</p>"
     causes = Counter(row[3] for row in rows)
     if len(causes) > 1:

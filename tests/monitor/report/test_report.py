@@ -77,6 +77,15 @@ def fill(runs: Runs) -> Path:
     return run_dir
 
 
+def begin(runs: Runs, run_dir: Path, attempt: int | str, age_s: float, ranks_s: float) -> None:
+    """An attempt begins, and later its ranks."""
+    runs.start(run_dir, attempt, age_s)
+    rank = run_folder.RankRecord(
+        rank=0, world_size=1, local_rank=0, node="n1", pid=1, coordinator="", data={}, t=runs.at(ranks_s)
+    )
+    run_folder.write_record(run_dir / "attempts" / str(attempt) / "ranks" / "0.json", rank)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     """A real one, without a window."""
@@ -168,7 +177,7 @@ def test_the_day_names_recoveries_incidents_and_staging(make_site: MakeSite, tmp
     runs = Runs("east", NOON)
     run_dir = runs.add(age_s=3000)
     runs.end(run_dir, 0, "PREEMPTED", 2000)
-    runs.start(run_dir, 1, 1940)
+    begin(runs, run_dir, 1, 1970, ranks_s=1940)
     cause = run_folder.read_record(run_dir / "attempts/0/cause.json", Cause)
     run_folder.write_record(run_dir / "attempts/0/cause.json", msgspec.structs.replace(cause, steps=37))
     staged = StageResult(
@@ -244,7 +253,7 @@ def test_tasks_of_an_array_recover_each_by_itself(make_site: MakeSite) -> None:
     run_dir = runs.add(age_s=3000)
     shutil.rmtree(run_dir / "attempts/0")
     for name, began_s, how in (("3.0", 900, "PREEMPTED"), ("3.1", 500, "FAILED"), ("4.0", 300, "COMPLETED")):
-        runs.start(run_dir, name, began_s)
+        begin(runs, run_dir, name, began_s, ranks_s=began_s)
         runs.end(run_dir, name, how, began_s - 100)
     page = day_page(read_day([runs.site], NOON.date()), "ada", NOON)
     recoveries = page.partition("<h2>Recoveries</h2>")[2].partition("<h2>")[0]
