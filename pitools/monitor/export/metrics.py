@@ -63,6 +63,7 @@ METRICS = (
         ("collector",),
         "When the collector's last successful query began; absent if there was none.",
     ),
+    Metric("pit_exporter_cycle_timestamp_seconds", "gauge", "", (), "When the site's last cycle ended, well or not."),
     # squeue: two requests to slurmctld, of jobs and partitions.
     Metric(
         "pit_jobs",

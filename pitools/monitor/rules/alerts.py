@@ -45,8 +45,7 @@ ALERTS = {
         f"pit monitor export --site {_SITE} --textfile check.prom",
     ),
     "PitExporterStale": Alert(
-        "max by (cluster) (last_over_time(pit_collector_last_success_timestamp_seconds[7d])) < time() - LIMIT"
-        " unless on (cluster) pit_collector_success == 0",  # it works, and says what fails
+        "max by (cluster) (last_over_time(pit_exporter_cycle_timestamp_seconds[7d])) < time() - LIMIT",
         600,
         "1m",
         "page",

@@ -21,7 +21,8 @@ HEALTHY = {
     'pit_collector_success{cluster="alpha",collector="jobs"}': "1x{n}",
     'pit_collector_success{cluster="alpha",collector="nodes"}': "1x{n}",
     'pit_collector_success{cluster="alpha",collector="runs"}': "1x{n}",
-    'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x{n}",
+    'pit_collector_success{cluster="alpha",collector="topology"}': "1x{n}",
+    'pit_exporter_cycle_timestamp_seconds{cluster="alpha"}': "0+60x{n}",
     'pit_nodes{cluster="alpha",state="allocated"}': "95x{n}",
     'pit_nodes{cluster="alpha",state="drained"}': "5x{n}",
     'pit_drained_gpu_seconds_total{cluster="alpha",cause="gpu"}': "0+60x{n}",
@@ -46,7 +47,7 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
     "a healthy hour": (set(), 60, {}),
     "Slurm is away": (
         {"PitSiteUnreachable:page"},
-        10,
+        14,
         {f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "0x{n}" for name in ("jobs", "nodes")},
     ),
     "Slurm is away, and there are no runs": (
@@ -55,8 +56,7 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         {
             f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "1x10 0x{n}" if name != "runs" else ""
             for name in ("jobs", "nodes", "runs")
-        }
-        | {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x10 600x{n}"},
+        },
     ),
     "a moment without Slurm": (
         set(),
@@ -74,19 +74,25 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
     "the exporter is dead": (
         {"PitExporterStale:page"},
         40,
-        dict.fromkeys(HEALTHY, "")
-        | {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x20"},
+        dict.fromkeys(HEALTHY, "") | {'pit_exporter_cycle_timestamp_seconds{cluster="alpha"}': "0+60x20"},
     ),
     "the exporter is dead for days": (
         {"PitExporterStale:page"},
         49 * 60,
-        dict.fromkeys(HEALTHY, "")
-        | {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x20"},
+        dict.fromkeys(HEALTHY, "") | {'pit_exporter_cycle_timestamp_seconds{cluster="alpha"}': "0+60x20"},
     ),
     "an old textfile": (
         {"PitExporterStale:page"},
         40,
-        {'pit_collector_last_success_timestamp_seconds{cluster="alpha",collector="jobs"}': "0+60x20 1200x{n}"},
+        {'pit_exporter_cycle_timestamp_seconds{cluster="alpha"}': "0+60x20 1200x{n}"},
+    ),
+    "an old textfile of a collector that failed": (
+        {"PitExporterStale:page", "PitCollectorFailing:ticket"},
+        40,
+        {
+            'pit_exporter_cycle_timestamp_seconds{cluster="alpha"}': "0+60x20 1200x{n}",
+            'pit_collector_success{cluster="alpha",collector="topology"}': "0x{n}",
+        },
     ),
     "drained nodes": (
         {"PitNodesDrained:ticket"},
