@@ -11,6 +11,7 @@ from pitools.monitor.rules import prometheus_api
 from pitools.monitor.rules.burn import PAIRS, Pair, to_window, used_pairs
 from pitools.monitor.rules.measures import MEASURES, bad_share, event_count
 from pitools.monitor.rules.schema import Slo, SloFile
+from pitools.site.load import load_site
 
 Burning = Literal["", "ticket", "page"]
 
@@ -110,8 +111,15 @@ def _burns(pair: Pair, limit: float, shares: dict[int, Share | None], min_events
 
 
 def prometheus_shares(url: str, clusters: Iterable[str]) -> Shares:
-    """Return the shares that a Prometheus knows of clusters; of all without names. They raise as its queries do."""
+    """Return the shares that a Prometheus knows of clusters; of all without names. They raise as its queries do.
+
+    Raises UsageError for a cluster that neither has metrics nor is a site of this machine.
+    """
     names = set(clusters)
+    if names:
+        exported = prometheus_api.query(url, "group by (cluster) (last_over_time(pit_collector_success[7d]))")
+        for name in sorted(names - {sample.labels.get("cluster", "") for sample in exported}):
+            load_site(name)
 
     def shares(slo: Slo, window_s: int) -> dict[Owner, Share | None]:
         by = MEASURES[slo.measure].by.split(", ")

@@ -46,7 +46,10 @@ def states(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict
 @pytest.fixture(scope="module")
 def prometheus(start_prometheus: Callable[..., str]) -> str:
     """Four days in which alpha loses a quarter of its hours and half of its jobs wait too long, and beta is well."""
-    series = {}
+    series: dict[str, Callable[[float], float]] = {
+        f'pit_collector_success{{cluster="{name}",collector="runs"}}': lambda _: 1
+        for name in ("alpha", "beta", "quiet")
+    }
     for cluster, lost in (("alpha", 0.25), ("beta", 0.05)):
         series |= {
             SECONDS % (cluster, "productive"): lambda at, lost=lost: at * (1 - lost),
@@ -110,11 +113,20 @@ def test_a_dead_exporter_ends_no_notice(start_prometheus: Callable[..., str], tm
 def test_no_events_are_said(prometheus: str, pit: Pit, tmp_path: Path) -> None:
     """An empty answer, also of one site of several, is no failure, and no silent success."""
     (tmp_path / "slos.toml").write_text(SLOS)
-    done = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "gamma")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no SLO of gamma had an event" in done.stderr
-    two = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "beta", "--site", "btea")
-    assert (two.returncode, two.stderr.count("no SLO of"), "no SLO of btea" in two.stderr) == (0, 1, True)
+    for quiet in ("local", "quiet"):  # a site of this machine, and one that Prometheus alone knows
+        sites = ("--site", "beta", "--site", quiet)
+        done = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, *sites)
+        assert (done.returncode, set(states(done))) == (0, {("goodput", "beta")}), done.stderr
+        assert (done.stderr.count("no SLO of"), f"no SLO of {quiet} had an event" in done.stderr) == (1, True)
+
+
+def test_an_unknown_cluster_is_refused(prometheus: str, pit: Pit, tmp_path: Path) -> None:
+    """A misspelt --site in a crontab is exit 2 as elsewhere, not a silence for ever; its neighbour is not judged."""
+    (tmp_path / "slos.toml").write_text(SLOS)
+    done = pit("monitor", "check", "slos.toml", "--prometheus", prometheus, "--site", "beta", "--site", "locla")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert 'no site "locla"' in done.stderr
+    assert '"local"' in done.stderr
 
 
 STEPS = """
