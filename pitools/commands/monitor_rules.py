@@ -33,7 +33,7 @@ def rules(file: Path | None, example: bool, dashboards: Path | None, docs: str) 
     """
     from pitools.core.errors import UsageError
     from pitools.monitor.rules.generate import left_out, rules_text
-    from pitools.monitor.rules.schema import SHIPPED, load_slos
+    from pitools.monitor.rules.schema import SHIPPED, load_slos, unknown_tiers
 
     if example + (dashboards is not None) + (file is not None and dashboards is None) > 1:
         raise UsageError("FILE, --example and --dashboards exclude each other", where="pit monitor rules")
@@ -49,7 +49,7 @@ def rules(file: Path | None, example: bool, dashboards: Path | None, docs: str) 
         for path in write_dashboards(dashboards, docs):
             click.echo(path)
         return
-    for line in left_out(slos):
+    for line in (*left_out(slos), *unknown_tiers(slos).values()):
         click.echo(f"pit: {line}", err=True)
     click.echo(rules_text(slos), nl=False)
 
@@ -83,7 +83,7 @@ def check(ctx: click.Context, file: Path | None, url: str, sites: tuple[str, ...
     from pitools.core.output import Output
     from pitools.monitor.rules import prometheus_api
     from pitools.monitor.rules.judge import judge_slos, prometheus_shares
-    from pitools.monitor.rules.schema import load_slos
+    from pitools.monitor.rules.schema import load_slos, unknown_tiers
 
     slos = load_slos(file)
     chosen = sites if ctx.get_parameter_source("sites") is not click.core.ParameterSource.DEFAULT else ()
@@ -101,6 +101,9 @@ def check(ctx: click.Context, file: Path | None, url: str, sites: tuple[str, ...
     missing = sorted({*chosen} - {state.cluster for state in states}) or ([] if states else ["any site"])
     for name in missing:
         click.echo(f"pit: no SLO of {name} had an event in its period: does pit monitor export run?", err=True)
+    for slo, line in unknown_tiers(slos).items():
+        if slo not in {state.slo for state in states}:
+            click.echo(f"pit: {line}", err=True)
     if notify:
         from pitools.launch.plan import user_hooks
         from pitools.monitor.rules import notify as notices

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
 import msgspec
 
 from pitools.core import strict_toml, units
-from pitools.core.errors import ConfigError, UsageError, suggest
+from pitools.core.errors import ConfigError, PitError, UsageError, suggest
 from pitools.monitor.rules.alerts import ALERTS
 from pitools.monitor.rules.burn import Severity, used_pairs
 from pitools.monitor.rules.measures import MEASURES, Measure
+from pitools.site.load import load_site, site_names
 
 SHIPPED = Path(__file__).with_name("slos.toml")
 _PERIODS = ("7d", "90d")
@@ -102,6 +104,19 @@ def load_slos(path: Path | None = None) -> SloFile:
                 key=f"alerts.{name}.limit",
             )
     return slos
+
+
+def unknown_tiers(slos: SloFile) -> dict[str, str]:
+    """Return a line by SLO whose tier no site file has, which can be another QOS's name; none if no site has tiers."""
+    known = set()
+    for name in site_names(shipped=False):
+        with contextlib.suppress(PitError):  # a site that is not used here may be wrong
+            known |= set(load_site(name).tiers)
+    return {
+        slo.name: f'slo "{slo.name}": no site has a tier "{slo.tier}"; {suggest(slo.tier, known)}'
+        for slo in slos.slo
+        if known and slo.tier not in {"", *known}
+    }
 
 
 def _slo_problem(slo: Slo) -> tuple[str, str, str] | None:

@@ -107,6 +107,23 @@ def test_the_commands_refuse_a_misspelt_key(pit: Pit, tmp_path: Path) -> None:
         assert 'did you mean "objective"' in done.stderr
 
 
+def test_a_tier_that_no_site_has_is_said(pit: Pit, tmp_path: Path) -> None:
+    """Also by a check in which no job had it; the tiers of the shipped examples are none, a wrong site file neither."""
+    slos, sites = tmp_path / "slos.toml", tmp_path / "sites"
+    sites.mkdir()
+    (sites / "wrong.toml").write_text("nmae = 1\n")
+    slos.write_text(SLO + 'tier = "hihg"\n')
+    text = (tmp_path / "home" / ".config" / "pitools" / "sites" / "alpha.toml").read_text()
+    assert "[tiers]" in text
+    for verb in ("rules", "check"):
+        done = pit("monitor", verb, "slos.toml", PIT_SITE_PATH=str(sites))
+        assert (done.returncode, done.stderr.count('no site has a tier "hihg"; did you mean "high"?')) == (0, 1), verb
+        other = pit("monitor", verb, "slos.toml", PIT_SITE_PATH=str(sites), XDG_CONFIG_HOME=str(tmp_path))
+        assert "hihg" not in other.stderr
+    slos.write_text(SLO + 'tier = "high"\n')
+    assert "tier" not in pit("monitor", "rules", "slos.toml").stderr
+
+
 def test_every_metric_of_a_rule_is_exported() -> None:
     """With the labels that the rules select and group by, and at each site: no endpoint of Slurm replaces it."""
     text = rules_text(load_slos())
