@@ -83,7 +83,7 @@ def check(ctx: click.Context, file: Path | None, url: str, sites: tuple[str, ...
     from pitools.core.output import Output
     from pitools.monitor.rules import prometheus_api
     from pitools.monitor.rules.judge import judge_slos, prometheus_shares
-    from pitools.monitor.rules.schema import load_slos, unknown_tiers
+    from pitools.monitor.rules.schema import SHIPPED, load_slos, unknown_tiers
 
     slos = load_slos(file)
     chosen = sites if ctx.get_parameter_source("sites") is not click.core.ParameterSource.DEFAULT else ()
@@ -111,6 +111,6 @@ def check(ctx: click.Context, file: Path | None, url: str, sites: tuple[str, ...
 
         own, known = user_hooks(), set(site_names())
         hooks = {name: load_site(name).hooks if name in known else () for name in {one.cluster for one in states}}
-        for error in notices.notify(states, lambda name: (*hooks[name], *own), notices.state_path()):
+        for error in notices.notify(slos, file or SHIPPED, states, lambda name: (*hooks[name], *own)):
             click.echo(f"pit: {error}", err=True)
     ctx.exit(any(state.burning for state in states))

@@ -2,7 +2,8 @@
 
 ~/.local/state/pitools/slo_notices.json   pit.slo-notices/1: what each hook was last sent
 
-A hook that fails is started again by the next check. While samples are missing, nothing is over or gets better.
+A hook that fails is started again by the next check. While samples are missing, nothing is over or gets better. What
+was sent of an SLO is forgotten, without a notice, by the next check of its file after it is taken out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +21,8 @@ from pitools.core.fs import write_atomic
 from pitools.core.locks import lock
 from pitools.core.record import Record, decode_json
 from pitools.launch.hooks import run_hook
-from pitools.monitor.rules.judge import SloState
+from pitools.monitor.rules.judge import Burning, SloState
+from pitools.monitor.rules.schema import SloFile
 from pitools.site.schema import Hook
 
 _WORSE = {"": ("ticket", "page"), "ticket": ("page",), "page": ()}
@@ -43,10 +45,21 @@ class SloNotice(Record, frozen=True, kw_only=True, tag="pit.slo-notice/1"):
     hint: str
 
 
-class SentNotices(Record, frozen=True, kw_only=True, tag="pit.slo-notices/1"):
-    """What burned when a hook was last started, by hook and SLO; one that does not burn is left out."""
+class _Sent(NamedTuple):
+    """What a hook was sent something of. file: of the SLO."""
 
-    sent: dict[str, str] = {}
+    file: str
+    slo: str
+    cluster: str
+    tier: str
+    resource: str
+    command: tuple[str, ...]
+
+
+class SentNotices(Record, frozen=True, kw_only=True, tag="pit.slo-notices/1"):
+    """What burned when a hook was last started; what does not burn is left out."""
+
+    sent: tuple[tuple[_Sent, Literal["ticket", "page"]], ...] = ()
 
 
 def state_path() -> Path:
@@ -54,18 +67,23 @@ def state_path() -> Path:
     return user_dirs.xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "slo_notices.json"
 
 
-def notify(states: Iterable[SloState], hooks_of: Callable[[str], Sequence[Hook]], path: Path) -> list[str]:
+def notify(
+    slos: SloFile, file: Path, states: Iterable[SloState], hooks_of: Callable[[str], Sequence[Hook]]
+) -> list[str]:
     """Start the hooks of each cluster for what has changed since they were last started; return their errors.
 
-    hooks_of: a cluster's hooks. path: of SentNotices. Raises TryLater while another process notifies.
+    states: of all SLOs of a file. hooks_of: a cluster's hooks. Raises TryLater while another process notifies.
     """
-    errors = []
+    errors, path, place = [], state_path(), str(file.absolute())
     user_dirs.ensure_private_dir(path.parent)
     with lock(path.with_suffix(".lock"), "notices of SLOs"):
-        sent = dict(_read(path).sent)
+        before, names = _read(path).sent, {slo.name for slo in slos.slo}
+        sent: dict[_Sent, Burning] = {key: was for key, was in before if key.file != place or key.slo in names}
+        if len(sent) < len(before):
+            _write(path, sent)
         for state in states:
             for hook in hooks_of(state.cluster):
-                key = " ".join((*hook.command, "|", state.cluster, state.slo, state.tier, state.resource))
+                key = _Sent(place, state.slo, state.cluster, state.tier, state.resource, hook.command)
                 last = sent.get(key, "")
                 if (
                     "slo" not in hook.on
@@ -73,15 +91,18 @@ def notify(states: Iterable[SloState], hooks_of: Callable[[str], Sequence[Hook]]
                     or (last in _WORSE[state.burning] and not state.is_known)
                 ):
                     continue
-                notice = _notice(state)
                 env = {"PIT_EVENT": "slo", "PIT_SITE": state.cluster}
-                if error := run_hook(hook, notice, env, Path.home(), Path("/")):
+                if error := run_hook(hook, _notice(state), env, Path.home(), Path("/")):
                     errors.append(f"hook {hook.command[0]}, of slo {state.slo}: {error}")
                     continue
                 sent[key] = state.burning
-                kept = {key: burning for key, burning in sent.items() if burning}
-                write_atomic(path, msgspec.json.encode(SentNotices(sent=kept)), mode=0o600)
+                _write(path, sent)
     return errors
+
+
+def _write(path: Path, sent: dict[_Sent, Burning]) -> None:
+    kept = tuple((key, burning) for key, burning in sent.items() if burning)
+    write_atomic(path, msgspec.json.encode(SentNotices(sent=kept)), mode=0o600)
 
 
 def _read(path: Path) -> SentNotices:

@@ -17,7 +17,7 @@ import pytest
 
 from pitools.core.errors import Unreachable
 from pitools.monitor.rules import prometheus_api
-from pitools.monitor.rules.judge import judge_slos, prometheus_shares
+from pitools.monitor.rules.judge import SloState, judge_slos, prometheus_shares
 from pitools.monitor.rules.notify import notify
 from pitools.monitor.rules.schema import load_slos
 from pitools.site.schema import Hook
@@ -84,25 +84,30 @@ def test_prometheus_is_asked_for_each_budget(prometheus: str, pit: Pit, tmp_path
     assert (one.returncode, set(states(one))) == (0, {("goodput", "beta")})
 
 
-def test_a_dead_exporter_ends_no_notice(start_prometheus: Callable[..., str], tmp_path: Path) -> None:
+def test_a_dead_exporter_ends_no_notice(
+    start_prometheus: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hours without samples are unknown: no hook gets `over`; series that stand still do no longer burn."""
     gone = 4 * 86400 - 7 * 3600  # past the short window of each pair
     series: dict[str, Callable[[float], float | None]] = {}
     for state in ("productive", "lost"):
         series[SECONDS % ("alpha", state)] = lambda at: at if at < gone else None
         series[SECONDS % ("beta", state)] = lambda at: min(at, gone)
-    (tmp_path / "slos.toml").write_text(SLOS)
+    file = tmp_path / "slos.toml"
+    file.write_text(SLOS)
+    slos = load_slos(file)
     shares = prometheus_shares(start_prometheus(series, 4), ())
-    states = {state.cluster: state for state in judge_slos(load_slos(tmp_path / "slos.toml"), shares)}
+    states = {state.cluster: state for state in judge_slos(slos, shares)}
     assert {name: (state.burning, state.is_known) for name, state in states.items()} == {
         "alpha": ("", False),
         "beta": ("", True),
     }
-    out, path = tmp_path / "out", tmp_path / "state" / "sent.json"
+    out = tmp_path / "out"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     hook = Hook(on=("slo",), command=(sys.executable, "-c", COLLECT, str(out)))
     burning = [msgspec.structs.replace(state, burning="ticket", is_known=True) for state in states.values()]
     for judged in (burning, states.values()):
-        assert notify(judged, lambda _: [hook], path) == []
+        assert notify(slos, file, judged, lambda _: [hook]) == []
     notices = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(one["site"], one["severity"]) for one in notices] == [
         *[(state.cluster, "ticket") for state in burning],
@@ -280,4 +285,19 @@ def test_hooks_get_each_change_once(fake: Callable[..., str], pit: Pit, tmp_path
     assert "50.0% of the accounted hours" in notices[0]["reason"]
     assert [json.loads(line)["severity"] for line in failing.read_text().splitlines()] == ["ticket", "ticket", "page"]
     state = tmp_path / "state" / "pitools" / "slo_notices.json"
-    assert (json.loads(state.read_text())["sent"], state.stat().st_mode & 0o777) == ({}, 0o600)
+    assert (json.loads(state.read_text())["sent"], state.stat().st_mode & 0o777) == ([], 0o600)
+
+
+def test_an_slo_that_is_taken_out_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next check of its file alone: if it comes back while it burns, hooks hear of it again."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    out, files = tmp_path / "out", [tmp_path / "a.toml", tmp_path / "b.toml"]
+    hook = Hook(on=("slo",), command=(sys.executable, "-c", COLLECT, str(out)))
+    burns = SloState(cluster="alpha", slo="goodput", burning="page", objective=0.9, period="30d")
+    for text, total in ((SLOS, 2), (SLOS, 2), ("", 2), (SLOS, 3)):  # the second file keeps it
+        files[0].write_text(text)
+        files[1].write_text(SLOS)
+        for file in files:
+            slos = load_slos(file)
+            assert notify(slos, file, [burns] * bool(slos.slo), lambda _: [hook]) == []
+        assert len(out.read_text().splitlines()) == total
