@@ -70,3 +70,9 @@ def format_duration(total_s: float) -> str:
         return f"{total_s:.1f} s"
     minutes, rest = divmod(round(total_s), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def exact_duration(total_s: int) -> str:
+    """Return a duration that parse_duration and Prometheus read, in its largest whole unit: `5m`, `3d`, `90s`."""
+    unit = next((unit for unit in "dhm" if total_s and total_s % _SECONDS[unit] == 0), "s")
+    return f"{total_s // _SECONDS[unit]}{unit}"

@@ -45,6 +45,13 @@ def test_slurm_time_round_trips(total: int) -> None:
     assert units.parse_duration(units.to_slurm_time(total)) == total
 
 
+@given(st.integers(0, 10**6), st.sampled_from([1, 60, 3600, 86400]))
+def test_exact_duration_round_trips(number: int, unit_s: int) -> None:
+    """It is read back to the second, in one unit."""
+    text = units.exact_duration(number * unit_s)
+    assert (units.parse_duration(text), text[:-1].isdigit()) == (number * unit_s, True)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("0", 0), ("4096", 4096), ("1KB", 1000), ("1KiB", 1024), ("1.5 GiB", 1610612736)]
 )

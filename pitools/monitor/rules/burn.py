@@ -45,11 +45,3 @@ def used_pairs(period_s: float, budget: float) -> list[tuple[Pair, float]]:
     """Return the pairs that can alert, each with its limit, most urgent first; none for an objective near 0."""
     limits = [(pair, error_limit(pair, period_s, budget)) for pair in PAIRS]
     return [(pair, limit) for pair, limit in limits if limit is not None]
-
-
-def to_window(total_s: float) -> str:
-    """Return seconds as a duration of PromQL, in its largest whole unit: `5m`, `3d`."""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if total_s >= length and total_s % length == 0:
-            return f"{total_s / length:g}{unit}"
-    return f"{total_s:g}s"

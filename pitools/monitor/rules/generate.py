@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pitools.core.units import parse_duration
+from pitools.core.units import exact_duration, parse_duration
 from pitools.monitor.rules.alerts import ALERTS
-from pitools.monitor.rules.burn import PAIRS, WINDOWS, Severity, to_window, used_pairs
+from pitools.monitor.rules.burn import PAIRS, WINDOWS, Severity, used_pairs
 from pitools.monitor.rules.measures import MEASURES, bad_share, event_count
 from pitools.monitor.rules.schema import AlertSetting, Slo, SloFile
 
@@ -37,7 +37,9 @@ def left_out(slos: SloFile) -> list[str]:
     lines = []
     for slo in slos.slo:
         used = {pair for pair, _ in used_pairs(slo.period_s, slo.budget)}
-        windows = [f"{to_window(pair.short_s)} and {to_window(pair.long_s)}" for pair in PAIRS if pair not in used]
+        windows = [
+            f"{exact_duration(pair.short_s)} and {exact_duration(pair.long_s)}" for pair in PAIRS if pair not in used
+        ]
         if windows:
             lines.append(
                 f'slo "{slo.name}": objective {slo.objective:g} leaves no alert of {"; ".join(windows)}: all being bad'
@@ -48,7 +50,7 @@ def left_out(slos: SloFile) -> list[str]:
 
 def record_name(window_s: int) -> str:
     """Return the name of the recorded bad share of a window."""
-    return f"pit:slo_bad:ratio_rate{to_window(window_s)}"
+    return f"pit:slo_bad:ratio_rate{exact_duration(window_s)}"
 
 
 def _slo_groups(slo: Slo) -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ def _alert(name: str, setting: AlertSetting) -> Rule | None:
         return None
     texts, limit = (alert.expr, alert.summary), alert.limit if setting.limit is None else setting.limit
     if limit is not None:
-        window = f"{max(limit, 1):.0f}s"
+        window = exact_duration(max(1, round(limit)))
         texts = (
             alert.expr.replace("LIMIT", f"{limit:.15g}").replace("WINDOW", window),
             texts[1].replace("WINDOW", window),
@@ -119,5 +121,5 @@ def _alert(name: str, setting: AlertSetting) -> Rule | None:
 
 
 def _rule(name: str, expr: str, hold: str, labels: dict[str, str], **annotations: str) -> Rule:
-    held = {"for": f"{hold_s}s"} if (hold_s := parse_duration(hold)) else {}
+    held = {"for": exact_duration(hold_s)} if (hold_s := parse_duration(hold)) else {}
     return {"alert": name, "expr": expr, **held, "labels": labels, "annotations": annotations}

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from pitools.core.record import Record
+from pitools.core.units import exact_duration
 from pitools.monitor.rules import prometheus_api
-from pitools.monitor.rules.burn import PAIRS, Pair, to_window, used_pairs
+from pitools.monitor.rules.burn import PAIRS, Pair, used_pairs
 from pitools.monitor.rules.measures import MEASURES, bad_share, event_count
 from pitools.monitor.rules.schema import Slo, SloFile
 from pitools.site.load import load_site
@@ -78,8 +79,8 @@ def _judge(slo: Slo, owner: Owner, shares: dict[int, Share | None]) -> SloState:
             burning = pair.severity
             bad, short_bad = (share.bad for window in (pair.long_s, pair.short_s) if (share := shares[window]))
             reason = (
-                f"{bad:.1%} {info.bad.format(within=slo.within)} in {to_window(pair.long_s)}, {short_bad:.1%} in"
-                f" {to_window(pair.short_s)} (expected at most {limit:.1%})"
+                f"{bad:.1%} {info.bad.format(within=slo.within)} in {exact_duration(pair.long_s)}, {short_bad:.1%} in"
+                f" {exact_duration(pair.short_s)} (expected at most {limit:.1%})"
             )
             break
     labels = dict(zip(info.by.split(", "), owner, strict=True))

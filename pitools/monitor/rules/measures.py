@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pitools.core.units import exact_duration
 from pitools.monitor.export.metrics import BY_NAME
-from pitools.monitor.rules.burn import to_window
 
 if TYPE_CHECKING:
     from pitools.monitor.rules.schema import Slo
@@ -49,7 +49,7 @@ MEASURES: dict[str, MeasureInfo] = {
 
 def bad_share(slo: Slo, window_s: int) -> str:
     """Return the share that was bad in a window. Goodput: of the hours that have evidence, `unaccounted` has none."""
-    info, window = MEASURES[slo.measure], to_window(window_s)
+    info, window = MEASURES[slo.measure], exact_duration(window_s)
     if not info.buckets:
         bad = f'sum by ({info.by}) (rate({info.metric}{{state!~"productive|unaccounted"}}[{window}]))'
         return f'{bad} / sum by ({info.by}) (rate({info.metric}{{state!="unaccounted"}}[{window}]))'
@@ -59,7 +59,7 @@ def bad_share(slo: Slo, window_s: int) -> str:
 
 def event_count(slo: Slo, window_s: int) -> str:
     """Return the number of an SLO's events in a window; of goodput, of its accounted hours."""
-    info, window = MEASURES[slo.measure], to_window(window_s)
+    info, window = MEASURES[slo.measure], exact_duration(window_s)
     if not info.buckets:
         return f'sum by ({info.by}) (increase({info.metric}{{state!="unaccounted"}}[{window}])) / 3600'
     return f"sum by ({info.by}) (increase({_selector(slo, 'count')}[{window}]))"

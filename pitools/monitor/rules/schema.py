@@ -140,17 +140,9 @@ def _slo_problem(slo: Slo) -> tuple[str, str, str] | None:
     if not measure.buckets:
         return ("within", f"{slo.measure} has no time limit", "leave within out") if slo.within else None
     if (_seconds(slo.within) or 0) not in measure.buckets:
-        known = ", ".join(_duration(bucket) for bucket in measure.buckets)
+        known = ", ".join(units.exact_duration(int(bucket)) for bucket in measure.buckets)
         return "within", f'"{slo.within}" (expected a bucket of {measure.metric})', f"one of {known}"
     return None
-
-
-def _duration(total_s: float) -> str:
-    """Return seconds as the shortest text that `within` takes."""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if total_s % length == 0:
-            return f"{total_s / length:g}{unit}"
-    return f"{total_s:g}s"
 
 
 def _seconds(text: str) -> int | None:

@@ -183,7 +183,7 @@ def test_an_alert_is_switched_off_and_its_limit_changed(tmp_path: Path) -> None:
     assert rules["PitNodesDrained"]["expr"].endswith("> 0.5")
     assert rules["PitNodesDrained"]["labels"] == {"severity": "page"}
     assert "for" not in rules["PitNodesDrained"]
-    assert rules["PitHeldIdleGpus"]["for"] == "1800s"
+    assert rules["PitHeldIdleGpus"]["for"] == "30m"
 
 
 def test_the_example_is_a_file_that_works(pit: Pit, tmp_path: Path) -> None:
