@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pitools.monitor.rules.burn import Severity
-
 
 class Alert(NamedTuple):
-    """An alert. expr: with LIMIT for its limit, WINDOW for the limit as a duration. limit: None where there is none.
+    """An alert, whose limit, duration and severity are in `slos.toml`.
 
-    hold: how long it must be true. summary, runbook: templates of Prometheus; the runbook is the command to type next.
-    most: the highest limit, 1 of shares; Prometheus takes no window of 300 years.
+    expr: with LIMIT for its limit, WINDOW for the limit as a duration. summary, runbook: templates of Prometheus; the
+    runbook is the command to type next. most: the highest limit, 1 of shares; Prometheus takes no window of 300 years.
     """
 
     expr: str
-    limit: float | None
-    hold: str
-    severity: Severity
     summary: str
     runbook: str
     most: float = 1e9
@@ -30,50 +25,32 @@ _SHARE = "{{ $value | humanizePercentage }}"
 ALERTS = {
     "PitSiteUnreachable": Alert(
         'max by (cluster) (pit_collector_success{collector=~"jobs|nodes"}) == 0',
-        None,
-        "5m",
-        "page",
         f"Slurm of {_SITE} does not answer",
         f"pit site check {_SITE} --live",
     ),
     "PitCollectorFailing": Alert(
         "pit_collector_success == 0",
-        None,
-        "15m",
-        "ticket",
         f"The collector {{{{ $labels.collector }}}} of {_SITE} fails",
         f"pit monitor export --site {_SITE} --textfile check.prom",
     ),
     "PitExporterStale": Alert(
         "max by (cluster) (last_over_time(pit_exporter_cycle_timestamp_seconds[7d])) < time() - LIMIT",
-        600,
-        "1m",
-        "page",
         f"No new metrics of {_SITE} for WINDOW",
         f"pit monitor export --site {_SITE} --textfile check.prom",
     ),
     "PitNodesDrained": Alert(
         'sum by (cluster) (pit_nodes{state=~"drained|down"}) / sum by (cluster) (pit_nodes) > LIMIT',
-        0.1,
-        "15m",
-        "ticket",
         f"{_SHARE} of the nodes of {_SITE} are drained or down",
         f"pit node list --site {_SITE}",
         most=1,
     ),
     "PitDrainedGpuHours": Alert(
         "sum by (cluster, cause) (increase(pit_drained_gpu_seconds_total[1d])) / 3600 > LIMIT",
-        200,
-        "0s",
-        "ticket",
         f"{_VALUE} GPU-hours of {_SITE} were drained in a day: {{{{ $labels.cause }}}}",
         f"pit node list --site {_SITE}",
     ),
     "PitHeldIdleGpus": Alert(
         "sum by (cluster) (pit_held_idle_gpus) > LIMIT",
-        8,
-        "30m",
-        "ticket",
         f"{_VALUE} GPUs of {_SITE} are allocated and idle",
         f"pit launch list --site {_SITE} --where state=running",
     ),
@@ -84,9 +61,6 @@ ALERTS = {
         " unless sum by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0"
         " unless sum by (cluster, tier) (pit_queue_wait_seconds_count"
         " unless pit_queue_wait_seconds_count offset WINDOW) > 0",  # began with its first start: increases by nothing
-        6 * 3600,
-        "5m",
-        "page",
         f"No job of tier {{{{ $labels.tier }}}} at {_SITE} starts: the oldest waits for"
         " {{ $value | humanizeDuration }}",
         f"pit site exec {_SITE} -- squeue --start",
@@ -94,18 +68,12 @@ ALERTS = {
     "PitStageCacheCold": Alert(
         'sum by (cluster) (increase(pit_stage_bytes_total{origin=~"node|linked"}[6h]))'
         " / sum by (cluster) (increase(pit_stage_bytes_total[6h])) < LIMIT",
-        0.2,
-        "1h",
-        "ticket",
         f"Only {_SHARE} of the staged bytes of {_SITE} were on the node's disk already",
         f"pit launch list --site {_SITE}",
         most=1,
     ),
     "PitRecoveries": Alert(
         "sum by (cluster, cause) (increase(pit_recoveries_total[1h])) > LIMIT",
-        5,
-        "0s",
-        "ticket",
         f"{_VALUE} recoveries of runs at {_SITE} in an hour: {{{{ $labels.cause }}}}",
         f"pit launch list --site {_SITE}",
     ),

@@ -26,7 +26,7 @@ def rules_text(slos: SloFile) -> str:
     import yaml  # 20 ms, for this command alone
 
     groups = [group for slo in slos.slo for group in _slo_groups(slo)]
-    alerts = [rule for name in ALERTS if (rule := _alert(name, slos.alerts.get(name, AlertSetting())))]
+    alerts = [_alert(name, slos.alerts[name]) for name in ALERTS if slos.alerts[name].on]
     if alerts:
         groups.append({"name": "pit-alerts", "rules": alerts})
     return _HEAD + str(yaml.safe_dump({"groups": groups}, sort_keys=False, width=1 << 20))
@@ -104,20 +104,13 @@ def _burn_alert(slo: Slo, severity: Severity) -> list[Rule]:
     return [rule]
 
 
-def _alert(name: str, setting: AlertSetting) -> Rule | None:
-    """Return the rule of an alert; None if it is switched off."""
-    alert = ALERTS[name]
-    if not setting.on:
-        return None
-    texts, limit = (alert.expr, alert.summary), alert.limit if setting.limit is None else setting.limit
-    if limit is not None:
-        window = exact_duration(max(1, round(limit)))
-        texts = (
-            alert.expr.replace("LIMIT", f"{limit:.15g}").replace("WINDOW", window),
-            texts[1].replace("WINDOW", window),
-        )
-    labels = {"severity": str(setting.severity or alert.severity)}
-    return _rule(name, texts[0], setting.hold or alert.hold, labels, summary=texts[1], runbook=alert.runbook)
+def _alert(name: str, setting: AlertSetting) -> Rule:
+    alert, limit = ALERTS[name], setting.limit or 0
+    expr, summary = (
+        text.replace("LIMIT", f"{limit:.15g}").replace("WINDOW", exact_duration(max(1, round(limit))))
+        for text in (alert.expr, alert.summary)
+    )
+    return _rule(name, expr, setting.hold, {"severity": setting.severity}, summary=summary, runbook=alert.runbook)
 
 
 def _rule(name: str, expr: str, hold: str, labels: dict[str, str], **annotations: str) -> Rule:

@@ -63,16 +63,16 @@ class Slo(Section, frozen=True, kw_only=True):
 
 
 class AlertSetting(Section, frozen=True, kw_only=True):
-    """What differs from an alert's defaults. limit: in the unit of the alert's text. for: how long it must be true."""
+    """How an alert alerts. limit: in the unit of the alert's text, None without. for: how long it must be true."""
 
     on: bool = True
     limit: float | None = None
-    hold: str = ""
-    severity: Severity | None = None
+    hold: str = "0s"
+    severity: Severity = "ticket"
 
 
 class SloFile(Section, frozen=True, kw_only=True):
-    """The whole file. alerts: by name; one that is not named has its defaults."""
+    """The whole file. alerts: all, by name; what a file does not say of one is as in the shipped file."""
 
     slo: tuple[Slo, ...] = ()
     alerts: dict[str, AlertSetting] = {}
@@ -81,7 +81,12 @@ class SloFile(Section, frozen=True, kw_only=True):
 def load_slos(path: Path | None = None) -> SloFile:
     """Load a file of SLOs and alerts; the shipped one without a path. Raises ConfigError with the key and a hint."""
     where = str(path or SHIPPED)
-    slos = strict_toml.convert_tables(strict_toml.read_toml(path or SHIPPED), SloFile, where)
+    tables = strict_toml.read_toml(path or SHIPPED)
+    settings = tables.setdefault("alerts", {})
+    for name, shipped in strict_toml.read_toml(SHIPPED)["alerts"].items() if isinstance(settings, dict) else ():
+        if isinstance(own := settings.get(name, {}), dict):
+            settings[name] = shipped | own
+    slos = strict_toml.convert_tables(tables, SloFile, where)
     names: set[str] = set()
     for slo in slos.slo:
         if problem := _slo_problem(slo):
@@ -92,12 +97,13 @@ def load_slos(path: Path | None = None) -> SloFile:
     for name, setting in slos.alerts.items():
         if name not in ALERTS:
             raise ConfigError(f'no alert "{name}"', where=where, hint=suggest(name, ALERTS), key=f"alerts.{name}")
-        if setting.hold and _seconds(setting.hold) is None:
+        if _seconds(setting.hold) is None:
             hint = "write 30s, 5m or 1h"
             raise ConfigError(f'"{setting.hold}" is not a duration', where=where, hint=hint, key=f"alerts.{name}.for")
         alert = ALERTS[name]
-        if setting.limit is not None and not (alert.limit is not None and 0 <= setting.limit <= alert.most):
-            expected = "none: leave it out" if alert.limit is None else f"from 0 to {alert.most:g}"
+        has_limit = "LIMIT" in alert.expr
+        if setting.limit is not None and not (has_limit and 0 <= setting.limit <= alert.most):
+            expected = f"from 0 to {alert.most:g}" if has_limit else "none: leave it out"
             raise ConfigError(
                 f'alert "{name}": limit {setting.limit:g} (expected {expected})',
                 where=where,
