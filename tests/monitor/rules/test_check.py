@@ -17,10 +17,13 @@ import pytest
 
 from pitools.core.errors import Unreachable
 from pitools.monitor.rules import prometheus_api
-from pitools.monitor.rules.judge import SloState, judge_slos, prometheus_shares
+from pitools.monitor.rules.from_records import record_shares
+from pitools.monitor.rules.judge import Share, SloState, judge_slos, prometheus_shares
 from pitools.monitor.rules.notify import notify
 from pitools.monitor.rules.schema import load_slos
+from pitools.run import run_folder
 from pitools.site.schema import Hook
+from tests.monitor.fleet import Runs
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 SECONDS = 'pit_run_resource_seconds_total{cluster="%s",resource="gpu",state="%s"}'
@@ -166,6 +169,34 @@ def test_the_records_of_runs_are_judged_without_prometheus(pit: Pit, tmp_path: P
     assert (waits["tier"], waits["bad"], waits["burning"], waits["budget_left"]) == ("normal", 0.0, "", 1.0)
     empty = pit("monitor", "check", "slos.toml", PIT_RUNS=str(tmp_path / "none"))
     assert (empty.returncode, empty.stdout, "no SLO" in empty.stderr) == (0, "", True)
+
+
+@pytest.mark.parametrize(
+    ("long", "short", "events", "burning"),
+    [(0.7, 0.7, 10, "page"), (0.7, 0.6, 10, ""), (0.6, 0.7, 10, ""), (0.7, 0.7, 9.9, ""), (0.7, None, 10, "")],
+)
+def test_both_windows_and_enough_events_burn(
+    long: float, short: float | None, events: float, burning: str, tmp_path: Path
+) -> None:
+    """Above 60 %, the limit of 30m and 6h at an objective of 0.9, and at least ten events in the 6h."""
+    (tmp_path / "slos.toml").write_text(SLOS[SLOS.rindex("[[slo]]") :] + 'period = "30d"\n')
+    windows = {21600: Share(long, events), 1800: None if short is None else Share(short, 1)}
+    answers = {window: {("alpha", "high"): share} for window, share in windows.items()}
+    (state,) = judge_slos(load_slos(tmp_path / "slos.toml"), lambda _, window_s: answers.get(window_s, {}))
+    assert state.burning == burning
+
+
+def test_what_took_as_long_as_the_limit_is_good(make_site: Callable[..., Runs], tmp_path: Path) -> None:
+    """Of the records of two runs, one waited nothing, which is in the bucket of 10s; the other one an hour."""
+    runs = make_site("east")
+    for wait_s in (0, 3600):
+        job = run_folder.JobRef(site="east", submitted=runs.at(600 + wait_s), job_id="7")
+        run_folder.write_record(runs.add(state="COMPLETED") / "job.json", job)
+    for within, bad in (("10s", 0.5), ("30m", 0.5), ("1h", 0.0)):
+        (tmp_path / "slos.toml").write_text(SLOS.replace('"1h"', f'"{within}"'))
+        slos, lines = load_slos(tmp_path / "slos.toml"), list[str]()
+        states = judge_slos(slos, record_shares(["east"], slos.slo[1].period_s, lines.append))
+        assert (lines, [state.bad for state in states if state.slo == "waits"]) == ([], [bad]), within
 
 
 def test_a_prometheus_that_is_away_is_exit_75(pit: Pit, tmp_path: Path) -> None:
