@@ -1,31 +1,42 @@
 """Generate the accounting of a year as `sacct -P` prints it, with all that such text has on real clusters.
 
-Arrays, heterogeneous and requeued jobs (several rows of one number), names of several lines and with invalid UTF-8,
-jobs over midnight, running, pending and never started ones, times that are Unknown or None, and jobstats' records.
+20,000 users, each job with a memory of its own, the rows of a day in any order, in a zone whose clocks change. Arrays,
+heterogeneous and requeued jobs (several rows of one number), names of several lines and with invalid UTF-8, jobs over
+midnight, running, pending and never started ones, times that are Unknown or None, and jobstats' records.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from pitools.monitor.usage.sacct_text import COLUMNS
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+ZONE, USERS = "Europe/Berlin", 20_000
+_LOCAL = ZoneInfo(ZONE)
 STATES = ["COMPLETED"] * 14 + ["FAILED"] * 3 + ["CANCELLED by 1000", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"]
 NAMES = ["train", "eval-7b", "bc-jax-20260303-013341-9f3c2a.0", "interactive", "sbatch wrap", "pre|processing"]
 SIZES = [(1, 4, 0), (1, 16, 1), (1, 96, 8), (2, 192, 16), (8, 768, 64), (64, 6144, 512)]
 
 
 def sacct_lines(jobs: int, sep: str, seed: int = 0) -> Iterator[bytes]:
-    """Yield the header, then the rows of this many jobs; some jobs have several."""
+    """Yield the header, then the rows of this many jobs, each day's in any order; some jobs have several."""
     yield (sep.join(COLUMNS) + "\n").encode()
-    rng = random.Random(seed)
+    rng, day = random.Random(seed), max(jobs // 300, 1)
+    rows = _rows(jobs, sep, rng)
+    while lines := list(itertools.islice(rows, day)):
+        rng.shuffle(lines)
+        yield from lines
+
+
+def _rows(jobs: int, sep: str, rng: random.Random) -> Iterator[bytes]:
     js1 = [_js1(rng) for _ in range(50)]
     pause_s = 300 * 86400 / jobs
     for number in range(1, jobs + 1):
@@ -37,9 +48,9 @@ def sacct_lines(jobs: int, sep: str, seed: int = 0) -> Iterator[bytes]:
         job_id = f"{number - 1}+1" if kind > 0.99 else job_id
         name = NAMES[int(rng.random() * len(NAMES))]
         name = name.replace("|", "/") if sep == "|" else name
-        user = int(40 * rng.random() ** 2)
+        user = int(USERS * rng.random() ** 2)
         name += "\nsecond line" if kind > 0.999 else "\udcff\udc80" if kind > 0.998 else ""
-        comment = f"model=m{user % 7}" if kind < 0.1 else ""
+        comment = f"model=m{user % 70}" if kind < 0.1 else ""
         admin = js1[number % 50] if gpus and kind < 0.15 else "JS1:None" if kind < 0.2 else ""
         for start_number in range(starts):
             eligible = start = submit + timedelta(seconds=start_number * 90_000)
@@ -48,7 +59,7 @@ def sacct_lines(jobs: int, sep: str, seed: int = 0) -> Iterator[bytes]:
             end = start + timedelta(seconds=elapsed_s)
             times = [_text(eligible), _text(eligible), _text(start), _text(end)]
             state = STATES[int(rng.random() * len(STATES))]
-            tres = f"billing={cpus},cpu={cpus},mem={nodes * 64000}M,node={nodes}"
+            tres = f"billing={cpus},cpu={cpus},mem={nodes * rng.randrange(1000, 500_000)}M,node={nodes}"
             tres += f",gres/gpu:h100={gpus},gres/gpu={gpus}" if gpus else ""
             if start_number < starts - 1:
                 state = "REQUEUED"
@@ -65,14 +76,8 @@ def sacct_lines(jobs: int, sep: str, seed: int = 0) -> Iterator[bytes]:
             yield (sep.join(values) + "\n").encode(errors="surrogateescape")
 
 
-def write_sacct(path: Path, jobs: int, sep: str = "|") -> None:
-    """Write a file of these rows."""
-    with path.open("wb") as file:
-        file.writelines(sacct_lines(jobs, sep))
-
-
 def _text(moment: datetime) -> str:
-    return moment.isoformat()[:19]
+    return moment.astimezone(_LOCAL).isoformat()[:19]
 
 
 def _js1(rng: random.Random) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
+from operator import itemgetter
 from statistics import fmean
 from typing import BinaryIO, NamedTuple
 
@@ -44,6 +45,9 @@ _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]\n]*\]|\+\d+)?(?:\.[\w+]+)?")
 _MAX_RECORD_LINES = 10_000
 _MAX_NUMBER = 1 << 40  # SQLite refuses more than 63 bits
 _SET_BACK_S = 3600  # in the hour that comes twice, a start may be taken for the later one
+_COUNTED = re.compile(r"(?:^|,)(?:node|cpu|gres/gpu(?::[^=,]*)?)=[^,]*")  # of AllocTRES: the memory differs in each job
+_SECONDS = {f":{s // 60:02}:{s % 60:02}": s for s in range(3600)}
+_MAX_HOURS = 1 << 16  # of seven years
 _RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
 _MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
 
@@ -168,16 +172,16 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
     """Return the function that makes a row of a record's values."""
     places = {name: i for i, name in enumerate(header)}
     places.setdefault("JobIDRaw", places["JobID"])
-    at = [places.get(name, len(header)) for name in COLUMNS]  # a missing one has the value after the last: ""
+    # A missing one has the value after the last: "".
+    in_order = itemgetter(*(places.get(name, len(header)) for name in COLUMNS))
     clock = _Clock(zone)
 
     def parse(values: Sequence[str]) -> JobRow:
-        padded = [*values, ""]
-        cells = [padded[i] for i in at]
+        cells = in_order([*values, ""])
         raw_id, job_id, name, user, account, qos, partition, state_text, submit_text = cells[:9]
         eligible_text, start_text, end_text, elapsed_text, comment, admin_comment, tres = cells[9:]
         state, elapsed_s = _job_state(state_text.partition(" ")[0]), int(elapsed_text or 0)
-        amounts = _amounts(tres)
+        amounts = _amounts("".join(_COUNTED.findall(tres)))
         if max(abs(elapsed_s), *amounts) > _MAX_NUMBER:
             raise ValueError("a number is too large")
         submit = clock(submit_text)
@@ -219,7 +223,7 @@ class _Clock:
 
     def __init__(self, zone: tzinfo | None) -> None:
         self.zone = zone
-        self._hour_begin = lru_cache(maxsize=4096)(self._look_up_hour)
+        self._hour_begin = lru_cache(_MAX_HOURS)(self._look_up_hour)
 
     def __call__(self, text: str, before: int | None = None) -> int | None:
         """Return the Unix time, None for an empty value. before: choose the later of two that is not after it."""
@@ -242,9 +246,9 @@ class _Clock:
             if none_to_empty(text) and text != "NONE":
                 raise ValueError(f"not a time: {text[:40]!r}")
             return ()
-        base = self._hour_begin(text[:13])
-        if base is not None and len(text) == 19 and text[13] == ":" == text[16]:
-            return (base + int(text[14:16]) * 60 + int(text[17:19]),)
+        base, seconds = self._hour_begin(text[:13]), _SECONDS.get(text[13:])
+        if base is not None and seconds is not None:
+            return (base + seconds,)
         local = datetime.fromisoformat(text)
         return tuple(sorted({self._unix(local.replace(fold=fold)) for fold in (0, 1)}))
 

@@ -17,6 +17,7 @@ from pitools.monitor.usage.sacct_text import JobRow
 
 _VERSION = 1
 _LOCK_S = 30.0
+_CACHE_KIB = 128 << 10  # a million jobs in any order, without writing a page twice
 
 # A row is a row of slurmdbd's job table, whose key is the job's number and the time of its submission: a requeued job
 # has several. goodput has the runs whose ledger is known. covered: from when to when a site's rows were read.
@@ -69,6 +70,7 @@ def open_store(path: Path) -> Iterator[sqlite3.Connection]:
         raise ConfigError(problem, where=str(untrusted.path), hint="chmod go-w it, or use another with --store")
     connection = sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)
     try:
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
