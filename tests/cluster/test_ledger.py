@@ -55,7 +55,10 @@ def sacct(clusters: Path, job_id: str, fields: str) -> list[list[str]]:
 
 
 def test_a_run_of_which_a_rank_is_killed(pit: Pit, clusters: Path, tmp_path: Path) -> None:
-    """The states sum to what sacct says; steps made again, saves and a slow rank are those that the loop recorded."""
+    """The states sum to what sacct says; steps made again, saves and a slow rank are those that the loop recorded.
+
+    `pit monitor usage` has the same goodput, and as useful hours the productive ones.
+    """
     runs = clusters / "runs" / f"ledger-{os.getpid()}"
     shutil.copy(faulty_steps.__file__, tmp_path)
     (tmp_path / "faulty.toml").write_text(REQUEST)
@@ -70,11 +73,16 @@ def test_a_run_of_which_a_rank_is_killed(pit: Pit, clusters: Path, tmp_path: Pat
         ledger = json.loads(pit("monitor", "goodput", str(run_dir)).stdout)
         elapsed = sum(int(a) * int(b) for a, b in sacct(clusters, run["job_id"], "ElapsedRaw,NNodes"))
         line = pit("launch", "show", str(run_dir)).stderr
+        words = ("monitor", "usage", "--site", "alpha", "--store", "u.sqlite", "--since", "1h", "--by", "tag")
+        rows = map(json.loads, pit(*words, "--format", "jsonl", PIT_RUNS=str(runs)).stdout.splitlines())
+        (usage,) = (row for row in rows if row["group"] == run_dir.name.rsplit("-", 3)[0])
         truth = [(read(first / "truth" / f"{rank}.jsonl"), read(second / "truth" / f"{rank}.jsonl")) for rank in (0, 1)]
     finally:
         until(lambda: not subprocess.run(["rm", "-rf", str(runs)]).returncode)
     seconds = ledger["seconds"]
     assert sum(seconds.values()) == pytest.approx(ledger["allocated_s"]) == pytest.approx(elapsed)
+    assert usage["efficiency"] == pytest.approx(ledger["goodput"])
+    assert usage["useful_hours"] * 3600 == pytest.approx(seconds["productive"])
     again = truth[0][1][0]["step"]
     assert again == 20
     lost = [step for first, _ in truth for step in first if step["step"] >= again]
