@@ -81,8 +81,8 @@ def _of_site(site: SiteFeeds, since: str) -> Iterator[Alert]:
 
 def _of_runs(site: str, runs: Sequence[FollowedRun], since: str) -> Iterator[Alert]:
     for run in runs:
-        if problem := run.problem:
-            yield Alert("error", site, run.run_dir.name, problem.message, next=problem.hint)
+        if run.problem:
+            yield Alert("error", site, run.run_dir.name, run.problem.message, next=run.problem.hint)
         record = run.record
         if record is None:
             continue

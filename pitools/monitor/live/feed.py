@@ -22,10 +22,13 @@ class Answer(NamedTuple, Generic[T]):
 
 
 class Feed(Generic[T]):
-    """A call that is repeated `every_s` seconds after its end, in a daemon thread: one that hangs ends with us."""
+    """A call that is repeated `every_s` seconds after its end, in a daemon thread: one that hangs ends with us.
 
-    def __init__(self, name: str, call: Callable[[], T], every_s: float) -> None:
-        self._name, self._call, self._every_s = name, call, every_s
+    share: of a core that it takes at most; after a call of much CPU time it waits longer.
+    """
+
+    def __init__(self, name: str, call: Callable[[], T], every_s: float, share: float = 1.0) -> None:
+        self._name, self._call, self._every_s, self.share = name, call, every_s, share
         self._stop = threading.Event()
         self.answer: Answer[T] = Answer(None, time.monotonic(), None)
 
@@ -44,9 +47,9 @@ class Feed(Generic[T]):
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            began_s = time.monotonic()
+            began_s, cpu_s = time.monotonic(), time.thread_time()
             try:
                 self.answer = Answer(self._call(), began_s, None)
             except Exception as error:  # noqa: BLE001 - an answer can be malformed in any way
                 self.answer = self.answer._replace(error=site_error(self._name, error))
-            self._stop.wait(self._every_s)
+            self._stop.wait(max(self._every_s, (time.thread_time() - cpu_s) / self.share))

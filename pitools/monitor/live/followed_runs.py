@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -34,19 +35,25 @@ _TAIL_BYTES = 4096  # a step's line has a few hundred
 _Mark = tuple[int, ...]
 
 
-class FollowedRun:
-    """A run and what was last read of it. record: None until then, and of another site's run.
+class FollowedRun(NamedTuple):
+    """A run as it was last read. record: None of one that cannot be read, or of another site. problem: why, or None.
 
-    step_at: when the step log last grew, Unix time; 0.0 without one. problem: why the run cannot be read, or None.
-    The thread that refreshes it sets these to None as well: another thread reads each once.
+    ended_at: the time of the verdict, "" without one. step_at: when the step log last grew, Unix time; 0.0 without one.
     """
 
+    run_dir: Path
+    record: RunRecord | None = None
+    problem: PitError | None = None
+    ended_at: str = ""
+    step_at: float = 0.0
+
+
+class _Reader:
+    """Reads a run, and keeps what it has read."""
+
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+        self.run = FollowedRun(run_dir)
         self.snapshot: RunSnapshot | None = None
-        self.record: RunRecord | None = None
-        self.problem: PitError | None = None
-        self.step_at = 0.0
         self._watched: tuple[str, ...] = (str(run_dir),)
         self._marks: tuple[_Mark, ...] = ()
         self._is_settled = self._is_over = False  # over: only its own folder's time can tell of a change
@@ -54,63 +61,59 @@ class FollowedRun:
         self._cached: CachedState | None = None
         self._renewed_s = 0.0
 
-    @property
-    def ended_at(self) -> str:
-        """The time of the verdict; "" without one."""
-        snapshot = self.snapshot
-        verdict = snapshot.verdict if snapshot else None
-        return verdict.t if verdict else ""
-
     def refresh(self, site: Site, states: Mapping[str, CachedState], now_s: float) -> None:
         """Read what has changed, and renew the record."""
         if self._is_over and _mark(self._watched[0]) == self._marks[0]:
             return
+        run_dir, self._is_over = self.run.run_dir, False
         try:
             is_changed = self._read_if_changed(now_s)
             if self.snapshot is None or self.snapshot.plan.site != site.name:
+                self.run = FollowedRun(run_dir)
                 return
-            has_grown = self._read_new_steps(self.snapshot)
-            is_open = self.snapshot.verdict is None
-            cached = states.get(self.snapshot.job_id) if is_open else None
+            grown_at = self._read_new_steps(self.snapshot)
+            verdict, record = self.snapshot.verdict, self.run.record
+            cached = None if verdict else states.get(self.snapshot.job_id)
             # The state also depends on the age of a submission, and of a local run on its process.
-            is_due = is_open and now_s - self._renewed_s > _RENEW_S
-            if is_changed or is_due or cached != self._cached or self.record is None:
-                self.record = status.record_of(self.snapshot, site, cached)
+            is_due = not verdict and now_s - self._renewed_s > _RENEW_S
+            if is_changed or is_due or cached != self._cached or record is None:
+                record = status.record_of(self.snapshot, site, cached)
                 self._cached, self._renewed_s = cached, now_s
-            elif has_grown:
-                self.record = replace(self.record, steps=self.snapshot.steps, loss=self.snapshot.loss)
-            self._is_over = self._is_settled and not is_open
+            elif grown_at:
+                record = replace(record, steps=self.snapshot.steps, loss=self.snapshot.loss)
+            self.run = FollowedRun(run_dir, record, None, verdict.t if verdict else "", grown_at or self.run.step_at)
+            self._is_over = self._is_settled and verdict is not None
         except (PitError, OSError) as error:
             is_closed = isinstance(error, PermissionError)  # another user's: nothing that needs this one
-            problem = error if isinstance(error, PitError) else from_os_error(error, self.run_dir)
-            self.problem = None if is_closed else problem
-            self.record, self._is_settled, self._is_over = None, False, False
+            problem = error if isinstance(error, PitError) else from_os_error(error, run_dir)
+            self.run, self._is_settled = FollowedRun(run_dir, problem=None if is_closed else problem), False
 
     def _read_if_changed(self, now_s: float) -> bool:
         """Read the folder if it has changed, and return whether it had."""
         if self._is_settled and all(map(_is_same, self._watched, self._marks)):
             return False
-        folder, attempt = str(self.run_dir), run_folder.last_attempt(self.run_dir)
-        of_attempt = (str(attempt), f"{attempt}/steps") if attempt else ()
-        self._watched = (folder, f"{folder}/attempts", *of_attempt)
+        run_dir = self.run.run_dir
+        folder, attempt = str(run_dir), run_folder.last_attempt(run_dir)
+        self._watched = (folder, f"{folder}/attempts", *([str(attempt)] if attempt else ()))
         self._step_log, self._step_bytes = f"{attempt}/steps/0.jsonl", -1
         if not os.path.exists(self._step_log):  # noqa: PTH110
-            self._watched += (f"{folder}/checkpoints", f"{folder}/progress")  # these then say how far it is
+            more = (f"{folder}/checkpoints", f"{folder}/progress")  # these then say how far it is
+            self._watched += (f"{attempt}/steps", *more)
         self._marks = tuple(_mark(path) for path in self._watched)  # before the reading: a change meanwhile is seen
-        self.snapshot, self.problem = RunSnapshot.read(self.run_dir), None
+        self.snapshot = RunSnapshot.read(run_dir)
         newest_s = max((mark[0] / 1e9 for mark in self._marks if len(mark) > 1), default=0.0)
         self._is_settled = now_s - newest_s > _SETTLED_S
         return True
 
-    def _read_new_steps(self, snapshot: RunSnapshot) -> bool:
-        """Read the last step if the step log has grown, and return whether it had."""
+    def _read_new_steps(self, snapshot: RunSnapshot) -> float:
+        """Read the last step if the step log has grown; return when it grew, Unix time, or 0.0."""
         mark = _mark(self._step_log)
         if len(mark) < 2 or mark[1] == self._step_bytes:
-            return False
-        before, self._step_bytes, self.step_at = self._step_bytes, mark[1], mark[0] / 1e9
-        if step := _last_step(self._step_log, max(0, before, mark[1] - _TAIL_BYTES)):
+            return 0.0
+        self._step_bytes = mark[1]
+        if step := _last_step(self._step_log, max(0, mark[1] - _TAIL_BYTES)):
             self.snapshot = snapshot._replace(steps=step.step + 1, loss=step.loss)
-        return step is not None
+        return mark[0] / 1e9
 
 
 class FollowedRuns:
@@ -118,7 +121,7 @@ class FollowedRuns:
 
     def __init__(self, root: Path, site: Site) -> None:
         self._root, self._site = root, site
-        self._runs: dict[str, FollowedRun] = {}
+        self._readers: dict[str, _Reader] = {}
         self._root_mark: _Mark = ()
         self._listed_s = 0.0
 
@@ -127,16 +130,16 @@ class FollowedRuns:
         now_s, mark = time.time(), _mark(str(self._root))
         if mark != self._root_mark or now_s - self._listed_s > _RELIST_S or now_s - mark[0] / 1e9 < _SETTLED_S:
             paths = run_folder.run_dirs(self._root)[-MAX_RUNS:]
-            self._runs = {path.name: self._runs.get(path.name) or FollowedRun(path) for path in paths}
+            self._readers = {path.name: self._readers.get(path.name) or _Reader(path) for path in paths}
             self._root_mark, self._listed_s = mark, now_s
-        for run in self._runs.values():
-            run.refresh(self._site, states, now_s)
-        return [run for run in self._runs.values() if run.record or run.problem]
+        for reader in self._readers.values():
+            reader.refresh(self._site, states, now_s)
+        return [reader.run for reader in self._readers.values() if reader.run.record or reader.run.problem]
 
     def open_jobs(self) -> list[str]:
         """Return the ids of the jobs whose state only Slurm has."""
-        snapshots = [run.snapshot for run in list(self._runs.values()) if run.snapshot and run.record]
-        jobs = [status.open_job(snapshot, self._site) for snapshot in snapshots]
+        snapshots = [reader.snapshot for reader in list(self._readers.values()) if reader.run.record]
+        jobs = [status.open_job(snapshot, self._site) for snapshot in snapshots if snapshot]
         return [job.job_id for job in jobs if job and not job.host]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
+from collections.abc import Mapping
 
 from pitools.ledger.records import RunLedger
 from pitools.ledger.run_ledger import run_ledger
@@ -12,60 +12,45 @@ from pitools.monitor.live.feed import Feed
 from pitools.monitor.live.followed_runs import FollowedRun
 from pitools.run.run_folder import run_id_sort_key
 
-_SHARE, _FIRST_SHARE = 0.005, 0.1  # of a core; while a run has none yet
-_MIN_WAIT_S = 0.2
+_SHARE, _FIRST_SHARE = 0.002, 0.03  # of a core; while a run has none yet
+_EVERY_S = 0.2
 _RENEW_S = 30.0  # of a run that goes on
 
 
-class Ledgers:
-    """The ledgers by run id, each as it was when it was last made; of a run that cannot be accounted there is none."""
+class Ledgers(Feed[dict[str, RunLedger]]):
+    """The ledgers by run id, each as it was when it was last made; of a run that cannot be accounted there is none.
+
+    They are made of the runs' folders alone, without the rows of `sacct`.
+    """
 
     def __init__(self, runs: Feed[list[FollowedRun]]) -> None:
-        self.by_run: dict[str, RunLedger] = {}
+        super().__init__("ledgers", self._renew, _EVERY_S)
         self._runs = runs
         self._made: dict[str, tuple[float, object]] = {}
-        self._stop = threading.Event()
 
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="ledgers", daemon=True).start()
+    def _renew(self) -> dict[str, RunLedger]:
+        """Make the ledger that is due most, if one is."""
+        runs = {run.run_dir.name: run for run in self._runs.answer.value or ()}
+        self._made = {name: made for name, made in self._made.items() if name in runs}
+        ledgers = {name: ledger for name, ledger in (self.answer.value or {}).items() if name in runs}
+        name = self._next(runs)
+        self.share = _FIRST_SHARE if name not in self._made else _SHARE
+        if name:
+            self._made[name] = time.monotonic(), _version(runs[name])
+            with contextlib.suppress(Exception):  # damaged in any way: the ledgers of the others are made
+                ledgers[name] = run_ledger(runs[name].run_dir)
+        return ledgers
 
-    def stop(self) -> None:
-        """Make no more."""
-        self._stop.set()
-
-    def _run(self) -> None:
-        wait_s = _MIN_WAIT_S
-        while not self._stop.wait(wait_s):
-            began_s, made = time.thread_time(), len(self._made)
-            if run := self._next():
-                self._make(run)
-            share = _FIRST_SHARE if len(self._made) > made else _SHARE
-            wait_s = max(_MIN_WAIT_S, (time.thread_time() - began_s) / share)
-
-    def _make(self, run: FollowedRun) -> None:
-        name = run.run_dir.name
-        self._made[name] = time.monotonic(), _version(run)
-        with contextlib.suppress(Exception):  # damaged in any way: the ledgers of the others are made
-            self.by_run[name] = run_ledger(run.run_dir)
-
-    def _next(self) -> FollowedRun | None:
-        """Return the run whose ledger is due: running ones and new ones first."""
-        now_s = time.monotonic()
-        due = []
-        runs = self._runs.answer.value or []
-        for name in self._made.keys() - {run.run_dir.name for run in runs}:
-            del self._made[name]
-            self.by_run.pop(name, None)
-        for run in runs:
-            record = run.record  # once: the feed's thread sets it to None
-            made_s, version = self._made.get(run.run_dir.name, (-_RENEW_S, None))
-            if record and record.attempts and now_s - made_s >= _RENEW_S and version != _version(run):
-                due.append((version is None, record.state == "RUNNING", run_id_sort_key(run.run_dir.name), run))
-        return max(due, key=lambda each: each[:3])[3] if due else None
+    def _next(self, runs: Mapping[str, FollowedRun]) -> str:
+        """Return the run whose ledger is due, "" for none: new ones first, then running ones, then the newest."""
+        now_s, due = time.monotonic(), []
+        for name, run in runs.items():
+            made_s, version = self._made.get(name, (-_RENEW_S, None))
+            if run.record and run.record.attempts and now_s - made_s >= _RENEW_S and version != _version(run):
+                due.append((version is None, run.record.state == "RUNNING", run_id_sort_key(name), name))
+        return max(due)[3] if due else ""
 
 
 def _version(run: FollowedRun) -> tuple[object, ...]:
     """Return what changes with a run's ledger."""
-    record = run.record
-    return run.step_at, run.ended_at, record and record.attempts
+    return run.step_at, run.ended_at, run.record and run.record.attempts

@@ -77,7 +77,7 @@ def run_items(sites: Sequence[SiteFeeds]) -> list[RunItem]:
     """Return the lines of the table of runs, of all sites."""
     items = []
     for site in sites:
-        ledgers = site.ledgers.by_run if site.ledgers else {}
+        ledgers = (site.ledgers.answer.value if site.ledgers else None) or {}
         for run in (site.runs.answer.value if site.runs else None) or ():
             if record := run.record:
                 is_stale = site.is_runs_stale or (not record.is_over and site.is_slurm_stale)
