@@ -16,8 +16,15 @@ from pitools.commands import completion
     shell_complete=completion.complete_sites,
     help="A site to show; repeatable. [default: all of `pit site list`]",
 )
-@click.option("--prometheus", "url", metavar="URL", help="Also the alerts that fire at this Prometheus.")
-def watch(sites: tuple[str, ...], url: str | None) -> None:
+@click.option(
+    "--prometheus",
+    "url",
+    envvar="PIT_PROMETHEUS",
+    default="",
+    metavar="URL",
+    help="Also the alerts that fire at this Prometheus.",
+)
+def watch(sites: tuple[str, ...], url: str) -> None:
     """Show all sites, their queues and runs, goodput and alerts on one screen, until q is pressed.
 
     Keys: / filters the runs, s sorts, r reverses; l shows the logs of the selected run, w why its attempts ended;

@@ -143,8 +143,9 @@ def run_row(item: RunItem) -> Row:
         why = f"{record.pending_reason}{start}"
     elif ledger and ledger.greatest_loss and record.state in ("RUNNING", "COMPLETED"):
         share = ledger.seconds[State(ledger.greatest_loss)] / ledger.allocated_s
-        why = f"{ledger.greatest_loss} {share:.0%}"
-    goodput = "" if ledger is None or ledger.goodput is None else f"{ledger.goodput:.1%}"
+        why = f"{ledger.greatest_loss} ≈{share:.0%}"
+    # By its folder alone: the time that only Slurm's accounting has is not in it.
+    goodput = "" if ledger is None or ledger.goodput is None else f"≈{ledger.goodput:.0%}"
     loss = "" if record.loss is None else f"{record.loss:.4g}"
     cells = (record.run_id, record.site, state, record.steps or "", age, loss, goodput, record.attempts or "", why)
     return Row(cells, "dim" if item.is_stale else _STATE_STYLES.get(record.state, "red"))
