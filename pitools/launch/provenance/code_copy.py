@@ -46,7 +46,8 @@ class CodeListing(Record, frozen=True, kw_only=True, tag="pit.code/1"):
     """The contents of a copy, in a fixed order, and the files left out.
 
     linked: links to targets outside the copy: large files, environments, datasets, and targets of links out of the
-    workdir. skipped: pipes, devices, and names that are not UTF-8. secrets, ignored: excluded files and whole folders.
+    workdir. skipped: pipes, devices, and names that are not UTF-8. secrets, private, ignored: excluded files, and whole
+    folders, by reason: see copy_rules.py.
     bytes: of the files. digest: of `files` and `linked`.
     """
 
@@ -54,6 +55,7 @@ class CodeListing(Record, frozen=True, kw_only=True, tag="pit.code/1"):
     linked: tuple[CopiedFile, ...] = ()
     skipped: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     bytes: int = 0
     digest: str = ""
@@ -70,19 +72,20 @@ def copy_workdir(
     to: Path,
     *,
     ignored: Iterable[str] | None = None,
+    tracked: Iterable[str] = (),
     excluded_dirs: Collection[Path] = (),
     limit: int = workdir_walk.MAX_UPLOAD_BYTES,
 ) -> CodeListing:
     """Copy a workdir to the new folder `to`, without hard links or reflinks, so that later changes do not affect it.
 
-    ignored: files that git ignores, None if unknown: see copy_rules.py. excluded_dirs: folders to skip, such as the
-    folder of all runs. Raises ConfigError for an unreadable file, and for more than `limit` bytes or 50,000 files.
+    ignored, tracked: as for `CopyRules`. excluded_dirs: folders to skip, such as the folder of all runs. Raises
+    ConfigError for an unreadable file, and for more than `limit` bytes or 50,000 files.
     """
     root = workdir.resolve()
     skipped_dirs: list[Path] = []
     excluded: dict[Path, str] = {}
     walked = workdir_walk.walk_workdir(
-        root, CopyRules(root, ignored), without=excluded_dirs, left_out=skipped_dirs, excluded=excluded
+        root, CopyRules(root, ignored, tracked), without=excluded_dirs, left_out=skipped_dirs, excluded=excluded
     )
     walked_files = [
         _WalkedFile(path, str(path.relative_to(root)), path.lstat()) for path in _limit_files(walked, workdir)
@@ -119,9 +122,14 @@ def copy_workdir(
     listing = _make_listing(copied, linked, skipped)
     names = {
         why: sorted(_escape_name(str(path.relative_to(root))) for path in excluded if excluded[path] == why)
-        for why in ("secret", "ignored")
+        for why in ("secret", "private", "ignored")
     }
-    return msgspec.structs.replace(listing, secrets=tuple(names["secret"]), ignored=tuple(names["ignored"]))
+    return msgspec.structs.replace(
+        listing,
+        secrets=tuple(names["secret"]),
+        private=tuple(names["private"]),
+        ignored=tuple(names["ignored"]),
+    )
 
 
 def restore_code(run_dir: Path, to: Path) -> CodeListing:

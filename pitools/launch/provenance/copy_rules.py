@@ -1,7 +1,8 @@
-"""Exclude files from copies of a workdir: secrets by well-known names, git's ignored files, and `.pitignore`."""
+"""Exclude files from copies of a workdir: secrets by well-known names, private files, ignored files."""
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from pitools.core.errors import ConfigError
 from pitools.core.fs import open_regular
 
 PITIGNORE, GITIGNORE = ".pitignore", ".gitignore"
-ExclusionReason = Literal["", "secret", "ignored"]
+ExclusionReason = Literal["", "secret", "private", "ignored"]
 _KEY_BYTES = 64 << 10  # no private key is larger
 _SECRETS = GitIgnoreSpec.from_lines(
     [
@@ -107,19 +108,25 @@ def is_secret_file(path: Path, name: str) -> bool:
 
 
 class CopyRules:
-    """The exclusion rules of one workdir. A rule of `.pitignore` overrides earlier rules, and git's.
+    """The exclusion rules of one workdir. A rule of `.pitignore` overrides earlier rules, and all but secrets.
+
+    A file is private if only its owner may read it, unlike half of the files of its folder or of the root, and git does
+    not track it. Under umask 077 all files are alike, and none is private; programs and scripts to execute never are.
 
     Args:
         root: the workdir; its `.pitignore` is read, in gitignore's syntax.
         ignored: files and whole folders below `root` that git ignores; None if unknown: then `root/.gitignore` is
             read instead.
+        tracked: files below `root` that git tracks.
 
     Raises ConfigError for an unreadable `.pitignore`.
     """
 
-    def __init__(self, root: Path, ignored: Iterable[str] | None) -> None:
+    def __init__(self, root: Path, ignored: Iterable[str] | None, tracked: Iterable[str] = ()) -> None:
         self._root = root
         self._ignored = frozenset(ignored or ())
+        self._tracked = frozenset(tracked)
+        self._is_open = functools.cache(_is_open)
         names = (PITIGNORE,) if ignored is not None else (GITIGNORE, PITIGNORE)
         self._rules = GitIgnoreSpec.from_lines(line for name in names for line in _read_rules(root / name))
 
@@ -130,7 +137,27 @@ class CopyRules:
             return "secret"
         is_folder = path.is_dir() and not path.is_symlink()
         is_excluded = self._rules.check_file(f"{name}/" if is_folder else name).include
-        return "ignored" if (name in self._ignored if is_excluded is None else is_excluded) else ""
+        if name in self._ignored if is_excluded is None else is_excluded:
+            return "ignored"
+        return "private" if is_excluded is None and name not in self._tracked and self.is_private(path) else ""
+
+    def is_private(self, path: Path) -> bool:
+        """Return whether a file that git does not track is private, also one outside of the root."""
+        return _is_closed(path) and (self._is_open(path.parent) or self._is_open(self._root))
+
+
+def _is_open(folder: Path) -> bool:
+    """Return whether others may read at least half of a folder's files."""
+    closed = [_is_closed(Path(entry)) for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+    return 0 < len(closed) >= 2 * sum(closed)
+
+
+def _is_closed(path: Path) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # removed meanwhile
+        return False
+    return stat.S_ISREG(mode) and mode & 0o577 == stat.S_IRUSR
 
 
 def _read_rules(path: Path) -> list[str]:

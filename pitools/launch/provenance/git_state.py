@@ -51,9 +51,9 @@ class GitState(msgspec.Struct, frozen=True, kw_only=True):
 
     commit: "" before the first. describe: as `git describe`. subdir: the workdir, relative to the repository's root.
     dirty: whether files are changed or untracked; false also if unknown, with a `problem`. patch: digest of
-    dirty.patch, "" without one. left_out: changed or untracked files that are not in the patch: too large, secret, or
-    excluded by `.pitignore`; their digest is "" for the last two, and beyond the limit on digests. problem: why
-    something is missing.
+    dirty.patch, "" without one. left_out: changed or untracked files that are not in the patch: too large, secret,
+    private, or excluded by `.pitignore`; their digest is "" for all but the first, and beyond the limit on digests.
+    problem: why something is missing.
     """
 
     commit: str = ""
@@ -123,7 +123,7 @@ def _read_states(workdir: Path, patch: Path, without: Collection[Path]) -> Itera
     git = _with_problem(msgspec.structs.replace(git, branch=branch, dirty=bool(changed or untracked)), problem)
     yield git
     if git.dirty:
-        excluded = _excluded_names(Path(top), workdir, [*changed, *untracked])
+        excluded = _excluded_names(Path(top), workdir, changed, untracked)
         yield (git := _write_patch(git, Path(top), workdir / index, patch, changed, untracked, excluded))
     if commit:
         described = _run_git(Path(top), "describe", "--always", "--tags").stdout.strip()
@@ -189,26 +189,39 @@ def _write_patch(
     return msgspec.structs.replace(git, patch=text, patch_bytes=size)
 
 
-def _excluded_names(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
-    """Return the names that are excluded from the patch: secrets, and those in `.pitignore`."""
+def _excluded_names(top: Path, workdir: Path, changed: Sequence[str], untracked: Sequence[str]) -> set[str]:
+    """Return the names that are excluded from the patch: secrets, private files, and those in `.pitignore`."""
     root = workdir.resolve()
-    exclusions = CopyRules(root, ())
+    tracked = [str((top / name).relative_to(root)) for name in changed if (top / name).is_relative_to(root)]
+    rules = CopyRules(root, (), tracked)
+
+    def is_excluded(name: str, is_tracked: bool) -> bool:
+        path = top / name
+        if path.is_relative_to(root):
+            return rules.exclusion_reason(path) != ""
+        return is_secret_file(path, name) or (not is_tracked and rules.is_private(path))
+
     return {
         name
+        for names, is_tracked in ((changed, True), (untracked, False))
         for name in names
-        if (
-            exclusions.exclusion_reason(top / name)
-            if (top / name).is_relative_to(root)
-            else is_secret_file(top / name, name)
-        )
+        if is_excluded(name, is_tracked)
     }
 
 
 def ignored_paths(workdir: Path) -> list[str] | None:
     """Return the files and whole folders that git ignores, relative to the workdir; None if git fails."""
-    args = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    return _list_files(workdir, "--others", "--ignored", "--exclude-standard", "--directory")
+
+
+def tracked_files(workdir: Path) -> list[str]:
+    """Return the files that git tracks, relative to the workdir; [] if git fails."""
+    return _list_files(workdir) or []
+
+
+def _list_files(workdir: Path, *args: str) -> list[str] | None:
     try:
-        done = _run_git(workdir.resolve(), *args)
+        done = _run_git(workdir.resolve(), "ls-files", "-z", *args)
     except PitError:
         return None
     return None if done.code else [name.rstrip("/") for name in done.stdout.split("\0") if name]

@@ -163,6 +163,7 @@ def _record_code(
                 workdir,
                 building / code_copy.CODE_DIR,
                 ignored=git_state.ignored_paths(workdir),
+                tracked=git_state.tracked_files(workdir),
                 excluded_dirs=excluded_dirs,
             )
     except OSError as error:
@@ -203,10 +204,10 @@ def _exclusion_warning(listing: code_copy.CodeListing) -> str:
     parts = []
     if listing.secrets:
         parts.append(f"{_first_names(listing.secrets)} (secrets)")
-    if listing.ignored:
+    for why, paths in (("readable by you alone", listing.private), ("ignored", listing.ignored)):
         # Modules first: a program needs them most.
-        names = sorted(listing.ignored, key=lambda name: (not name.endswith((".py", ".so")), name))
-        parts.append(f"{_first_names(names)} (ignored; a line `!{names[0]}` in .pitignore copies it)")
+        if names := sorted(paths, key=lambda name: (not name.endswith((".py", ".so")), name)):
+            parts.append(f"{_first_names(names)} ({why}; a line `!{names[0]}` in .pitignore copies it)")
     return f"left out of the run's copy of the code: {'; '.join(parts)}" if parts else ""
 
 

@@ -35,18 +35,23 @@ _DATASET_MARKERS = ("manifest.json", "zarr.json")
 
 
 def workdir_entries(
-    workdir: Path, *, ignored: Iterable[str] | None = None, name: str = "code", limit: int = MAX_UPLOAD_BYTES
+    workdir: Path,
+    *,
+    ignored: Iterable[str] | None = None,
+    tracked: Iterable[str] = (),
+    name: str = "code",
+    limit: int = MAX_UPLOAD_BYTES,
 ) -> list[TarEntry]:
     """Return the files of a workdir as tar entries below `name`.
 
-    ignored: files that git ignores, None if unknown: see copy_rules.py. A link to a target inside stays a link. Raises
-    ConfigError for a link to a target outside, a pipe, socket or device, a name that is not printable, and for more
-    than `limit` bytes or 50,000 files.
+    ignored, tracked: as for `CopyRules`. A link to a target inside stays a link. Raises ConfigError for a link to a
+    target outside, a pipe, socket or device, a name that is not printable, and for more than `limit` bytes or 50,000
+    files.
     """
     root = workdir.resolve()
     entries = [TarEntry(name=name)]
     sizes: dict[str, int] = {}
-    for path in walk_workdir(root, CopyRules(root, ignored)):
+    for path in walk_workdir(root, CopyRules(root, ignored, tracked)):
         relative = str(path.relative_to(root))
         if not relative.isprintable():
             raise _upload_error(workdir, f"{relative!r} is not a printable name", "rename the file")

@@ -31,10 +31,10 @@ def test_bytes_are_copied_and_never_shared(work: Path, tmp_path: Path) -> None:
     """A later change of the workdir is none of the copy; modes and times come along."""
     (work / "run.sh").write_text("#!/bin/sh\n")
     (work / "run.sh").chmod(0o700)
-    (work / "mine.txt").write_text("password\n")
-    (work / "mine.txt").chmod(0o600)
+    (work / "team.txt").write_text("names\n")
+    (work / "team.txt").chmod(0o640)
     copied_files, actual = taken(work, tmp_path / "code")
-    assert [item.path for item in copied_files.files] == ["loop.py", "mine.txt", "run.sh", "settings.toml"]
+    assert [item.path for item in copied_files.files] == ["loop.py", "run.sh", "settings.toml", "team.txt"]
     for name in actual:
         assert (tmp_path / "code" / name).stat().st_mode == (work / name).stat().st_mode
         assert (tmp_path / "code" / name).stat().st_mtime_ns == (work / name).stat().st_mtime_ns

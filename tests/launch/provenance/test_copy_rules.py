@@ -64,7 +64,9 @@ def files(root: Path, names: dict[str, str]) -> None:
 
 
 def copied(work: Path, to: Path) -> tuple[code_copy.CodeListing, set[str]]:
-    workdir = code_copy.copy_workdir(work, to, ignored=git_state.ignored_paths(work))
+    workdir = code_copy.copy_workdir(
+        work, to, ignored=git_state.ignored_paths(work), tracked=git_state.tracked_files(work)
+    )
     return workdir, {file.path for file in workdir.files if file.kind == "file"}
 
 
@@ -104,6 +106,39 @@ def test_a_patch_holds_no_secret(work: Path, git: Git, make_run: MakeRun) -> Non
     assert left_out == {".env": "", ".netrc": "", "notes/tokens.txt": ""}
     result = subprocess.run(["grep", "-rl", MARK, str(run_dir)], capture_output=True, text=True, check=False)
     assert result.stdout == ""
+
+
+def test_what_only_its_owner_may_read_stays_out(
+    work: Path, git: Git, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copy, patch and upload leave it out; not what git tracks, .pitignore asks for, or is there to be executed."""
+    names = ("password", "keys/pw.txt", "keys/other.txt", "kept.toml", "tracked.toml", "run.sh")
+    files(work, dict.fromkeys(names, MARK) | {".pitignore": "!kept.toml\n"})
+    for name in names:
+        (work / name).chmod(0o700 if name == "run.sh" else 0o600)
+    git("add", "tracked.toml")
+    run_dir = make_run()
+    listing = code_copy.read_listing(run_dir)
+    assert listing.private == ("keys/other.txt", "keys/pw.txt", "password")
+    assert {"kept.toml", "tracked.toml", "run.sh"} <= {file.path for file in listing.files}
+    assert not {"+++ b/password", "+++ b/keys/pw.txt"} & set((run_dir / "dirty.patch").read_text().splitlines())
+    assert "!keys/other.txt" in next(line for line in capsys.readouterr().err.splitlines() if "password" in line)
+    assert "code/password" not in {entry.name for entry in workdir_walk.workdir_entries(work)}
+
+
+def test_under_a_closed_umask_no_file_is_private(work: Path, tmp_path: Path) -> None:
+    """Where most files of a folder and of the workdir are their owner's alone, that says nothing of one of them."""
+    files(work, {"a.py": "x", "data/b.csv": "x", "data/c.csv": "x", "data/d.csv": "x"})
+    for path in (*work.glob("*.*"), work / "data/c.csv", work / "data/d.csv"):
+        path.chmod(0o600)
+    assert copied(work, tmp_path / "code")[1] == {
+        "a.py",
+        "data/b.csv",
+        "data/c.csv",
+        "data/d.csv",
+        "loop.py",
+        "settings.toml",
+    }
 
 
 def test_what_git_ignores_stays_out_unless_asked_for(work: Path, git: Git, tmp_path: Path) -> None:

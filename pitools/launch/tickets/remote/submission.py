@@ -149,7 +149,8 @@ def _code_entries(workdir: Path) -> list[TarEntry]:
     """Return the files of the workdir; for another run's `code/`, those that were copied for that run."""
     if provenance.provenance_of_code(workdir):
         return code_copy.code_entries(workdir.parent)
-    return workdir_walk.workdir_entries(workdir, ignored=git_state.ignored_paths(workdir))
+    ignored, tracked = git_state.ignored_paths(workdir), git_state.tracked_files(workdir)
+    return workdir_walk.workdir_entries(workdir, ignored=ignored, tracked=tracked)
 
 
 def plan_with_remote_paths(plan: Plan, site: Site, remote_run_dir: str, data_dirs: Mapping[str, str]) -> Plan:
