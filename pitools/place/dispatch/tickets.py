@@ -15,7 +15,16 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
+from pitools.core.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    NoSpace,
+    PitError,
+    TryLater,
+    Unreachable,
+    UsageError,
+)
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
 from pitools.launch.tickets.ticket_state import FolderNotCreated, TicketState
@@ -84,17 +93,21 @@ def remove_dirs(state: QueueState, site: Site, tickets: Pairs) -> None:
 def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
     """Copy the logs and records of these tickets' runs into the jobs' folders. Raises Unreachable.
 
-    Of a run that was stopped, also its checkpoints; then decide whether the job goes on.
+    Of a run that was stopped, also its checkpoints, once there is room; then decide whether the job goes on.
     """
     for job, ticket, group_site in [(*pair, at) for at, pairs in _by_runs_dir(site, tickets) for pair in pairs]:
         if ticket.state == "stopped" and not job.is_cancelled:
-            _settle_stopped(state, group_site, job, ticket)
+            try:
+                _settle_stopped(state, group_site, job, ticket)
+            except NoSpace as error:  # tried again by the next tick; the site's other tickets go on
+                if ticket.reason != (reason := f"its checkpoints stay at {site.name} until there is room: {error}"):
+                    state.append_entry(job, EntryKind.STOPPED, ticket.number, state=ticket.end_state, reason=reason)
             continue
         reason = ""
         try:
             if site.connection.kind == "ssh":
                 remote.fetch_run(group_site, ticket.name, Path(job.path) / "run")
-        except (ClusterError, DataError) as error:
+        except (ClusterError, DataError, NoSpace) as error:
             reason = f"its logs stay at {site.name}: {error}"
         state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pitools.core.errors import NoSpace
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import apply_decision
@@ -242,6 +243,28 @@ def test_a_run_that_was_cancelled_is_not_continued(queue: Callable[..., Queue]) 
     made.stop(run_dir)
     made.fleet.tick()
     assert made.job.state == "cancelled"
+
+
+def test_a_run_that_has_no_room_yet_is_fetched_later(
+    queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or quota ends no job, and hides no other ticket of the site; `list` says why the job waits."""
+    made = queue()
+    run_dir = made.start()
+    (run_dir / "progress").write_text("40\n")
+    made.stop(run_dir)
+
+    def fail(*_: object) -> None:
+        raise NoSpace("no space left", where="run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.fleet.clusters["alpha"], "withdraw_grants", fail)
+        for _ in range(3):
+            ticked = made.fleet.tick()
+            assert ticked
+            assert (ticked.faults, made.job.state, made.job.tickets[0].is_settled) == ({}, "queued", False)
+    assert "no space left" in ticked.jobs[0].reason
+    assert made.start().name == f"{made.job_id}.2"
 
 
 @pytest.mark.parametrize("lost", ["plan.json", "."])
