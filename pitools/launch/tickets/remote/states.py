@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import ClusterError, Unreachable
+from pitools.core.errors import Unreachable
 from pitools.core.record import decode_json
 from pitools.launch.submission import grant
 from pitools.launch.tickets import ticket_state
@@ -34,11 +34,12 @@ _STATE_SCRIPT = (
 )
 _GRANT_SCRIPT = (
     '[ -L "$1" ] && { echo "$1 is a link, not a folder" >&2; exit 1; }; '
-    'while IFS= read -r n; do mkdir -p -- "$1/$n"; ln -sT "$2" "$1/$n/grant" 2>/dev/null; '
+    'while IFS= read -r n; do g=$1/$n/grant; mkdir -p -- "$1/$n" || exit 1; '
+    '[ -L "$g" ] || ln -sT "$2" "$g" || [ -L "$g" ] || exit 1; '
     'printf \'%s\\t%s\\n\' "$n" "$(readlink "$1/$n/grant")"; done; echo end'
 )
 _REGRANT_SCRIPT = (
-    'while IFS= read -r n; do ln -sfT "$2" "$1/$n/grant" 2>/dev/null; '
+    'while IFS= read -r n; do ln -sfT "$2" "$1/$n/grant" || exit 1; '
     'printf \'%s\\t%s\\n\' "$n" "$(readlink "$1/$n/grant")"; done; echo end'
 )
 
@@ -95,18 +96,13 @@ def _parse_record(text: str, kind: type[run_folder.T]) -> run_folder.T | None:
 
 def revoke(site: Site, names: Sequence[str]) -> dict[str, bool]:
     """Revoke these tickets, without a query; return, by name, False for a ticket whose job was granted before."""
-    grants = {line[0]: line[1] for line in _run_for_each(site, _GRANT_SCRIPT, names, 2, grant.REVOKED)}
-    for name in names:
-        if not grants.get(name):
-            raise ClusterError("cannot write the grant link", where=f"{site.name}:{paths.ticket_dir(site, name)}")
-    return {name: not grant.is_granted(grants[name]) for name in names}
+    lines = _run_for_each(site, _GRANT_SCRIPT, names, 2, grant.REVOKED)
+    return {name: not grant.is_granted(token) for name, token in lines}
 
 
 def withdraw_grants(site: Site, names: Sequence[str]) -> None:
     """Revoke the grants of tickets that have ended: whoever requeues their jobs, they begin no further attempt."""
-    for name, token in _run_for_each(site, _REGRANT_SCRIPT, names, 2, grant.REVOKED):
-        if token != grant.REVOKED:
-            raise ClusterError("cannot write the grant link", where=f"{site.name}:{paths.ticket_dir(site, name)}")
+    list(_run_for_each(site, _REGRANT_SCRIPT, names, 2, grant.REVOKED))
 
 
 def _run_for_each(site: Site, script: str, names: Sequence[str], fields: int, *args: str) -> Iterator[list[str]]:
