@@ -24,6 +24,7 @@ from pitools.launch.submission import exactly_once, grant, node_choice, submissi
 from pitools.launch.tickets import ticket_state
 from pitools.launch.tickets.ticket_state import TicketState
 from pitools.run import run_folder
+from pitools.run.attempt_records import Decision
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
@@ -149,8 +150,9 @@ def _state_of_unlisted(site: Site, name: str) -> TicketState:
 
 
 def _exit_code(run_dir: Path) -> int | None:
-    last_exit = run_folder.last_exit(run_dir)
-    return last_exit.exit_code if last_exit else None
+    attempt, ended = run_folder.last_attempt(run_dir), run_folder.last_exit(run_dir)
+    decision = run_folder.read_or_none(attempt / "decision.json", Decision) if attempt else None
+    return ticket_state.recorded_exit_code(ended, decision)
 
 
 def _read_grant(run_dir: Path) -> str:

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pitools.core.errors import NoSpace, PitError
+from pitools.launch import exit_codes
 from pitools.launch.submission import grant
+from pitools.run.attempt_records import Decision
+from pitools.run.run_folder import AttemptExit
 from pitools.slurm.client import Client
 from pitools.slurm.records import SlurmJob
 from pitools.slurm.states import UNKNOWN, is_final
@@ -62,6 +65,16 @@ def jobs_by_name(jobs: Iterable[SlurmJob], grants: Mapping[str, str]) -> dict[st
         if job.name not in by_name or grants.get(job.name) == grant.grant_token(job.raw_id):
             by_name[job.name] = job
     return by_name
+
+
+def recorded_exit_code(attempt_exit: AttemptExit | None, decision: Decision | None) -> int | None:
+    """Return the exit code in the records of a run's last attempt, None before its end.
+
+    STOPPED_FOR_RESUME if the run itself decided that it is to go on after its time limit, whatever its program's code.
+    """
+    if decision and (decision.action, decision.kind) == ("defer", "time-limit"):
+        return exit_codes.STOPPED_FOR_RESUME
+    return attempt_exit.exit_code if attempt_exit else None
 
 
 def state_of_listed(job: SlurmJob, grant: str, exit_code: int | None) -> TicketState:

@@ -1,4 +1,4 @@
-"""Continue a job whose run was preempted, or stopped before its time limit, in a new ticket at any site.
+"""Continue a job whose run was preempted, or ended by its time limit, in a new ticket at any site.
 
 The same policy decides as for the next job of a run without a queue (launch/recovery/policy.py). The next ticket's run
 begins with the checkpoints, the code and the datasets of the last one that was stopped.
@@ -18,17 +18,17 @@ from pitools.launch.tickets import shared_fs
 from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run import cancel_request, run_folder
-from pitools.run.attempt_records import Cause, Decision
+from pitools.run.attempt_records import Cause, CauseKind, Decision
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
 from pitools.slurm.records import AccountingRow
 
 
 def is_stop(observed: TicketState) -> bool:
-    """Return whether a ticket's job has ended because it was preempted, or ended itself at a signal to save."""
+    """Return whether a ticket's job was ended by a preemption or its time limit, or itself after their notice."""
     if not observed.is_over or observed.state in ("COMPLETED", "CANCELLED"):
         return False
-    return observed.state == "PREEMPTED" or observed.exit_code in exit_codes.STOPPED_CODES
+    return observed.state in ("PREEMPTED", "TIMEOUT") or observed.exit_code in exit_codes.STOPPED_CODES
 
 
 def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tuple[Decision, Cause]:
@@ -45,7 +45,8 @@ def decide(site: Site, job: QueueJob, ticket: QueueTicket, run_dir: Path) -> tup
         row = AccountingRow(job_id=ticket.slurm_id, raw_id=ticket.slurm_id, state=ticket.end_state)
         cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=row)
     else:
-        cause = Cause(attempt="", kind="preempted", confidence="certain", reason="preempted before its first attempt")
+        kind: CauseKind = "time-limit" if ticket.end_state == "TIMEOUT" else "preempted"
+        cause = Cause(attempt="", kind=kind, confidence="certain", reason=f"{kind} before its first attempt")
     history = [earlier.cause for earlier in job.stopped if earlier.cause and earlier.number < ticket.number]
     history += apply_decision.cause_history(run_dir, before_attempt=cause.attempt) if cause.attempt else []
     if (verdict := apply_decision.read_verdict(run_dir)) or cancel_request.pending_cancel(run_dir):

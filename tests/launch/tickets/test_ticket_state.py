@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pitools.core.errors import Unreachable
-from pitools.launch.tickets import ticket_state
+from pitools.launch.tickets import shared_fs, ticket_state
+from pitools.launch.tickets.remote import states
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
+from pitools.run import run_folder
+from pitools.run.attempt_records import Decision
+from pitools.run.run_folder import AttemptExit
+from pitools.site.schema import Paths, Site
 from pitools.slurm.records import AccountingRow, SlurmJob
 from pitools.slurm.states import UNKNOWN
 
@@ -35,6 +41,18 @@ def test_what_slurm_forgot_is_told_by_its_run(code: int | None, state: str) -> N
     assert ticket_state.state_of_unlisted("7", "run.7", code).state == state
     assert ticket_state.state_of_unlisted("", "", None).state == ABSENT
     assert ticket_state.state_without_id("", code).state == state
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "code"), [("defer", "time-limit", 95), ("defer", "preempted", 1), ("stop", "time-limit", 1)]
+)
+def test_what_a_run_decided_itself_counts(tmp_path: Path, action: Any, kind: Any, code: int) -> None:
+    """A run that saved at the notice goes on whatever its code: for Slurm alone to say where it may be a cancel."""
+    site, attempt = Site(name="s", paths=Paths(runs=str(tmp_path))), tmp_path / "a.1" / "attempts" / "0"
+    run_folder.write_record(attempt / "exit.json", AttemptExit(job_id="7", exit_code=1, ended=""))
+    assert shared_fs._exit_code(tmp_path / "a.1") == states._read_ticket_dirs(site, ["a.1"])["a.1"].exit_code == 1
+    run_folder.write_record(attempt / "decision.json", Decision(attempt="0", action=action, kind=kind, reason=""))
+    assert shared_fs._exit_code(tmp_path / "a.1") == states._read_ticket_dirs(site, ["a.1"])["a.1"].exit_code == code
 
 
 def test_who_has_completed_has_completed() -> None:

@@ -35,6 +35,7 @@ DECIDE, SUBMIT, MAKE_JOB_PLAN = continuation.decide, continuation.submit, option
         ("FAILED", 95, True),
         ("FAILED", 143, True),
         ("TIMEOUT", 95, True),
+        ("TIMEOUT", None, True),
         ("PREEMPTED", None, True),
         ("FAILED", 1, False),
         ("CANCELLED", 95, False),
@@ -43,7 +44,7 @@ DECIDE, SUBMIT, MAKE_JOB_PLAN = continuation.decide, continuation.submit, option
     ],
 )
 def test_what_a_stop_is(state: str, code: int | None, expected: bool) -> None:
-    """A preemption, or the exit code of a program that saved at a signal; not a cancel, nor a failure."""
+    """A preemption, a time limit, or the exit code of a program that saved at a signal; not a cancel, nor a failure."""
     assert continuation.is_stop(TicketState(state, "7", "run.7", code)) is expected
 
 

@@ -15,6 +15,7 @@ from pitools.launch.tickets import ticket_state
 from pitools.launch.tickets.remote import paths
 from pitools.launch.tickets.ticket_state import TicketState
 from pitools.run import run_folder
+from pitools.run.attempt_records import Decision
 from pitools.site import remote_files
 from pitools.site.connect import client
 from pitools.site.schema import Site
@@ -26,11 +27,12 @@ _NOT_FETCHED = ("code", "checkpoints", "submitit")
 
 # A line per ticket; shell built-ins where possible, because a process per ticket would be slow.
 _STATE_SCRIPT = (
-    'cd -- "$1" 2>/dev/null || { echo end; exit 0; }; while IFS= read -r n; do l=; j=; x=; m=-1; '
+    'cd -- "$1" 2>/dev/null || { echo end; exit 0; }; while IFS= read -r n; do l=; j=; x=; y=; m=-1; '
     '[ -L "$n/grant" ] && l=$(readlink "$n/grant"); [ -s "$n/job.json" ] && IFS= read -r j < "$n/job.json"; '
     'for d in "$n"/attempts/*; do d=${d##*/}; case $d in *[!0-9]*) ;; *) [ "$d" -gt $m ] && m=$d;; esac; done; '
-    '[ -s "$n/attempts/$m/exit.json" ] && IFS= read -r x < "$n/attempts/$m/exit.json"; '
-    'printf \'%s\\t%s\\t%s\\t%s\\n\' "$n" "$l" "$j" "$x"; done; echo end'
+    'a=$n/attempts/$m; [ -s "$a/exit.json" ] && IFS= read -r x < "$a/exit.json"; '
+    '[ -s "$a/decision.json" ] && IFS= read -r y < "$a/decision.json"; '
+    'printf \'%s\\t%s\\t%s\\t%s\\t%s\\n\' "$n" "$l" "$j" "$x" "$y"; done; echo end'
 )
 _GRANT_SCRIPT = (
     '[ -L "$1" ] && { echo "$1 is a link, not a folder" >&2; exit 1; }; '
@@ -80,9 +82,9 @@ def _state_of_unlisted(ticket: _TicketDir) -> TicketState:
 
 def _read_ticket_dirs(site: Site, names: Sequence[str]) -> dict[str, _TicketDir]:
     dirs = {}
-    for name, grant_token, job, ended in _run_for_each(site, _STATE_SCRIPT, names, 4):
+    for name, grant_token, job, ended, decided in _run_for_each(site, _STATE_SCRIPT, names, 5):
         ref, attempt = _parse_record(job, run_folder.JobRef), _parse_record(ended, run_folder.AttemptExit)
-        code = attempt.exit_code if attempt else None
+        code = ticket_state.recorded_exit_code(attempt, _parse_record(decided, Decision))
         dirs[name] = _TicketDir(grant_token, ref.job_id if ref else "", code, is_damaged=bool(job) and ref is None)
     return dirs
 
