@@ -124,7 +124,7 @@ def submitted(run_dir: Path) -> dict[str, float]:
 
 def possible_times(run_dir: Path, now: float) -> tuple[float, float]:
     """Return the first and the last time that a run's records can have at present, now; Unix times, s."""
-    return min(submitted(run_dir).values(), default=0.0) - _MAX_SET_BACK_S, now + _CLOCKS_S
+    return max(min(submitted(run_dir).values(), default=0.0), 0.0) - _MAX_SET_BACK_S, now + _CLOCKS_S
 
 
 def read_attempts(run_dir: Path, now: float) -> list[Attempt]:

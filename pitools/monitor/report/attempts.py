@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.html_page import table
-from pitools.core.timestamps import now_rfc3339, rfc3339_to_unix
+from pitools.core.timestamps import rfc3339_to_unix
 from pitools.core.units import format_duration, format_size
+from pitools.ledger.evidence import possible_times
 from pitools.ledger.recoveries import Recovery, read_recoveries
 from pitools.monitor.report.svg import Part
 from pitools.run import run_folder
@@ -59,9 +62,14 @@ class Attempt(NamedTuple):
 def read_attempts(run_dir: Path) -> list[Attempt]:
     """Return the attempts of a run, oldest first, of an array by task; of records that are damaged, nothing.
 
-    Killed with its node, it has no end: it was over at its time limit, or when the next began. Raises OSError.
+    Killed with its node, it has no end: it was over at its time limit, or when the next began. Times before the run's
+    submission, and after the present, are unknown. Raises OSError.
     """
-    attempts, now = [], now_rfc3339()
+    attempts, (since, until) = [], possible_times(run_dir, time.time())
+
+    def known(moment: str) -> str:
+        return moment if since <= (rfc3339_to_unix(moment) or math.inf) <= until else ""
+
     recoveries = {recovery.attempt: recovery for recovery in read_recoveries(run_dir)}
     for path in run_folder.attempt_dirs(run_dir):
         start = run_folder.read_or_none(path / "start.json", AttemptStart)
@@ -69,9 +77,9 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
         attempts.append(
             Attempt(
                 name=path.name,
-                started=start.started if start else "",
-                ended=ended.ended if ended else "",
-                over=ended.ended if ended else start.time_limit_at if start and start.time_limit_at < now else "",
+                started=known(start.started) if start else "",
+                ended=known(ended.ended) if ended else "",
+                over=known(ended.ended if ended else start.time_limit_at if start else ""),
                 job_id=start.job_id if start else "",
                 node_list=start.node_list if start else "",
                 saved_steps=start.saved_steps if start else 0,
