@@ -50,6 +50,7 @@ from pitools.core.record import Record, decode_json
 T = TypeVar("T", bound=Record)
 # By the site's `paths.runs_access`. A run's folder holds code that is executed, and logs with arbitrary content.
 MODES = {"owner": 0o700, "group": 0o750}
+_MAX_RECORD_BYTES = 64 << 20  # a user's file can have any size
 _TRUST_GROUP = 'or, where that group may be trusted, [paths] runs_access = "group" in the site file'
 
 
@@ -299,7 +300,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     """Return the record in a file; None without the file. Raises DataError, OSError."""
     try:
         with open_regular(path) as file:
-            return decode_json(file.read(), kind)
+            return decode_json(file.read(_MAX_RECORD_BYTES), kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

@@ -95,15 +95,19 @@ def test_a_run_is_found_by_id_and_by_path(tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
-    """No file is None; a file of something else, or a pipe, is a DataError that names it."""
+    """No file is None; a file of something else, of any size, or a pipe, is a DataError that names it."""
     path = tmp_path / "exit.json"
     assert run_folder.read_record(path, run_folder.AttemptExit) is None
     run_folder.write_record(path, run_folder.AttemptExit(job_id="1", exit_code=0, ended="now"))
     assert run_folder.read_record(path, run_folder.AttemptExit) == run_folder.AttemptExit(
         job_id="1", exit_code=0, ended="now"
     )
-    for write in (lambda: path.write_text("{}"), lambda: os.mkfifo(path)):
+
+    def pipe() -> None:
         path.unlink()
+        os.mkfifo(path)
+
+    for write in (lambda: path.write_text("{}"), lambda: os.truncate(path, 1 << 40), pipe):
         write()
         with pytest.raises(DataError) as caught:
             run_folder.read_record(path, run_folder.AttemptExit)
