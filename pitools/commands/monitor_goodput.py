@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @run_argument("runs", metavar="RUN...", nargs=-1, required=True)
 @site_option
-@click.option("--plot", type=LocalPath(dir_okay=False), metavar="FILE", help="Draw them too: FILE.svg or FILE.png.")
+@click.option("--plot", type=LocalPath(dir_okay=False), metavar="FILE", help="Also a picture: FILE.png, .svg or .pdf.")
 @rows_format_option
 def goodput(runs: tuple[str, ...], site_name: str, plot: Path | None, form: str) -> None:
     """Show the goodput of each RUN (id, folder, or the number of a Slurm job), and the seconds that each state took.

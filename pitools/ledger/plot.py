@@ -11,14 +11,20 @@ from pitools.core.fs import write_atomic
 from pitools.ledger.records import RunLedger, State
 
 _FORMATS = {".svg": "svg", ".png": "png", ".pdf": "pdf"}
-_COLOURS = dict(
-    zip(
-        State,
-        ("#56B4E9", "#88CCEE", "#E69F00", "#009E73", "#D55E00", "#F0E442", "#0072B2", "#CC79A7", "#882255", "#999999",
-         "#DDDDDD"),
-        strict=True,
-    )
-)  # fmt: skip
+STATE_COLOURS = {
+    State.PRODUCTIVE: "#009E73",
+    State.LOST: "#D55E00",
+    State.RECOVERY: "#CC79A7",
+    State.START: "#E69F00",
+    State.STAGING: "#56B4E9",
+    State.COMPILE: "#F0E442",
+    State.INPUT: "#0072B2",
+    State.CHECKPOINT: "#882255",
+    State.STRAGGLER: "#44AA99",
+    State.IDLE: "#999999",
+    State.UNACCOUNTED: "#CCCCCC",
+}
+"""In the order of a bar's parts."""
 
 
 def plot_ledgers(ledgers: Sequence[RunLedger], path: Path) -> None:
@@ -33,10 +39,10 @@ def plot_ledgers(ledgers: Sequence[RunLedger], path: Path) -> None:
     axes = figure.subplots()
     names = [f"{ledger.name} {ledger.run_id[-6:]}" for ledger in ledgers]
     left = [0.0] * len(ledgers)
-    for state in (State.PRODUCTIVE, *(state for state in State if state is not State.PRODUCTIVE)):
+    for state, colour in STATE_COLOURS.items():
         shares = [100 * ledger.seconds[state] / (ledger.allocated_s or 1.0) for ledger in ledgers]
         if any(shares):
-            axes.barh(range(len(ledgers)), shares, left=left, color=_COLOURS[state], label=state.value)
+            axes.barh(range(len(ledgers)), shares, left=left, color=colour, label=state.value)
             left = [a + b for a, b in zip(left, shares, strict=True)]
     axes.set_yticks(range(len(ledgers)), names)
     axes.invert_yaxis()

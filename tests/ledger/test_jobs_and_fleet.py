@@ -119,6 +119,8 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     assert [record["goodput"] for record in records] == [0.6, 0.6]
     assert records[0]["schema"] == "pit.run-ledger/1"
     assert "<svg" in (tmp_path / "a.svg").read_text()
+    done = CliRunner().invoke(goodput, [names[0], "--site", "here", "--plot", f"{tmp_path}/a.jpg"])
+    assert isinstance(done.exception, UsageError)
     table = CliRunner().invoke(goodput, [names[0], "--site", "here", "--format", "table"]).stdout
     assert "PRODUCTIVE" in table
     assert "goodput 60 %; greatest loss: start 20 %" in CliRunner().invoke(show, [names[0], "--site", "here"]).stderr

@@ -126,7 +126,7 @@ def _read_runs(site: Site, day: Day) -> None:
         ledger = None
         try:
             ledger = run_ledger(run_dir, rows)
-        except Exception as error:  # noqa: BLE001 - one damaged in any way ends no report of the others
+        except (PitError, OSError) as error:
             day.notes.append(f"{site.name}: {run_dir.name} is without a ledger: {error}")
         if ledger and not verdict and "" < ledger.until < day.since:  # it was killed long before its time limit
             continue

@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pitools.core.html_page import table
+from pitools.ledger.plot import STATE_COLOURS
 from pitools.ledger.records import RunLedger, State
 from pitools.monitor.report.svg import Part, bars, legend
 
-STATE_COLOURS = {
-    State.PRODUCTIVE: "#009E73",
-    State.LOST: "#D55E00",
-    State.RECOVERY: "#CC79A7",
-    State.START: "#E69F00",
-    State.STAGING: "#56B4E9",
-    State.COMPILE: "#F0E442",
-    State.INPUT: "#0072B2",
-    State.CHECKPOINT: "#882255",
-    State.STRAGGLER: "#44AA99",
-    State.IDLE: "#999999",
-    State.UNACCOUNTED: "#CCCCCC",
-}
 _PERCENT = {tick / 100: f"{tick} %" for tick in range(0, 101, 20)}
 
 
