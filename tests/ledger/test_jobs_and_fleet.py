@@ -30,8 +30,10 @@ from tests.ledger.run_maker import add_attempt, add_steps, finish, make_run, row
 GPUS = {"alloc_tres": {"gres/gpu": "4", "cpu": "8"}, "nodes": 2}
 
 
-def js1(record: object) -> str:
-    return "JS1:" + base64.b64encode(gzip.compress(json.dumps(record).encode())).decode()
+def js1(record: object, without: int = 0) -> str:
+    """without: bytes at its end."""
+    packed = gzip.compress(json.dumps(record).encode())
+    return "JS1:" + base64.b64encode(packed[: len(packed) - without]).decode()
 
 
 def test_a_job_of_another_program() -> None:
@@ -42,6 +44,7 @@ def test_a_job_of_another_program() -> None:
     assert (ledger.allocated_s, ledger.queue_s, ledger.allocations) == (4 * 28, 2 + 5, 2)
     assert ledger.seconds["unaccounted"] == 4 * 28
     assert (ledger.goodput, ledger.greatest_loss) == (None, "unaccounted")
+    assert job_ledger([row(20, 10, 30), row(30, 40, 50)]).queue_s == 10  # no less for a clock that was set back
 
 
 def test_jobstats_says_how_busy_gpus_were() -> None:
@@ -54,8 +57,12 @@ def test_jobstats_says_how_busy_gpus_were() -> None:
     assert (ledger.source, ledger.goodput) == ("sacct+js1", pytest.approx(30 / (4 * 28)))
 
 
+BUSY = {"nodes": {"n1": {"gpu_utilization": {"0": 50}}}}
+
+
 @pytest.mark.parametrize(
-    "comment", ["", "JS1:Short", "JS1:None", "JS1:####", js1([]), js1({"nodes": {"n1": {}}}), js1({})[:-9]]
+    "comment",
+    ["", "JS1:Short", "JS1:None", "JS1:####", js1([]), js1({"nodes": {"n1": {}}}), js1({})[:-9], js1(BUSY, without=4)],
 )
 def test_no_record_is_no_figure(comment: str) -> None:
     """What jobstats writes in place of a record, a missing key, and a damaged record are unknown, not zero."""

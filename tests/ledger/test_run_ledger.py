@@ -67,6 +67,25 @@ def test_a_rank_that_dies_and_the_steps_made_again(tmp_path: Path) -> None:
     assert of(ledger) == {"start": 2, "productive": 5 + 20, "lost": 5, "recovery": 6, "idle": 2}
 
 
+def test_a_program_that_begins_again_in_one_attempt(tmp_path: Path) -> None:
+    """Its first step compiles, also if it has the number of the last; half a second between steps is one of neither."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 12)
+    end = add_steps(attempt, 0, 0, [1.0] * 4)
+    end = add_steps(attempt, 0, end + 0.5, [4.0, 1.0], first=3)
+    add_steps(attempt, 0, end + 0.5, [1.0], first=5)
+    ledger = run_ledger(run)
+    assert of(ledger) == {"productive": 6, "lost": 1, "compile": 3, "unaccounted": 1, "idle": 1}
+
+
+def test_starts_that_go_back_in_one_allocation(tmp_path: Path) -> None:
+    """The begin of the last that is before another's takes no time twice: what was until then is recovery."""
+    run = make_run(tmp_path)
+    for restart, began in enumerate((0, 20, 15)):
+        add_steps(add_attempt(run, began, began + 10, restart=restart), 0, began, [1.0] * 2, first=9 * restart)
+    assert of(run_ledger(run, [row(0, 0, 40)])) == {"productive": 2, "recovery": 18, "idle": 20}
+
+
 def test_steps_are_lost_before_they_are_made_again(tmp_path: Path) -> None:
     """An attempt that has restored step 5 and died at once says what was lost, as long as no later one says more."""
     run = make_run(tmp_path)

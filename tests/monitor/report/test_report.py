@@ -143,6 +143,7 @@ def test_any_text_is_text(text: str) -> None:
         return Tags(html_page.page(word, [html_page.table([word or "x"], [[word]]), *plots]))
 
     assert [name for name, _ in tags(text).tags] == [name for name, _ in tags("plain").tags]
+    assert not {'"', "'", "<"}.intersection(html_page.text(text))  # ends no attribute either
 
 
 def test_the_day_has_what_was_on_that_day(make_site: MakeSite) -> None:
