@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pitools.launch.monitor.merged_logs import LogFilter, LogKind
     from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
-    from pitools.slurm.records import AccountingRow
 
 RUN_COLUMNS = (
     "run_id",
@@ -168,19 +167,12 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 
 def echo_goodput(run_dir: Path, site: Site) -> None:
     """Print a run's goodput and its greatest loss to stderr; nothing for a run without step log."""
-    import contextlib
-
-    from pitools.core.errors import PitError
-
     if not any(run_dir.glob("attempts/*/steps/*.jsonl")):
         return
     from pitools.ledger import run_ledger as ledgers  # imports numpy
 
-    rows: list[AccountingRow] = []
-    with contextlib.suppress(PitError):
-        rows = ledgers.read_rows(site, [run_dir], timeout_s=ledgers.SHORT_TIMEOUT_S)
-    with contextlib.suppress(PitError, OSError):  # the state of the run is what was asked for
-        ledger = ledgers.run_ledger(run_dir, rows)
+    # Errors are left out: the state of the run is what was asked for.
+    for ledger in ledgers.ledgers_of(site, [run_dir], timeout_s=ledgers.SHORT_TIMEOUT_S).values():
         if line := ledgers.describe(ledger):
             note = "" if ledger.is_accounted or site.scheduler != "slurm" else ", without accounting"
             click.echo(f"pit: {line}{note}; see: pit monitor goodput {run_dir.name}", err=True)

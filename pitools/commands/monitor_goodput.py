@@ -13,6 +13,7 @@ from pitools.commands.options import LocalPath, rows_format_option, run_argument
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pitools.core.errors import PitError
     from pitools.ledger.records import RunLedger
     from pitools.site.schema import Site
 
@@ -49,8 +50,7 @@ def goodput(runs: tuple[str, ...], site_name: str, plot: Path | None, form: str)
 def _ledgers(runs: Sequence[str], site_name: str) -> Iterator[RunLedger]:
     """Yield the ledgers of runs and jobs, site by site, with one query of each Slurm."""
     from pitools.commands.launch_monitor import find_run_and_site
-    from pitools.core.errors import PitError
-    from pitools.ledger.run_ledger import read_rows, run_ledger
+    from pitools.ledger.run_ledger import ledgers_of
     from pitools.site.load import load_site
 
     jobs = [run for run in runs if re.fullmatch(r"\d+([_+]\d+)?", run)]
@@ -59,14 +59,13 @@ def _ledgers(runs: Sequence[str], site_name: str) -> Iterator[RunLedger]:
         if run not in jobs:
             run_dir, site = find_run_and_site(run, site_name)
             by_site.setdefault(site.name, (site, []))[1].append(run_dir)
+    errors: list[tuple[str, PitError]] = []
     for site, run_dirs in by_site.values():
-        try:
-            rows = read_rows(site, run_dirs)
-        except PitError as error:
-            click.echo(f"pit: note: without Slurm's times of {site.name}: {error}", err=True)
-            rows = []
-        for run_dir in run_dirs:
-            yield run_ledger(run_dir, rows)
+        yield from ledgers_of(site, run_dirs, lambda *error: errors.append(error)).values()
+    for run_id, error in errors:
+        if run_id:
+            raise error
+        click.echo(f"pit: note: without Slurm's times: {error}", err=True)
     if jobs:
         yield from _job_ledgers(jobs, load_site(site_name))
 

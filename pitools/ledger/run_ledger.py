@@ -271,19 +271,42 @@ def _ended_before(run_dir: Path, moment: float) -> bool:
     return ended is not None and ended < moment
 
 
-def read_rows(site: Site, run_dirs: Sequence[Path], *, timeout_s: float = math.inf) -> list[AccountingRow]:
-    """Return the accounting rows of the jobs of runs, by one `sacct`; [] without Slurm. Raises ClusterError.
+def ledgers_of(
+    site: Site,
+    run_dirs: Sequence[Path],
+    report: Callable[[str, PitError], None] = lambda *_: None,
+    *,
+    timeout_s: float = math.inf,
+) -> dict[Path, RunLedger]:
+    """Return the ledgers of runs of a site, with their rows of one `sacct`.
 
-    timeout_s: where that is less than the site's.
+    report: gets "" and the error of sacct, or a run's id and the error for which that is left out. timeout_s: of sacct,
+    where that is less than the site's.
     """
-    ids: dict[str, None] = {}
+    rows: list[AccountingRow] = []
+    try:
+        rows = read_rows(site, run_dirs, timeout_s)
+    except PitError as error:
+        report("", error)
+    by_job, ledgers = _by_job(rows), {}
     for run_dir in run_dirs:
+        try:
+            ledgers[run_dir] = _any_ledger(run_dir, by_job, time.time())
+        except (PitError, OSError) as error:
+            report(run_dir.name, error if isinstance(error, PitError) else from_os_error(error, run_dir))
+    return ledgers
+
+
+def read_rows(site: Site, run_dirs: Sequence[Path], timeout_s: float = math.inf) -> list[AccountingRow]:
+    """Return the accounting rows of the jobs of runs; [] without Slurm. Raises ClusterError."""
+    ids: dict[str, None] = {}
+    for run_dir in run_dirs if site.scheduler == "slurm" else ():
         starts = (
             run_folder.read_or_none(attempt / "start.json", AttemptStart)
             for attempt in run_folder.attempt_dirs(run_dir)
         )
         ids |= dict.fromkeys([*submitted(run_dir), *(start.job_id for start in starts if start)])
-    if not ids or site.scheduler != "slurm":
+    if not ids:
         return []
     limit_s = min(site.connection.timeout_s, timeout_s)
     connection = msgspec.structs.replace(site.connection, timeout_s=limit_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,9 @@ from pitools.launch.monitor import status
 from pitools.launch.request import typed_value
 from pitools.launch.sweep.points import Point
 from pitools.launch.sweep.sweep_folder import SweepPoint
-from pitools.ledger.records import RunLedger
-from pitools.ledger.run_ledger import SHORT_TIMEOUT_S, read_rows, run_ledger
+from pitools.ledger.run_ledger import SHORT_TIMEOUT_S, ledgers_of
 from pitools.run import run_folder, steps
 from pitools.site.schema import Site
-from pitools.slurm.records import AccountingRow
 
 
 class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
@@ -58,27 +55,13 @@ def sweep_rows(points: Sequence[SweepPoint], sites: Mapping[str, Site], report: 
             report(Path(name), error)
             runs = status.run_statuses(run_dirs, sites[name], query_slurm=False, report_error=report)
         records |= {run.run_dir: run for run in runs}
-        ledgers = _ledgers(run_dirs, sites[name], report)
-        goodputs |= {run_dir: ledger.goodput for run_dir, ledger in ledgers.items()}
+        logged = [run_dir for run_dir in run_dirs if any(run_dir.glob("attempts/*/steps/*.jsonl"))]
+        ledgers = ledgers_of(sites[name], logged, timeout_s=SHORT_TIMEOUT_S)
+        goodputs |= {str(run_dir): ledger.goodput for run_dir, ledger in ledgers.items()}
         late = sum(not ledger.is_accounted for ledger in ledgers.values() if ledger.goodput is not None)
         if late and sites[name].scheduler == "slurm":
             report(Path(name), TryLater(f"goodput of {late} runs is without accounting"))
     return [_row(point, records.get(point.run_dir), goodputs.get(point.run_dir)) for point in points]
-
-
-def _ledgers(run_dirs: Sequence[Path], site: Site, report: status.ReportError) -> dict[str, RunLedger]:
-    """Return folder → ledger, of the runs of a site with a step log."""
-    logged = [run_dir for run_dir in run_dirs if any(run_dir.glob("attempts/*/steps/*.jsonl"))]
-    rows: list[AccountingRow] = []
-    try:
-        rows = read_rows(site, logged, timeout_s=SHORT_TIMEOUT_S)
-    except PitError as error:
-        report(Path(site.name), error)
-    ledgers = {}
-    for run_dir in logged:
-        with contextlib.suppress(PitError, OSError):  # the table says so of the run by its state
-            ledgers[str(run_dir)] = run_ledger(run_dir, rows)
-    return ledgers
 
 
 def _row(point: SweepPoint, run: run_folder.RunRecord | None, goodput: float | None) -> SweepRow:

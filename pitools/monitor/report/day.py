@@ -14,7 +14,7 @@ from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision
 from pitools.launch.run_lookup import missing_runs_dir, runs_dir
 from pitools.ledger.records import RunLedger
-from pitools.ledger.run_ledger import read_rows, run_ledger
+from pitools.ledger.run_ledger import ledgers_of
 from pitools.monitor.report.attempts import Attempt, read_attempts
 from pitools.monitor.usage import ingest, store
 from pitools.monitor.usage.report import UsageRow, usage_rows
@@ -24,7 +24,6 @@ from pitools.run import run_folder
 from pitools.run.attempt_records import Verdict
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.records import AccountingRow
 
 USAGE_BY = ("site", "user", "account")
 
@@ -117,17 +116,14 @@ def _read_runs(site: Site, day: Day) -> None:
             day.notes.append(f"{site.name}: {run_dir.name} is left out: {problem.message}")
     if closed:
         day.notes.append(f"{site.name}: {closed} runs are left out: this user may not read them")
-    rows: list[AccountingRow] = []
-    try:
-        rows = read_rows(site, [run_dir for run_dir, _, _ in chosen]) if chosen else []
-    except PitError as error:
-        day.notes.append(f"{site.name}: without the times of sacct: {error}")
+
+    def note(run_id: str, error: PitError) -> None:
+        what = f"{run_id} is without a ledger" if run_id else "without the times of sacct"
+        day.notes.append(f"{site.name}: {what}: {error}")
+
+    ledgers = ledgers_of(site, [run_dir for run_dir, _, _ in chosen], note)
     for run_dir, attempts, verdict in chosen:
-        ledger = None
-        try:
-            ledger = run_ledger(run_dir, rows)
-        except (PitError, OSError) as error:
-            day.notes.append(f"{site.name}: {run_dir.name} is without a ledger: {error}")
+        ledger = ledgers.get(run_dir)
         if ledger and not verdict and "" < ledger.until < day.since:  # it was killed long before its time limit
             continue
         day.runs.append(DayRun(run_dir.name, site.name, attempts, verdict, ledger))

@@ -10,7 +10,7 @@ from pitools.core.errors import PitError, UsageError
 from pitools.core.html_page import page, table, text
 from pitools.core.timestamps import now_rfc3339
 from pitools.launch.monitor import status
-from pitools.ledger.run_ledger import read_rows, run_ledger
+from pitools.ledger.run_ledger import ledgers_of
 from pitools.monitor.report.attempts import COLOURS, Attempt, attempt_parts, read_attempts, staging_table
 from pitools.monitor.report.ledger_plot import hours, ledger_bars, ledger_table
 from pitools.monitor.report.svg import bars, legend, lines, time_ticks
@@ -61,15 +61,11 @@ def _facts(record: RunRecord) -> str:
 
 
 def _ledger(run_dir: Path, site: Site) -> str:
-    note = ""
-    try:
-        rows = read_rows(site, [run_dir])
-    except PitError as error:
-        rows, note = [], f"<p class=note>without the times of sacct: {text(error)}</p>"
-    try:
-        ledger = run_ledger(run_dir, rows)
-    except (PitError, OSError) as error:
-        return f"<h2>Goodput</h2><p class=note>{text(error)}</p>"
+    problems: list[PitError] = []
+    ledger = ledgers_of(site, [run_dir], lambda _, error: problems.append(error)).get(run_dir)
+    note = "".join(f"<p class=note>{text(error)}</p>" for error in problems)
+    if ledger is None:
+        return f"<h2>Goodput</h2>{note}"
     if not ledger.allocated_s:
         return "<h2>Goodput</h2><p class=note>nothing was allocated yet</p>"
     note += f"<p class=note>no steps in its step log: {text(ledger.bad_logs)}</p>" if ledger.bad_logs else ""

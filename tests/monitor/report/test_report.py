@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from pitools.commands.monitor_report import report
 from pitools.core import html_page
 from pitools.core.errors import PitError, UsageError
+from pitools.ledger import run_ledger as run_ledgers
 from pitools.ledger.run_ledger import run_ledger
-from pitools.monitor.report import day as day_reader
 from pitools.monitor.report import svg
 from pitools.monitor.report.day import read_day
 from pitools.monitor.report.day_page import day_page
@@ -212,7 +212,7 @@ def test_a_killed_attempt_is_not_in_every_later_report(make_site: MakeSite, monk
     make_site("east")
     runs = Runs("east", NOON)
     rows: list[AccountingRow] = []
-    monkeypatch.setattr(day_reader, "read_rows", lambda *_: rows)
+    monkeypatch.setattr(run_ledgers, "read_rows", lambda *_: rows)
     limited, retried, killed = runs.add("limited", age_s=3600), runs.add("retried", age_s=3 * 86400), runs.add("killed")
     for run_dir, limit in ((limited, runs.at(60)), (killed, "2999-01-01T00:00:00Z")):
         path = run_dir / "attempts/0/start.json"
