@@ -35,13 +35,10 @@ def burn_factor(pair: Pair, period_s: float) -> float:
     return max(1.0, pair.spent * period_s / pair.long_s)
 
 
-def error_limit(pair: Pair, period_s: float, budget: float) -> float | None:
-    """Return the bad share from which a pair alerts; None if not even all being bad would reach it."""
-    limit = burn_factor(pair, period_s) * budget
-    return round(limit, 9) if limit < 1 else None
-
-
 def used_pairs(period_s: float, budget: float) -> list[tuple[Pair, float]]:
-    """Return the pairs that can alert, each with its limit, most urgent first; none for an objective near 0."""
-    limits = [(pair, error_limit(pair, period_s, budget)) for pair in PAIRS]
-    return [(pair, limit) for pair, limit in limits if limit is not None]
+    """Return the pairs that can alert, each with the bad share from which it does, most urgent first.
+
+    Left out is a pair whose limit not even all being bad would reach: each, for an objective near 0.
+    """
+    limits = [(pair, round(burn_factor(pair, period_s) * budget, 9)) for pair in PAIRS]
+    return [(pair, limit) for pair, limit in limits if limit < 1]

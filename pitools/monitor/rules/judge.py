@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from pitools.core.record import Record
 from pitools.core.units import exact_duration
 from pitools.monitor.rules import prometheus_api
-from pitools.monitor.rules.burn import PAIRS, Pair, used_pairs
+from pitools.monitor.rules.burn import WINDOWS, Pair, used_pairs
 from pitools.monitor.rules.measures import MEASURES, bad_share, event_count
 from pitools.monitor.rules.schema import Slo, SloFile
 from pitools.site.load import load_site
@@ -59,8 +59,7 @@ def judge_slos(slos: SloFile, shares: Shares) -> list[SloState]:
     """Return the state of each error budget that has events in its period, worst first within an SLO."""
     states = []
     for slo in slos.slo:
-        windows = {window for pair in PAIRS for window in (pair.short_s, pair.long_s)} | {slo.period_s}
-        by_window = {window: shares(slo, window) for window in sorted(windows)}
+        by_window = {window: shares(slo, window) for window in {*WINDOWS, slo.period_s}}
         owners = sorted({owner for found in by_window.values() for owner, share in found.items() if share})
         rows = [
             _judge(slo, owner, {window: found[owner] for window, found in by_window.items() if owner in found})
@@ -71,7 +70,8 @@ def judge_slos(slos: SloFile, shares: Shares) -> list[SloState]:
 
 
 def _judge(slo: Slo, owner: Owner, shares: dict[int, Share | None]) -> SloState:
-    info, burning, reason, is_known = MEASURES[slo.measure], "", "", True
+    info, reason, is_known = MEASURES[slo.measure], "", True
+    burning: Burning = ""
     for pair, limit in used_pairs(slo.period_s, slo.budget):
         burns = _burns(pair, limit, shares, slo.min_events)
         is_known &= burns is not None
@@ -89,7 +89,7 @@ def _judge(slo: Slo, owner: Owner, shares: dict[int, Share | None]) -> SloState:
     return SloState(
         **labels,
         slo=slo.name,
-        burning=burning,  # type: ignore[arg-type]
+        burning=burning,
         is_known=is_known,
         objective=slo.objective,
         period=slo.period,
