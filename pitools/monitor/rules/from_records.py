@@ -6,7 +6,6 @@ waited is not recorded.
 
 from __future__ import annotations
 
-import itertools
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -26,7 +25,7 @@ from pitools.monitor.rules.schema import Slo
 from pitools.site.load import load_site
 from pitools.site.schema import Site
 
-_MAX_RUNS = 1000  # as many as fleet_ledgers reads
+_MAX_RUNS = 1000
 
 
 class RunCounts(NamedTuple):
@@ -55,8 +54,9 @@ def record_shares(sites: Iterable[str], period_s: float, report: Callable[[str],
 
 def _read_runs(site: Site, since: str, report: Callable[[str], None]) -> list[RunCounts]:
     runs = []
-    ledgers = fleet_ledgers(site, since, report=lambda run_dir, error: report(f"{run_dir.name}: {error.message}"))
-    for ledger in itertools.islice(ledgers, _MAX_RUNS):
+    for ledger in fleet_ledgers(
+        site, since, report=lambda run_dir, error: report(f"{run_dir.name}: {error.message}"), limit=_MAX_RUNS
+    ):
         run_dir, counts = runs_dir(site) / ledger.run_id, Samples()
         count_run(run_dir, ledger, RunMark(), counts)
         if ledger.allocations:
