@@ -12,11 +12,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from pitools.monitor.rules.prometheus_api import query
 
 SLOS = """
 [[slo]]
@@ -64,6 +67,7 @@ WITHOUT_DATA = {
     "Oldest pending job",
     "Pending jobs",
 }
+MINUTES = 60  # of health
 pytestmark = pytest.mark.slow
 
 
@@ -99,6 +103,25 @@ class Fleet:
             "[retry]\nprogram = 3\n"
         )
         return str(json.loads(self.call("pit", "launch", "run", f"{name}.toml", "--site", "gamma"))["run_id"])
+
+    def monitor(self, start_prometheus: Callable[..., str], *slos: str) -> subprocess.Popen[bytes]:
+        """Start a Prometheus with the rules of a file, or the shipped ones, and an exporter, which is returned."""
+        rules = self.call("pit", "monitor", "rules", *slos)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        words = ["monitor", "export", "--site", "gamma", "--listen", address, "--every", "5s"]
+        exporter = self.start(sys.executable, "-m", "pitools", *words)
+        self.url = start_prometheus({}, rules=rules, scrape=address)
+        return exporter
+
+    def watch(self, duration_s: int) -> Counter[str]:
+        """For how many seconds an alert was `firing NAME` or `pending NAME`, looked at each second."""
+        seen = Counter[str]()
+        for _ in range(duration_s):
+            time.sleep(1)
+            seen.update(f"{state} {name}" for state in ("firing", "pending") for name in self.alerts(state))
+        return seen
 
     def alerts(self, state: str = "firing") -> dict[str, dict[str, str]]:
         """The annotations of alerts, by name, and of SLOs by theirs."""
@@ -150,6 +173,28 @@ def boards(repo: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.timeout(60 * MINUTES + 900)
+def test_a_healthy_hour_is_silent(fleet: Fleet, start_prometheus: Callable[..., str]) -> None:
+    """The shipped rules, while small jobs and runs begin and end: none fires, and at the end none is pending."""
+    fleet.launch("first", "200")  # a site whose folder of runs is missing is not well
+    fleet.monitor(start_prometheus)
+    seen = Counter[str]()
+    for turn in range(6 * MINUTES):
+        if turn % 30 == 15:
+            fleet.launch(f"run{turn}", "200")
+        fleet.call("sbatch", "-A", "lab", "-o", "/dev/null", "--wrap", f"sleep {turn % 12}")
+        seen += fleet.watch(10)
+    print("seconds that an alert was seen:", dict(seen))
+    assert not [name for name in seen if name.startswith("firing")], seen
+    assert not fleet.alerts("pending"), seen
+    with urllib.request.urlopen(f"{fleet.url}/api/v1/rules", timeout=10) as answer:
+        rules = [rule for group in json.load(answer)["data"]["groups"] for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    (jobs,) = query(fleet.url, "sum(pit_queue_wait_seconds_count)")
+    (ended,) = query(fleet.url, 'sum(pit_runs_ended_total{cause="succeeded"})')
+    assert (jobs.value >= 5 * MINUTES, ended.value >= MINUTES / 5 - 2) == (True, True), (jobs, ended)
+
+
 @pytest.mark.timeout(1500)
 def test_each_alert_fires_on_its_fault(
     fleet: Fleet, start_prometheus: Callable[..., str], boards: ModuleType, tmp_path: Path
@@ -159,19 +204,9 @@ def test_each_alert_fires_on_its_fault(
     Some seven minutes, because the exporter looks at the runs each five.
     """
     (tmp_path / "slos.toml").write_text(SLOS)
-    rules = fleet.call("pit", "monitor", "rules", "slos.toml")
     fleet.launch("well", "900")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve = [sys.executable, "-m", "pitools", "monitor", "export", "--site", "gamma", "--listen", f"127.0.0.1:{port}"]
-    exporter = fleet.start(*serve, "--every", "5s")
-    fleet.url = start_prometheus({}, rules=rules, scrape=f"127.0.0.1:{port}")
-    seen: set[str] = set()
-    for _ in range(60):
-        time.sleep(1)
-        seen |= set(fleet.alerts())
-    assert seen == set()
+    exporter = fleet.monitor(start_prometheus, "slos.toml")
+    assert not [name for name in fleet.watch(60) if name.startswith("firing")]
     fleet.call("pit", "monitor", "check", "slos.toml", "--prometheus", fleet.url)
 
     fleet.call("scontrol", "update", "nodename=gamma04", "state=drain", "reason=test")
