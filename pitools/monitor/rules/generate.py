@@ -87,10 +87,10 @@ def _burn_alert(slo: Slo, severity: Severity) -> list[Rule]:
         )
         count = event_count(slo, pair.long_s)
         terms.append(f"({long} and {short} and on ({info.by}) {count} >= {slo.min_events:g})")
-    bad = info.bad.format(within=slo.within)
-    where = ", ".join(f"{label} {{{{ $labels.{label} }}}}" for label in info.by.split(", "))
     if not terms:
         return []
+    bad = info.bad.format(within=slo.within)
+    where = ", ".join(f"{label} {{{{ $labels.{label} }}}}" for label in info.by.split(", "))
     rule = _rule(
         "PitSloBurn",
         " or ".join(terms),

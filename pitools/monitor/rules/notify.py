@@ -25,7 +25,7 @@ from pitools.monitor.rules.judge import Burning, SloState
 from pitools.monitor.rules.schema import SloFile
 from pitools.site.schema import Hook
 
-_WORSE = {"": ("ticket", "page"), "ticket": ("page",), "page": ()}
+_RANK = {"": 0, "ticket": 1, "page": 2}
 
 
 class SloNotice(Record, frozen=True, kw_only=True, tag="pit.slo-notice/1"):
@@ -84,12 +84,9 @@ def notify(
         for state in states:
             for hook in hooks_of(state.cluster):
                 key = _Sent(place, state.slo, state.cluster, state.tier, state.resource, hook.command)
-                last = sent.get(key, "")
-                if (
-                    "slo" not in hook.on
-                    or last == state.burning
-                    or (last in _WORSE[state.burning] and not state.is_known)
-                ):
+                was = sent.get(key, "")
+                is_better = _RANK[state.burning] < _RANK[was]
+                if "slo" not in hook.on or was == state.burning or (is_better and not state.is_known):
                     continue
                 env = {"PIT_EVENT": "slo", "PIT_SITE": state.cluster}
                 if error := run_hook(hook, _notice(state), env, Path.home(), Path("/")):

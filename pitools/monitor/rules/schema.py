@@ -104,11 +104,8 @@ def load_slos(path: Path | None = None) -> SloFile:
         has_limit = "LIMIT" in alert.expr
         if setting.limit is not None and not (has_limit and 0 <= setting.limit <= alert.most):
             expected = f"from 0 to {alert.most:g}" if has_limit else "none: leave it out"
-            raise ConfigError(
-                f'alert "{name}": limit {setting.limit:g} (expected {expected})',
-                where=where,
-                key=f"alerts.{name}.limit",
-            )
+            wrong = f'alert "{name}": limit {setting.limit:g} (expected {expected})'
+            raise ConfigError(wrong, where=where, key=f"alerts.{name}.limit")
     return slos
 
 
