@@ -38,7 +38,7 @@ min_events = 0
 [alerts]
 PitSiteUnreachable = {for = "10s"}
 PitCollectorFailing = {for = "10s"}
-PitExporterStale = {limit = 30, for = "5s"}
+PitExporterStale = {limit = 60, for = "5s"}
 PitNodesDrained = {limit = 0.2, for = "5s"}
 PitQueueStuck = {limit = 30, for = "5s"}
 PitRecoveries = {limit = 0}
