@@ -79,6 +79,7 @@ class Fleet:
         self.conf = root / "gamma" / "slurm.conf"
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_"))}
         self.env |= {"SLURM_CONF": str(self.conf), "PIT_SITE_PATH": str(root / "sites")}
+        self.env["XDG_STATE_HOME"] = str(folder / "state")  # an exporter's state is of its site's name
         self.url = ""
         self.processes: list[subprocess.Popen[bytes]] = []
 
