@@ -165,10 +165,14 @@ def format_cell(value: Any) -> str:
 
 
 def _csv_cell(value: Any) -> str:
-    """Return a value as a CSV cell: empty for None, a number with all its digits."""
+    """Return a value as a CSV cell: empty for None, a number with all its digits.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     if isinstance(value, float):
         return repr(value)
-    return "" if value is None or value == "" else format_cell(value)
+    text = "" if value is None or value == "" else format_cell(value)
+    return f"'{text}" if text[1:] and text[0] in "=+-@" and not isinstance(value, int) else text
 
 
 def default_format() -> str:

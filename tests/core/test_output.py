@@ -49,6 +49,17 @@ def test_tsv_has_a_head_and_every_row() -> None:
     assert text("tsv", ("node", "free_bytes")).splitlines() == ["node\tfree_bytes", "n02\t5", "n01\t12345"]
 
 
+def test_csv_has_no_formulas() -> None:
+    """Text that a spreadsheet would run is text there; numbers and a lone sign stay as they are."""
+    stream = io.StringIO()
+    with Output("csv", (), stream) as out:
+        for note in ("=cmd()", "@SUM(A1)", "+1", "-2", "\t=x", "-", "a=b"):
+            out(Row(node="n", free_bytes=-5, note=note))
+    assert [line.split(",") for line in stream.getvalue().splitlines()[1:]] == [
+        ["n", "-5", note] for note in ("'=cmd()", "'@SUM(A1)", "'+1", "'-2", "\\t=x", "-", "a=b")
+    ]
+
+
 def test_hosts_folds_the_nodes() -> None:
     """One folded list, ready for sbatch -w."""
     assert text("hosts") == "n[01-02]\n"
