@@ -102,12 +102,15 @@ PriorityWeightAge=1000
 
 
 def _accounting(layout: Layout) -> str:
+    # No node has a GPU; a test of accounting writes them into the rows of jobs.
     return f"""\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={LOOPBACK}
 AccountingStoragePort={layout.accounting_port}
 AccountingStorageEnforce=associations,limits,qos
 AccountingStoreFlags=job_comment
+AccountingStorageTRES=gres/gpu
+GresTypes=gpu
 JobAcctGatherType=jobacct_gather/linux
 JobCompType=jobcomp/none
 """

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_hours_are_sreports_to_the_second(pit: Pit, slurm: Callable[..., str], c
     """Arrays, parts, failed, cancelled, requeued and running jobs, that a window's edges cut; as `sreport` has them.
 
     sreport knows whole hours that have passed: the jobs' times are moved to three days ago, in slurmdbd's own table.
+    They get GPUs there, too: no node has any.
     """
     ids = [slurm("sbatch", "--parsable", "-o", "/dev/null", "-A", *words).strip() for words in JOBS]
     held = ("sbatch", "--parsable", "-o", "/dev/null", "-A", "lab", "--requeue", "--wrap=sleep 600")
@@ -69,32 +71,35 @@ def test_hours_are_sreports_to_the_second(pit: Pit, slurm: Callable[..., str], c
         end = begin + 12 * HOUR
         slurm("sacctmgr", "-i", "rollup", _slurm_time(begin), _slurm_time(end))
         words = ["monitor", "usage", "--site", "alpha", "--store", "u.sqlite", "--by", "account", "--format", "jsonl"]
-        total_s = 0
+        total_s: Counter[str] = Counter()
         for since, until in ((begin, end), (begin + HOUR, begin + 2 * HOUR), (begin + 2 * HOUR, begin + 7 * HOUR)):
             done = pit(*words, "--since", _rfc3339(since), "--until", _rfc3339(until))
             assert done.returncode == 0, done.stderr
             rows = [json.loads(line) for line in done.stdout.splitlines()]
-            ours = {(row["group"], "cpu"): round(row["cpu_hours"] * HOUR) for row in rows}
-            ours |= {(row["group"], "node"): round(row["node_hours"] * HOUR) for row in rows}
+            columns = {"cpu": "cpu_hours", "node": "node_hours", "gres/gpu": "gpu_hours"}
+            ours = {(row["group"], tres): round(row[name] * HOUR) for row in rows for tres, name in columns.items()}
             assert {key: used_s for key, used_s in ours.items() if used_s} == sreport(slurm, since, until)
-            total_s += sum(ours.values())
-        assert total_s > 10 * HOUR
+            for (_, tres), used_s in ours.items():
+                total_s[tres] += used_s
+        assert min(total_s.values()) > HOUR
     finally:
         slurm("scancel", running, requeued)
 
 
 def move_jobs(slurm: Callable[..., str], clusters: Path, ids: Sequence[str], begin: int) -> None:
-    """Move all starts of jobs to the hours from `begin` on, and let them take longer, so that hours cut them.
+    """Move all starts of jobs to the hours from `begin` on, and let them take longer, so that hours cut them; add GPUs.
 
     The cluster's registration is moved too: sreport knows no jobs from before it.
     """
     socket = f"--socket={clusters / 'db' / 's'}"
     where = f"id_job BETWEEN {min(map(int, ids))} AND {max(map(int, ids)) + 3}"
     table = "slurm_accounting.alpha_job_table"
+    gpu = slurm("mariadb", socket, "-N", "-e", "SELECT id FROM slurm_accounting.tres_table WHERE name='gpu'").strip()
     inx = slurm("mariadb", socket, "-N", "-e", f"SELECT job_db_inx FROM {table} WHERE {where} AND time_start").split()
     moves = [
         f"UPDATE {table} SET time_submit={start - 90}, time_eligible={start - 60}, time_start={start}, "
-        f"time_end=IF(time_end, {start + 1234 + 777 * k}, 0) WHERE job_db_inx={row};"
+        f"time_end=IF(time_end, {start + 1234 + 777 * k}, 0), tres_alloc=CONCAT(tres_alloc, ',{gpu}={k % 3}') "
+        f"WHERE job_db_inx={row};"
         for k, row in enumerate(inx)
         for start in [begin + 1801 * k]
     ]
@@ -106,10 +111,10 @@ def move_jobs(slurm: Callable[..., str], clusters: Path, ids: Sequence[str], beg
 
 
 def sreport(slurm: Callable[..., str], since: int, until: int) -> dict[tuple[str, str], int]:
-    """(account, cpu or node) → seconds of its users, by sreport."""
+    """(account, cpu, node or gres/gpu) → seconds of its users, by sreport."""
     span = [f"start={_slurm_time(since)}", f"end={_slurm_time(until)}", "clusters=alpha"]
     report = ["AccountUtilizationByUser", *span, "format=Account,Login,TresName,Used"]
-    rows = slurm("sreport", "-n", "-P", "-t", "seconds", "-T", "cpu,node", "cluster", *report).splitlines()
+    rows = slurm("sreport", "-n", "-P", "-t", "seconds", "-T", "cpu,node,gres/gpu", "cluster", *report).splitlines()
     cells = [line.split("|") for line in rows]
     return {(account, tres): int(used_s) for account, login, tres, used_s in cells if login}
 
