@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import BinaryIO, NamedTuple
 
 from pitools.core.errors import DataError, PitError
+from pitools.core.output import printable
 from pitools.ledger.job_stats import gpu_utilization
 from pitools.slurm.fields import none_to_empty, parse_count, parse_tres
 from pitools.slurm.states import parse_job_state
@@ -104,7 +105,7 @@ def read_jobs(
     parse = _row_parser(header, zone)
     id_column = header.index("JobIDRaw" if "JobIDRaw" in header else "JobID")
     for line, text, problem in _records(file, header, sep, id_column):
-        cells = text.split(sep)
+        cells = (text if text.isprintable() else printable(text)).split(sep)
         if problem:
             yield BadRecord(line, problem)
         elif not _JOB_ID.fullmatch(cells[id_column]):
@@ -124,10 +125,9 @@ def _records(file: BinaryIO, header: Sequence[str], sep: str, id_column: int) ->
     for number, raw in enumerate(file, start=2):
         line = raw.decode(errors="replace")
         line_count = line.count(sep)
-        # A record that is not complete is continued by what is no record itself.
-        may_begin = line_count == n_separators or count >= n_separators
         is_over = len(lines) >= _MAX_RECORD_LINES or (count == n_separators and not ends_in_text)
-        if not lines or is_over or (may_begin and _begins(line, sep, id_column)):
+        is_next = count >= n_separators and _begins(line, sep, id_column)
+        if not lines or is_over or is_next or line_count == n_separators:
             if lines:
                 yield from _split_torn(lines, number - len(lines), sep, n_separators, id_column)
             lines, count = [line], line_count
@@ -182,7 +182,7 @@ def _row_parser(header: Sequence[str], zone: tzinfo | None) -> Callable[[Sequenc
         eligible_text, start_text, end_text, elapsed_text, comment, admin_comment, tres = cells[9:]
         state, elapsed_s = _job_state(state_text.partition(" ")[0]), int(elapsed_text or 0)
         amounts = _amounts("".join(_COUNTED.findall(tres)))
-        if max(abs(elapsed_s), *amounts) > _MAX_NUMBER:
+        if max(elapsed_s, *amounts) > _MAX_NUMBER:
             raise ValueError("a number is too large")
         submit = clock(submit_text)
         if submit is None:

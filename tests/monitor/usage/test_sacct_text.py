@@ -11,7 +11,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError
@@ -83,6 +83,12 @@ def test_steps_are_left_out_and_never_started_jobs_have_no_start() -> None:
     assert (shown, bad) == ([("COMPLETED", T0 + 5, 60, 1), ("CANCELLED", None, 0, 1), ("CANCELLED", None, 0, 0)], [])
 
 
+def test_no_text_colours_a_terminal() -> None:
+    """What is not printable in a name is stored as a space."""
+    (row,), _ = read(HEADER + line(User="a\x1b[31mb", QOS="x\ty"))
+    assert (row.user, row.qos) == ("a [31mb", "x y")
+
+
 def test_a_tag_is_the_models_or_the_runs() -> None:
     """model=TAG of the comment, else the name of the run whose id the job's name is."""
     named = line(JobName="bc-jax-20260303-013341-9f3c2a.2")
@@ -95,8 +101,8 @@ def test_a_tag_is_the_models_or_the_runs() -> None:
 
 def test_the_hour_that_comes_twice() -> None:
     """Where clocks go back, start and end are those that are as far apart as the job took."""
-    start, hour_later = "2026-10-25T02:30:00", "2026-10-25T02:30:00"
-    for end, elapsed_s in (("2026-10-25T02:40:00", 600), (hour_later, 3600), ("2026-10-25T03:30:00", 7200)):
+    start, hour_later, after = "2026-10-25T02:30:00", "2026-10-25T02:30:00", "2026-10-25T03:30:00"
+    for end, elapsed_s in (("2026-10-25T02:40:00", 600), (hour_later, 3600), (after, 3600), (after, 7200)):
         rows, _ = read(HEADER + line(Start=start, End=end, ElapsedRaw=str(elapsed_s)), zone="Europe/Berlin")
         assert (rows[0].end or 0) - (rows[0].start or 0) == elapsed_s
     before = line(Start="2026-10-24T22:00:00", End="2026-10-25T03:00:00", ElapsedRaw="21600")
@@ -133,6 +139,7 @@ def test_any_names_are_read_back(names: list[str], comments: st.DataObject) -> N
     st.lists(st.sampled_from(["good", "lines", "short", "long", "number", "time", "junk", "id", "back"]), max_size=10),
     st.booleans(),
 )
+@example(["short", "lines", "id"], False)
 def test_bad_records_are_counted_and_hide_none(kinds: list[str], is_torn: bool) -> None:
     """Of a file with torn, overlong and wrong records all good ones are read, and each bad one has its line."""
     good = line()
