@@ -35,7 +35,8 @@ _MAX_DAYS = 3660
 @click.option(
     "--by",
     type=click.Choice(["user", "account", "qos", "partition", "site", "tag"]),
-    help="A row for each; by default one row of all jobs.",
+    multiple=True,
+    help="A row for each, or for each combination if repeated; by default one row of all jobs.",
 )
 @click.option("--store", "path", type=LocalPath(dir_okay=False), metavar="FILE", help="Keep the accounting there.")
 @click.option(
@@ -50,7 +51,7 @@ def usage(
     sites: tuple[str, ...],
     since: str,
     until: str | None,
-    by: str | None,
+    by: tuple[str, ...],
     path: Path | None,
     source: BinaryIO | None,
     form: str,
@@ -80,7 +81,8 @@ def usage(
     moments = [parse_since(text) if text else now_rfc3339() for text in (since, until)]
     begin, end = (int(datetime.fromisoformat(text).timestamp()) for text in moments)
     if begin >= end:
-        raise UsageError("--since is not before --until", hint="pit monitor usage --since 7d")
+        problem = f"--since ({moments[0]}) is not before --until ({moments[1]})"
+        raise UsageError(problem, hint="8d means 8 days ago: pit monitor usage --since 8d --until 7d")
     if not source and begin < end - _MAX_DAYS * 86_400:
         raise UsageError(f"--since is more than {_MAX_DAYS} days before --until, and sacct is asked for each")
     if source and len(sites) != 1:
@@ -100,7 +102,7 @@ def usage(
                 if done.bad or source or sys.stderr.isatty():  # cron would mail it each time
                     click.echo(f"pit: {done}", err=True)
         with Output(form, COLUMNS if by else COLUMNS[1:]) as out:
-            for row in report.usage_rows(opened, loaded, begin, end, by or ""):
+            for row in report.usage_rows(opened, loaded, begin, end, ",".join(dict.fromkeys(by))):
                 out(row)
     for other in failed[1:]:
         click.echo(f"pit: {other}", err=True)

@@ -39,13 +39,13 @@ _OVERHEAD = "overhead"  # of a run with a ledger that ended well, or runs: all t
 class UsageRow(Record, frozen=True, kw_only=True, tag="pit.usage/1"):
     """What jobs used between since and until, of one group.
 
-    by, group: the column and its value, "" for all jobs. jobs, starts: a requeued job starts several times. resource:
-    gpu, or node for a group without GPUs: hours of it are what useful_hours and waste_hours (cause → hours) divide.
-    useful_hours: of jobs that completed or run, times the goodput of runs whose ledger is known. cost: by the site
-    files' price_per_node_hour; a node's price is shared among its GPUs; None without a price. cost_per_hour,
-    cost_per_useful_hour: of resource. efficiency: mean of goodput, or else of the GPU utilization that jobstats
-    recorded, 0 to 1, over the share efficiency_known of the hours; None if that is 0. wait_p50_s, wait_p95_s: of the
-    starts between since and until, from the time when the job could have started; None without any.
+    by, group: the columns and their values, each joined by commas; "" for all jobs. jobs, starts: a requeued job starts
+    several times. resource: gpu, or node for a group without GPUs: hours of it are what useful_hours and waste_hours
+    (cause → hours) divide. useful_hours: of jobs that completed or run, times the goodput of runs whose ledger is
+    known. cost: by the site files' price_per_node_hour; a node's price is shared among its GPUs; None without a price.
+    cost_per_hour, cost_per_useful_hour: of resource. efficiency: mean of goodput, or else of the GPU utilization that
+    jobstats recorded, 0 to 1, over the share efficiency_known of the hours; None if that is 0. wait_p50_s, wait_p95_s:
+    of the starts between since and until, from the time when the job could have started; None without any.
     """
 
     by: str
@@ -115,11 +115,11 @@ def usage_rows(
 ) -> list[UsageRow]:
     """Return what the jobs of sites used between two Unix times, dearest first.
 
-    by: one of KEYS, for a row of each of its values; "" for one row of all jobs.
+    by: of KEYS, joined by commas, for a row of each of their values; "" for one row of all jobs.
     """
     _insert_prices(store, sites)
     groups: dict[tuple[str, str], _Group] = {}
-    query = _STARTS.format(key=by if by in KEYS else "''")
+    query = _STARTS.format(key=" || ',' || ".join(key for key in by.split(",") if key in KEYS) or "''")
     for name, currency, *job, state, s, gpus, nodes, cpus, cost, goodput, efficiency, wait_s in store.execute(
         query, {"since": since, "until": until}
     ):

@@ -118,13 +118,15 @@ def test_waste_has_its_cause(opened: sqlite3.Connection) -> None:
         job(3, "NODE_FAIL"),
         job(3, hours=(10, 15)),
         job(4, "CANCELLED by 7", hours=(0, 5)),
+        job(5, "DEADLINE", hours=(0, 1)),
+        job(6, hours=(1000, 1001)),  # the window is over
     ]
     (row,) = usage(opened, jobs)
-    assert (row.jobs, row.starts, row.resource, row.gpu_hours) == (4, 5, "gpu", 320.0)
-    assert row.waste_hours == {"failed": 80.0, "node_fail": 80.0, "cancelled": 40.0}
-    assert (row.useful_hours, row.cost, row.currency) == (120.0, 1600.0, "EUR")
-    assert (row.cost_per_hour, row.cost_per_useful_hour) == (5.0, pytest.approx(1600 / 120))
-    assert (row.wait_p50_s, row.wait_p95_s, row.efficiency, row.efficiency_known) == (180, 240, None, 0.0)
+    assert (row.jobs, row.starts, row.resource, row.gpu_hours) == (5, 6, "gpu", 328.0)
+    assert row.waste_hours == {"failed": 80.0, "node_fail": 80.0, "cancelled": 40.0, "timeout": 8.0}
+    assert (row.useful_hours, row.cost, row.currency) == (120.0, 1640.0, "EUR")
+    assert (row.cost_per_hour, row.cost_per_useful_hour) == (5.0, pytest.approx(1640 / 120))
+    assert (row.wait_p50_s, row.wait_p95_s, row.efficiency, row.efficiency_known) == (180, 300, None, 0.0)
 
 
 def test_a_ledger_says_what_of_a_run_was_useful(opened: sqlite3.Connection) -> None:
@@ -193,14 +195,17 @@ def test_a_store_is_its_users_alone(tmp_path: Path) -> None:
 
 
 def test_the_command_reads_a_file_and_prints_records(tmp_path: Path) -> None:
-    """A file on stdin, a store, a report by user; the schema's keys are only added to."""
+    """A file on stdin, a store, a report by user and partition; the schema's keys are only added to."""
     text = dump([job(1, user="ada"), job(2, "FAILED", user="bob")])
     argv = [sys.executable, "-m", "pitools", "monitor", "usage", "--store", str(tmp_path / "u"), "--from", "-"]
-    argv += ["--since", "2026-05-01", "--until", "2026-12-01", "--by", "user"]
+    argv += ["--since", "2026-05-01", "--until", "2026-12-01", "--by", "user", "--by", "partition"]
     done = subprocess.run(argv, input=text, capture_output=True, env={**os.environ, "TZ": "UTC"}, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(row["group"], row["gpu_hours"], row["useful_hours"]) for row in rows] == [("ada", 80, 80), ("bob", 80, 0)]
+    assert [(row["group"], row["gpu_hours"], row["useful_hours"]) for row in rows] == [
+        ("ada,gpu", 80, 80),
+        ("bob,gpu", 80, 0),
+    ]
     assert b"<stdin>: 2 rows read, 2 new or changed" in done.stderr
     keys = (
         "schema by group since until jobs starts gpu_hours cpu_hours node_hours resource useful_hours waste_hours cost"
@@ -215,3 +220,11 @@ def test_times_that_are_refused(since: str, tmp_path: Path) -> None:
     argv = ["--site", "local", "--store", f"{tmp_path}/u", "--since", since]
     assert isinstance(CliRunner().invoke(command, argv).exception, UsageError)
     assert not (tmp_path / "u").exists()
+
+
+def test_a_window_without_an_hour_says_its_times() -> None:
+    """8d is 8 days ago, so it is before 7d."""
+    error = CliRunner().invoke(command, ["--site", "local", "--since", "7d", "--until", "2026-01-02"]).exception
+    assert isinstance(error, UsageError)
+    assert "2026-01-02T00:00:00" in str(error)
+    assert "8 days ago" in error.hint
