@@ -1,6 +1,7 @@
 """Ask ml-goodput for the goodput of events, in the environment that has it, with a log in memory for Google Cloud's.
 
-Reads [["job_start"|"step"|"job_end", Unix time, step number]…] from stdin; writes {"version", "goodput", "badput"}.
+Reads [[event, Unix time, step number]…] from stdin, each event as GoodputRecorder's method for its time: `job_start`,
+`tpu_init_end`, `step_start` …; writes {"version", "goodput", "badput"}.
 """
 
 from __future__ import annotations
@@ -37,12 +38,8 @@ def main() -> None:
     recorder = GoodputRecorder("run", "log", True, cloud_logger=log)
     for kind, t, step in json.load(sys.stdin):
         moment = datetime.fromtimestamp(t, UTC)
-        if kind == "job_start":
-            recorder.record_job_start_time(moment)
-        elif kind == "step":
-            recorder.record_step_start_time(step, moment)
-        else:
-            recorder.record_job_end_time(moment)
+        record = getattr(recorder, f"record_{kind}_time")
+        record(step, moment) if kind == "step_start" else record(moment)
     with tempfile.TemporaryDirectory() as folder:
         calculator = GoodputCalculator("run", "log", cloud_logger=log, cache_dir=folder)
         goodput, badput, _ = calculator.get_job_goodput(include_badput_breakdown=True)
