@@ -22,7 +22,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 ZONE, USERS = "Europe/Berlin", 20_000
 _LOCAL = ZoneInfo(ZONE)
 STATES = ["COMPLETED"] * 14 + ["FAILED"] * 3 + ["CANCELLED by 1000", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"]
-NAMES = ["train", "eval-7b", "bc-jax-20260303-013341-9f3c2a.0", "interactive", "sbatch wrap", "pre|processing"]
+NAMES = ["train", "eval-7b", "bc-jax-20260303-013341", "interactive", "sbatch wrap", "pre|processing"]
 SIZES = [(1, 4, 0), (1, 16, 1), (1, 96, 8), (2, 192, 16), (8, 768, 64), (64, 6144, 512)]
 
 
@@ -48,6 +48,7 @@ def _rows(jobs: int, sep: str, rng: random.Random) -> Iterator[bytes]:
         job_id = f"{number - 1}+1" if kind > 0.99 else job_id
         name = NAMES[int(rng.random() * len(NAMES))]
         name = name.replace("|", "/") if sep == "|" else name
+        name += f"-{number // 20:06x}.{number % 20}" if name.startswith("bc-jax") else ""  # a run's jobs
         user = int(USERS * rng.random() ** 2)
         name += "\nsecond line" if kind > 0.999 else "\udcff\udc80" if kind > 0.998 else ""
         comment = f"model=m{user % 70}" if kind < 0.1 else ""

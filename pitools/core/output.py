@@ -165,10 +165,7 @@ def format_cell(value: Any) -> str:
 
 
 def _csv_cell(value: Any) -> str:
-    """Return a value as a CSV cell: empty for None, a number with all its digits.
-
-    Text that a spreadsheet would take for a formula begins with an apostrophe.
-    """
+    """Return a value as a CSV cell: empty for None, a number with all its digits, a formula as text: with a `'`."""
     if isinstance(value, float):
         return repr(value)
     text = "" if value is None or value == "" else format_cell(value)

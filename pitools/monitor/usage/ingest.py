@@ -13,7 +13,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
 from typing import BinaryIO
 
 import msgspec
@@ -86,7 +86,7 @@ def ingest_site(
     spans = _spans(covered, since, int(now()))
     with progress.progress_bar(f"accounting of {name}", len(spans), unit="days") as bar:
         for begin, end in spans:
-            when = [f"--starttime={_utc(begin)}", f"--endtime={_utc(end)}" if end else "--endtime=now"]
+            when = [f"--starttime={_rfc3339(begin)[:19]}", f"--endtime={_rfc3339(end)[:19] or 'now'}"]
             with _query(transport, when, run) as (answer, sep, clock), stores.transaction(store):
                 _write(store, name, read_jobs(answer, sep, UTC), done, left)
                 first, last = stores.covered(store, name) or (begin, begin)
@@ -195,7 +195,3 @@ def _query(transport: Transport, which: Sequence[str], run: RunFunction) -> Iter
 
 def _rfc3339(unix_s: int | None) -> str:
     return "" if unix_s is None else unix_to_rfc3339(unix_s)
-
-
-def _utc(unix_s: int) -> str:
-    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%S}"

@@ -9,8 +9,8 @@ Only a record of several lines, the first of which just fills up a torn one, is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta, tzinfo
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, tzinfo
 from functools import lru_cache
 from operator import itemgetter
 from statistics import fmean
@@ -48,7 +48,6 @@ _MAX_NUMBER = 1 << 40  # SQLite refuses more than 63 bits
 _SET_BACK_S = 3600  # in the hour that comes twice, a start may be taken for the later one
 _COUNTED = re.compile(r"(?:^|,)(?:node|cpu|gres/gpu(?::[^=,]*)?)=[^,]*")  # of AllocTRES: the memory differs in each job
 _SECONDS = {f":{s // 60:02}:{s % 60:02}": s for s in range(3600)}
-_MAX_HOURS = 1 << 16  # of seven years
 _RUN_ID = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}")
 _MODEL = re.compile(r"(?:^|[\s,;])model=([^\s,;]+)")
 
@@ -211,11 +210,9 @@ _job_state = lru_cache(maxsize=256)(parse_job_state)
 def _amounts(tres_text: str) -> tuple[int, int, int]:
     """Return the nodes, CPUs and GPUs of an allocation. Raises ClusterError for text that is no amount."""
     tres = parse_tres(tres_text)
-    gpus: Mapping[str, str] = {name: amount for name, amount in tres.items() if name.startswith("gres/gpu:")}
-    if "gres/gpu" in tres:
-        gpus = {"": tres["gres/gpu"]}  # the sum of those with a type
-    nodes, cpus = (parse_count(tres.get(name, "")) or 0 for name in ("node", "cpu"))
-    return nodes, cpus, sum(parse_count(amount) or 0 for amount in gpus.values())
+    nodes, cpus, gpus = (parse_count(tres.get(name, "")) for name in ("node", "cpu", "gres/gpu"))
+    typed = (parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))
+    return nodes or 0, cpus or 0, sum(typed) if gpus is None else gpus
 
 
 class _Clock:
@@ -223,7 +220,7 @@ class _Clock:
 
     def __init__(self, zone: tzinfo | None) -> None:
         self.zone = zone
-        self._hour_begin = lru_cache(_MAX_HOURS)(self._look_up_hour)
+        self._hour_begin = lru_cache(1 << 16)(self._look_up_hour)  # of seven years
 
     def __call__(self, text: str, before: int | None = None) -> int | None:
         """Return the Unix time, None for an empty value. before: choose the later of two that is not after it."""
@@ -263,6 +260,4 @@ class _Clock:
         return starts.pop() if len(starts) == 1 else None
 
     def _unix(self, local: datetime) -> int:
-        if local.tzinfo or self.zone is None:
-            return int(local.timestamp())
-        return int((local.replace(tzinfo=self.zone) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())
+        return int(local.replace(tzinfo=local.tzinfo or self.zone).timestamp())
