@@ -100,7 +100,19 @@ _recoveries = Panel(
     "Times that a run went on after a fault. More: pit launch why RUN",
     stacked=True,
 )
-_cost = Panel("Cost in an hour", "short", _in("1h", "pit_cost_total", "partition"), _legend("partition"), stacked=True)
+_cost = Panel(
+    "Cost in an hour",
+    "short",
+    _in("1h", "pit_cost_total", "partition", "currency"),
+    _legend("partition", "currency"),
+    stacked=True,
+)
+
+
+def _free(what: str) -> Panel:
+    expr = f'pit_partition_{what.lower()}{{C, state="idle"}}'
+    return Panel(f"Free {what}", "short", expr, _legend("partition"), "More: pit place list", kind="bargauge")
+
 
 DASHBOARDS: dict[str, tuple[Row, ...]] = {
     "fleet": (
@@ -120,8 +132,8 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
                 Panel(
                     "Firing alerts",
                     "short",
-                    'count(ALERTS{C, alertname=~"Pit.*", alertstate="firing"}) or vector(0)',
-                    "alerts",
+                    'count by (cluster, alertname) (ALERTS{C, alertname=~"Pit.*", alertstate="firing"}) or vector(0)',
+                    _legend("alertname"),
                     "The runbook of each alert is the command to type next.",
                     _up_to(1),
                     kind="stat",
@@ -130,7 +142,7 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
             ),
         ),
         Row("Goodput", "goodput", (_goodput, _states)),
-        Row("Capacity and cost", "metrics", (_gpus, _nodes, _cost)),
+        Row("Room and cost", "metrics", (_free("GPUs"), _free("nodes"), _cost)),
         Row("Queues and recoveries", "metrics", (_queue, _waits, _recoveries)),
     ),
     "site": (
@@ -167,6 +179,7 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
                 _queue,
                 _waits,
                 Panel("Leaf switches over the fewest", "short", "pit_job_leaf_spread_ratio{C}", _legend("statistic")),
+                Panel("Running jobs of several nodes", "short", "pit_job_leaf_spread_jobs{C}"),
             ),
         ),
         Row("Cost", "usage", (_cost._replace(width=24),)),
@@ -179,6 +192,7 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
                 Panel("Runs", "short", "pit_runs{C}", _legend("state"), stacked=True),
                 _goodput,
                 Panel("GPUs without a step for 10 min", "short", "pit_held_idle_gpus{C}", steps=_up_to(8)),
+                Panel("GPUs of runs with a step log", "short", "pit_held_watched_gpus{C}"),
                 _states,
                 Panel(
                     "Lost hours in a day",
@@ -196,6 +210,14 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
                 _recoveries,
                 Panel("Time to recover, in 6 h", "s", _quantile("pit_recovery_seconds")),
                 Panel("Runs in the queue", "short", _at_once("pit_run_queue_seconds_total")),
+                Panel(
+                    "Runs that ended in a day",
+                    "short",
+                    _in("1d", "pit_runs_ended_total", "cause"),
+                    _legend("cause"),
+                    stacked=True,
+                    width=24,
+                ),
             ),
         ),
     ),

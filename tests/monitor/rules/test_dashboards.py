@@ -29,7 +29,7 @@ KEYS = {
     "panel": "id type title description datasource links gridPos fieldConfig options targets",
     "target": "refId datasource expr legendFormat instant range",
     "variable": "name type label query refresh datasource definition sort multi includeAll allValue current",
-    "link": "type title tags asDropdown includeVars keepTime targetBlank url",
+    "link": "type title tags icon tooltip url asDropdown includeVars keepTime targetBlank",
     "defaults": "unit thresholds color custom",
 }
 UNITS = {"short", "percentunit", "s", "h", "Bps"}
@@ -53,7 +53,7 @@ def test_keys_are_those_of_grafana() -> None:
     for name in DASHBOARDS:
         board = dashboard(name)
         assert set(board) <= set(KEYS["dashboard"].split())
-        assert {key for link in board["links"] for key in link} <= set(KEYS["link"].split())
+        assert [set(link) for link in board["links"]] == [set(KEYS["link"].split())]
         assert {key for item in board["templating"]["list"] for key in item} <= set(KEYS["variable"].split())
         assert [item["name"] for item in board["templating"]["list"]] == ["datasource", "cluster"]
         ids = [panel["id"] for panel in board["panels"]]
@@ -106,6 +106,12 @@ def test_every_query_is_of_exported_metrics_and_the_selected_clusters() -> None:
                     legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
                     selected = set(re.findall(r"(\w+)=~", expr))
                     assert legend | selected <= {*metric.labels, "cluster"}, expr
+
+
+def test_every_metric_is_on_a_dashboard() -> None:
+    """What is exported can be seen."""
+    shown = " ".join(target["expr"] for _, panel in panels() for target in panel["targets"])
+    assert [metric.name for metric in METRICS if not re.search(rf"\b{metric.name}(_bucket)?\b", shown)] == []
 
 
 def healthy_series() -> dict[str, Callable[[float], float]]:
