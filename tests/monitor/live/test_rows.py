@@ -69,3 +69,21 @@ def test_cells(items: list[RunItem]) -> None:
         "lost": ("", "", "program: it raised KeyError"),
     }
     assert rows.run_row(items[0]._replace(is_stale=True)).style == "dim"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-5, "0s"),
+        (59.4, "59s"),
+        (60, "1m"),
+        (3599, "60m"),
+        (3600, "1h"),
+        (172799, "48h"),
+        (172800, "2d"),
+        (9e8, "10417d"),
+    ],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    """Days from the second on."""
+    assert rows.short_time(seconds) == expected

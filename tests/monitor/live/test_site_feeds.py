@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import ClusterError, UsageError
+from pitools.launch import slurm_cache
+from pitools.launch.slurm_cache import CachedState
+from pitools.launch.slurm_cache.store import QueryFailure
 from pitools.monitor.live.alerts import alerts
 from pitools.monitor.live.feed import Answer
-from pitools.monitor.live.site_feeds import SlurmView, make_feeds, queues_of
+from pitools.monitor.live.site_feeds import SlurmView, make_feeds, queues_of, read_slurm
+from pitools.place.clusters import cache, snapshot
 from pitools.place.clusters.snapshot import ControllerState
 from pitools.slurm.records import Node, Partition, SlurmJob
 from tests.monitor.fleet import Runs
@@ -80,6 +84,41 @@ def test_alerts_name_what_is_wrong(make_site: MakeSite, tmp_path: Path) -> None:
         time.sleep(0.01)
     site.stop()
     assert site.is_runs_stale
+
+
+@pytest.mark.parametrize(("runs_age_s", "slurm_age_s", "is_stale"), [(8, 85, False), (12, 95, True)])
+def test_what_is_old_is_grey(make_site: MakeSite, runs_age_s: float, slurm_age_s: float, is_stale: bool) -> None:
+    """After 10 s without the folder, and 90 s without the controller, without any error."""
+    make_site("east", "slurm")
+    (site,) = make_feeds(["east"])
+    assert site.runs
+    assert site.slurm
+    site.runs.answer = Answer([], time.monotonic() - runs_age_s, None)
+    site.slurm.answer = Answer(SlurmView({}, time.time() - slurm_age_s, (), ()), time.monotonic(), None)
+    assert (site.is_runs_stale, site.is_slurm_stale) == (is_stale, is_stale)
+
+
+def test_a_controller_is_asked_when_its_answer_is_old(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queues of a view that is new are kept; its states are those of now, and a query that failed is an error."""
+    site, asked = make_site("east", "slurm").site, list[str]()
+    states = {"7": CachedState(state="RUNNING", age_s=0)}
+
+    def query(key: str, *_: object, **__: object) -> ControllerState:
+        asked.append(key)
+        return STATE
+
+    monkeypatch.setattr(slurm_cache, "cached_states", lambda *_: states)
+    monkeypatch.setattr(cache, "get_or_query", query)
+    first = read_slurm(site, ["7"], None)
+    assert [queue.partition for queue in first.queues] == ["a", "b"]
+    before = SlurmView({}, time.time() - 1, (), ())
+    assert read_slurm(site, ["7"], before) == before._replace(states=states)
+    assert len(asked) == 1
+    assert read_slurm(site, ["7"], before._replace(seen_s=time.time() - snapshot.MAX_AGE_S - 1)) == first
+    failure = QueryFailure(message="no answer", where="east", hint="", retry=True, failed_at_s=0)
+    states["8"] = CachedState(state="UNKNOWN", age_s=9, failure=failure)
+    with pytest.raises(ClusterError):
+        read_slurm(site, ["7", "8"], first)
 
 
 def test_which_sites_are_watched(make_site: MakeSite, tmp_path: Path) -> None:
