@@ -99,7 +99,8 @@ def filter_items(items: Sequence[RunItem], text: str) -> list[RunItem]:
 
 def sort_items(items: Sequence[RunItem], order: str, *, is_reversed: bool = False) -> list[RunItem]:
     """Return the runs in an order of SORTS; those that are equal in it, the newest first."""
-    newest = sorted(items, key=lambda item: run_id_sort_key(item.record.run_id), reverse=True)
+    is_oldest = is_reversed and order == "newest"
+    newest = sorted(items, key=lambda item: run_id_sort_key(item.record.run_id), reverse=not is_oldest)
     return sorted(newest, key=lambda item: _sort_key(item, order), reverse=is_reversed)
 
 

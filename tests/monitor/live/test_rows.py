@@ -44,6 +44,7 @@ def items(make_site: MakeSite) -> list[RunItem]:
     ("order", "expected"),
     [
         ("newest", "done good slow lost"),
+        ("newest reversed", "lost slow good done"),
         ("state", "good slow done lost"),
         ("goodput", "slow done good lost"),
         ("step age", "good slow done lost"),
@@ -51,7 +52,7 @@ def items(make_site: MakeSite) -> list[RunItem]:
 )
 def test_orders(items: list[RunItem], order: str, expected: str) -> None:
     """What needs a look comes first; what is unknown, or over, last."""
-    listed = rows.sort_items(items, order)
+    listed = rows.sort_items(items, order.removesuffix(" reversed"), is_reversed=order.endswith("reversed"))
     assert [item.record.run_id.split("-")[0] for item in listed] == expected.split()
 
 

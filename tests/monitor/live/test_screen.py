@@ -155,6 +155,11 @@ def test_a_cell_has_its_width(text: str, width: int, is_id: bool, is_number: boo
     assert cell_len(cell) == width
 
 
+def test_of_a_long_name_both_ends_are_shown() -> None:
+    """The name, and the number that no other has."""
+    assert fit_text("bc-jax-20261127-0001", Column("", 10, is_id=True), 10) == "bc-j…-0001"
+
+
 @given(st.integers(20, 400), st.sampled_from([QUEUE_COLUMNS, RUN_COLUMNS]))
 def test_columns_fit(width: int, columns: tuple[Column, ...]) -> None:
     """Those that are shown are no wider than the screen; from 80 characters on, runs have their whole id."""
@@ -178,6 +183,10 @@ def test_a_small_terminal(make_site: MakeSite) -> None:
         shown = [line for line in lines(app) if " running " in line and "7 " in line]
         assert len(shown) >= 8
         assert len(lines(app)) == 24
+        for key in ("G", "g"):
+            await pilot.press(key)
+            assert app._runs.selected
+            assert shows(app, app._runs.selected.record.run_id)()
 
     use(app, keys, (80, 24))
 
