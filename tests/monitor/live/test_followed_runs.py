@@ -14,6 +14,9 @@ import pytest
 
 from pitools.launch.monitor import status
 from pitools.launch.monitor.run_snapshot import RunSnapshot
+from pitools.launch.slurm_cache import CachedState
+from pitools.launch.submission import local_process
+from pitools.monitor.live import followed_runs, ledgers
 from pitools.monitor.live.feed import Answer
 from pitools.monitor.live.followed_runs import FollowedRuns
 from pitools.monitor.live.site_feeds import make_feeds
@@ -117,6 +120,65 @@ def test_what_the_screen_has_stays_as_it_was(make_site: MakeSite) -> None:
     (third,) = followed.poll({})
     assert [run.record and run.record.steps for run in (first, second, third)] == [0, 5, None]
     assert [bool(run.problem) for run in (first, second, third)] == [False, False, True]
+
+
+def test_a_state_is_renewed_without_a_change_in_the_folder(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a job as soon as Slurm says another, that of a process of this machine within 11 s."""
+    slurm, local = make_site("east", "slurm"), make_site("here")
+    slurm.add(job_id="7")
+    local.add()
+    for runs in (slurm, local):
+        set_times(runs.root, lambda _: 1e9)
+    followed = FollowedRuns(slurm.root, slurm.site)
+
+    def state(of: FollowedRuns, of_job: str = "UNKNOWN") -> str:
+        (run,) = of.poll({"7": CachedState(state=of_job, age_s=0)})
+        return run.record.state if run.record else ""
+
+    states = ["COMPLETING", "RUNNING", "SUSPENDED"]
+    assert [state(followed, of_job) for of_job in states] == states
+    followed = FollowedRuns(local.root, local.site)
+    assert state(followed) == "RUNNING"
+    monkeypatch.setattr(local_process, "is_alive", lambda _: False)
+    now_s = time.time()
+    assert state(followed) == "RUNNING"
+    monkeypatch.setattr(time, "time", lambda: now_s + 11)
+    assert state(followed) == "FAILED"
+
+
+def test_the_newest_runs_are_followed(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than so many of a site."""
+    runs = make_site("east")
+    names = [runs.add(age_s=age_s).name for age_s in (90, 80, 70)]
+    monkeypatch.setattr(followed_runs, "MAX_RUNS", 2)
+    assert [run.run_dir.name for run in FollowedRuns(runs.root, runs.site).poll({})] == names[1:]
+
+
+def test_ledgers_are_made_in_order_and_renewed_after_a_change(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of running runs first, then the newest; after 30 s that of a run which went on, and no other."""
+    runs, made = make_site("east"), list[str]()
+    for name, age_s, state in (("old", 90, "RUNNING"), ("done", 70, "COMPLETED"), ("last", 60, "FAILED")):
+        runs.log(runs.add(name, age_s=age_s, state=state), 0, 3)
+    (site,) = make_feeds(["east"])
+    assert site.runs
+    assert site.ledgers
+    monkeypatch.setattr(ledgers, "run_ledger", lambda path: made.append(path.name.split("-")[0]))
+    site.runs.answer = Answer(site.runs._call(), 0.0, None)
+    for _ in range(5):
+        site.ledgers._call()
+    assert made == ["old", "last", "done"]
+    (went_on,) = [run for run in site.runs.answer.value or () if run.run_dir.name.startswith("old")]
+    others = [run for run in site.runs.answer.value or () if run is not went_on]
+    site.runs.answer = Answer([*others, went_on._replace(step_at=9.0)], 0.0, None)
+    site.ledgers._call()
+    monkeypatch.setattr(time, "monotonic", lambda clock=time.monotonic: clock() + 31)
+    for _ in range(3):
+        site.ledgers._call()
+    assert made[3:] == ["old"]
 
 
 def test_a_ledger_goes_with_its_run(make_site: MakeSite) -> None:

@@ -23,7 +23,7 @@ from pitools.monitor.live.app import WatchApp
 from pitools.monitor.live.followed_runs import FollowedRuns
 from pitools.monitor.live.rows import QUEUE_COLUMNS, RUN_COLUMNS
 from pitools.monitor.live.site_feeds import make_feeds
-from pitools.monitor.live.table import Column, fit_columns, fit_text
+from pitools.monitor.live.table import Column, TableView, fit_columns, fit_text
 from tests.monitor.fleet import Runs
 
 MakeSite = Callable[..., Runs]
@@ -235,6 +235,37 @@ def test_cancel_asks_and_then_does_what_the_command_does(make_site: MakeSite, mo
         monkeypatch.setattr(cancel_run, "cancel_run", refuse)
         await pilot.press("c", "y")
         await until(pilot, shows(app, "refused; ask [its] owner"))
+
+    use(app, keys)
+
+
+def test_logs_are_followed(make_site: MakeSite) -> None:
+    """Those of the rank that failed first, until the cursor leaves the end; the keys of the runs do nothing there."""
+    east = make_site("east")
+    run_dir = east.add()
+    logs = run_dir / "attempts" / "0" / "logs"
+    logs.mkdir()
+    (logs / "0.out").write_text("of rank 0\n")
+    (logs / "3.out").write_text("".join(f"line {number}\n" for number in range(60)))
+    (logs.parent / "first_failure").write_text("1 3 n01\n")
+    app = WatchApp(make_feeds(["east"]))
+
+    def write(line: str) -> None:
+        with (logs / "3.out").open("a") as file:
+            file.write(line + "\n")
+
+    async def keys(pilot: Any) -> None:
+        await until(pilot, shows(app, run_dir.name))
+        await pilot.press("l")
+        await until(pilot, shows(app, "line 59"))
+        write("sixty")
+        await until(pilot, shows(app, "sixty"))
+        await pilot.press("c", "s", "k")
+        assert len(app.screen_stack) == 2
+        write("beyond the end")
+        table = app.screen.query_one(TableView)
+        await until(pilot, lambda: table._items[-1][1] == "beyond the end")
+        assert not shows(app, "beyond the end")()
 
     use(app, keys)
 

@@ -84,6 +84,7 @@ def test_alerts_name_what_is_wrong(make_site: MakeSite, tmp_path: Path) -> None:
         time.sleep(0.01)
     site.stop()
     assert site.is_runs_stale
+    assert site.runs.answer.value
 
 
 @pytest.mark.parametrize(("runs_age_s", "slurm_age_s", "is_stale"), [(8, 85, False), (12, 95, True)])
