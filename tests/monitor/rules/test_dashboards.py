@@ -55,7 +55,11 @@ def test_keys_are_those_of_grafana() -> None:
         assert set(board) <= set(KEYS["dashboard"].split())
         assert [set(link) for link in board["links"]] == [set(KEYS["link"].split())]
         assert {key for item in board["templating"]["list"] for key in item} <= set(KEYS["variable"].split())
-        assert [item["name"] for item in board["templating"]["list"]] == ["datasource", "cluster"]
+        source, cluster = board["templating"]["list"]
+        assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+        assert (cluster["name"], cluster["multi"], cluster["includeAll"]) == ("cluster", True, True)
+        assert re.fullmatch(cluster["allValue"], "any")
+        assert cluster["datasource"]["uid"] == f"${{{source['name']}}}"
         ids = [panel["id"] for panel in board["panels"]]
         assert ids == list(range(1, len(ids) + 1))
         cells: set[tuple[int, int]] = set()
@@ -67,6 +71,7 @@ def test_keys_are_those_of_grafana() -> None:
             assert not cells & own, panel["title"]
             assert at["x"] + at["w"] <= 24
             cells |= own
+        assert {x for x, _ in cells} == set(range(24))
 
 
 def test_every_panel_is_whole() -> None:
@@ -82,6 +87,10 @@ def test_every_panel_is_whole() -> None:
         assert steps[1:] == sorted(steps[1:])
         assert [target["refId"] for target in panel["targets"]] == ["A", "B"][: len(panel["targets"])]
         assert all(set(target) == set(KEYS["target"].split()) for target in panel["targets"])
+        is_now = {(target["instant"], not target["range"]) for target in panel["targets"]}
+        assert is_now == {(panel["type"] != "timeseries",) * 2}
+        exprs = [target["expr"] for target in panel["targets"]]
+        assert all(expr.endswith("/ 3600") == (defaults["unit"] == "h") for expr in exprs)
         (link,) = panel["links"]
         address, _, section = link["url"].partition("#")
         assert (address, link["targetBlank"]) == ("https://docs.example.org/monitor/", True)
