@@ -16,14 +16,7 @@ from pitools.commands import completion
     shell_complete=completion.complete_sites,
     help="A site to show; repeatable. [default: all of `pit site list`]",
 )
-@click.option(
-    "--prometheus",
-    "url",
-    envvar="PIT_PROMETHEUS",
-    default="",
-    metavar="URL",
-    help="Also the alerts that fire at this Prometheus.",
-)
+@click.option("--prometheus", "url", envvar="PIT_PROMETHEUS", default="", metavar="URL", help="Also what fires there.")
 def watch(sites: tuple[str, ...], url: str) -> None:
     """Show all sites, their queues and runs, goodput and alerts on one screen, until q is pressed.
 

@@ -100,13 +100,8 @@ _recoveries = Panel(
     "Times that a run went on after a fault. More: pit launch why RUN",
     stacked=True,
 )
-_cost = Panel(
-    "Cost in an hour",
-    "short",
-    _in("1h", "pit_cost_total", "partition", "currency"),
-    _legend("partition", "currency"),
-    stacked=True,
-)
+_price = ("partition", "currency")
+_cost = Panel("Cost in an hour", "short", _in("1h", "pit_cost_total", *_price), _legend(*_price), stacked=True)
 
 
 def _free(what: str) -> Panel:
@@ -211,12 +206,7 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
                 Panel("Time to recover, in 6 h", "s", _quantile("pit_recovery_seconds")),
                 Panel("Runs in the queue", "short", _at_once("pit_run_queue_seconds_total")),
                 Panel(
-                    "Runs that ended in a day",
-                    "short",
-                    _in("1d", "pit_runs_ended_total", "cause"),
-                    _legend("cause"),
-                    stacked=True,
-                    width=24,
+                    "Runs ended in 1 d", "short", _in("1d", "pit_runs_ended_total", "cause"), _legend("cause"), width=24
                 ),
             ),
         ),

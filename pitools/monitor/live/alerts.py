@@ -30,11 +30,6 @@ class Alert(NamedTuple):
     at: str = ""
     next: str = ""
 
-    @property
-    def key(self) -> str:
-        """What stays the same while the alert lasts."""
-        return f"{self.site} {self.subject} {self.text}"
-
 
 def alerts(sites: Iterable[SiteFeeds], firing: Feed[list[Alert]] | None = None) -> list[Alert]:
     """Return the alerts of all sites, and of a Prometheus: errors first, then the newest first."""

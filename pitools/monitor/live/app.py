@@ -51,7 +51,7 @@ class TextScreen(Screen[None]):
         self._at_end, self._count = at_end, 0
         self._feed = Feed(title, read, EVERY_S)
         self._table = TableView[tuple[int, str]](
-            [Column(title, 20, grows=True)], lambda line: str(line[0]), _text_row, "reading …"
+            [Column(title, 20, grows=True)], lambda line: str(line[0]), lambda line: Row((line[1],)), "reading …"
         )
 
     def compose(self) -> ComposeResult:
@@ -81,10 +81,6 @@ class TextScreen(Screen[None]):
         self._table.show(list(enumerate(wrapped)))
         if is_at_end:
             self._table.action_move(len(wrapped))
-
-
-def _text_row(line: tuple[int, str]) -> Row:
-    return Row((line[1],))
 
 
 class ConfirmScreen(ModalScreen[bool]):
@@ -135,6 +131,7 @@ class WatchApp(App[None]):
         self._sites = sites
         call = partial(firing_alerts, prometheus)
         self._firing = Feed("prometheus", call, _FIRING_EVERY_S) if prometheus else None
+        self._feeds = [feed for site in sites for feed in site.feeds] + ([self._firing] if self._firing else [])
         self._filter, self._order, self._is_reversed = "", 0, False
         self._note, self._noted_s = "", 0.0
         self._summary = LineView(id="summary")
@@ -149,7 +146,11 @@ class WatchApp(App[None]):
             rows.RUN_COLUMNS, lambda item: item.record.run_id, rows.run_row, "no run", id="runs"
         )
         self._alerts = TableView[Alert](
-            rows.ALERT_COLUMNS, lambda alert: alert.key, rows.alert_row, "no alert", id="alerts"
+            rows.ALERT_COLUMNS,
+            lambda alert: f"{alert.site} {alert.subject} {alert.text}",
+            rows.alert_row,
+            "no alert",
+            id="alerts",
         )
 
     def compose(self) -> ComposeResult:
@@ -164,18 +165,16 @@ class WatchApp(App[None]):
 
     def on_mount(self) -> None:
         """Start asking the sites."""
-        for feed in (*self._sites, self._firing):
-            if feed:
-                feed.start()
+        for feed in self._feeds:
+            feed.start()
         self._runs.focus()
         self.set_interval(EVERY_S, self.update_tables)
         self.update_tables()
 
     def on_unmount(self) -> None:
         """Ask no more."""
-        for feed in (*self._sites, self._firing):
-            if feed:
-                feed.stop()
+        for feed in self._feeds:
+            feed.stop()
 
     def update_tables(self) -> None:
         """Show what the threads have read by now."""

@@ -90,7 +90,7 @@ class _Reader:
 
     def _read_if_changed(self, now_s: float) -> bool:
         """Read the folder if it has changed, and return whether it had."""
-        if self._is_settled and all(map(_is_same, self._watched, self._marks)):
+        if self._is_settled and self._marks == tuple(map(_mark, self._watched)):
             return False
         run_dir = self.run.run_dir
         folder, attempt = str(run_dir), run_folder.last_attempt(run_dir)
@@ -99,7 +99,7 @@ class _Reader:
         if not os.path.exists(self._step_log):  # noqa: PTH110
             more = (f"{folder}/checkpoints", f"{folder}/progress")  # these then say how far it is
             self._watched += (f"{attempt}/steps", *more)
-        self._marks = tuple(_mark(path) for path in self._watched)  # before the reading: a change meanwhile is seen
+        self._marks = tuple(map(_mark, self._watched))  # before the reading: a change meanwhile is seen
         self.snapshot = RunSnapshot.read(run_dir)
         newest_s = max((mark[0] / 1e9 for mark in self._marks if len(mark) > 1), default=0.0)
         self._is_settled = now_s - newest_s > _SETTLED_S
@@ -154,10 +154,6 @@ def _last_step(path: str, offset: int) -> Step | None:
         return decode_json(lines[-2], Step) if len(lines) > 1 else None
     except msgspec.DecodeError:
         return None
-
-
-def _is_same(path: str, mark: _Mark) -> bool:
-    return _mark(path) == mark
 
 
 def _mark(path: str) -> _Mark:

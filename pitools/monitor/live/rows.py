@@ -68,7 +68,7 @@ def queue_items(sites: Sequence[SiteFeeds]) -> list[QueueItem]:
     """Return the lines of the table of sites: one a partition."""
     items = []
     for site in sites:
-        view = site.slurm.answer.value if site.slurm else None
+        view = site.view
         items += [QueueItem(site, queue) for queue in (view.queues if view else ())] or [QueueItem(site, None)]
     return items
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, PitError
@@ -64,33 +64,28 @@ class SiteFeeds:
         self.runs = Feed(name, lambda: self._read_runs(site, followed), RUNS_EVERY_S)
         self.ledgers = Ledgers(self.runs)
         if site.scheduler == "slurm":
-            self.slurm = Feed(name, lambda: self._read_slurm(site, followed), SLURM_EVERY_S)
+            self.slurm = Feed(name, lambda: read_slurm(site, followed.open_jobs(), self.view), SLURM_EVERY_S)
 
-    def start(self) -> None:
-        """Start asking."""
-        for feed in (self.runs, self.slurm, self.ledgers):
-            if feed:
-                feed.start()
+    @property
+    def feeds(self) -> list[Feed[Any]]:
+        """What is asked."""
+        return [feed for feed in (self.runs, self.slurm, self.ledgers) if feed]
 
-    def stop(self) -> None:
-        """Ask no more."""
-        for feed in (self.runs, self.slurm, self.ledgers):
-            if feed:
-                feed.stop()
+    @property
+    def view(self) -> SlurmView | None:
+        """What Slurm last answered."""
+        return self.slurm.answer.value if self.slurm else None
 
     def _read_runs(self, site: Site, followed: FollowedRuns) -> list[FollowedRun]:
         if missing := missing_runs_dir(site):
             raise missing
-        view = self.slurm.answer.value if self.slurm else None
+        view = self.view
         return followed.poll(view.states if view else {})
-
-    def _read_slurm(self, site: Site, followed: FollowedRuns) -> SlurmView:
-        return read_slurm(site, followed.open_jobs(), self.slurm.answer.value if self.slurm else None)
 
     @property
     def slurm_age_s(self) -> float:
         """Seconds since the controller was asked whose answer is shown; since the start without one."""
-        view = self.slurm.answer.value if self.slurm else None
+        view = self.view
         return max(0.0, time.time() - view.seen_s) if view else self.slurm.age_s if self.slurm else 0.0
 
     @property

@@ -82,7 +82,7 @@ def test_alerts_name_what_is_wrong(make_site: MakeSite, tmp_path: Path) -> None:
     site.runs.start()
     while not site.runs.answer.error:
         time.sleep(0.01)
-    site.stop()
+    site.runs.stop()
     assert site.is_runs_stale
     assert site.runs.answer.value
 
