@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,23 +116,27 @@ def prune(
 def settle_ended(runs: Sequence[RunRecord], report_error: Callable[[Path, PitError], None]) -> dict[str, RunRecord]:
     """Record the verdicts of ended runs that have none; return run id → record of those that have one now.
 
-    A site's other runs are left as they are once its Slurm does not respond, and a damaged run goes to `report_error`.
+    Slurm is asked once for all runs of a site, which are left as they are if it does not respond. A damaged run goes to
+    `report_error`.
     """
+    from pitools.core.errors import PitError
     from pitools.launch.monitor import status
     from pitools.launch.recovery import resume
     from pitools.site.load import load_site
     from pitools.slurm.states import is_final
 
-    silent: set[str] = set()
-    settled: dict[str, RunRecord] = {}
+    by_site: dict[str, list[Path]] = {}
     for run in runs:
-        if not is_final(run.state) or run.is_over or run.site in silent:
-            continue
-        run_dir, site = Path(run.run_dir), load_site(run.site)
-        if not resume.settle_run(run_dir, site):
-            silent.add(run.site)
-            continue
-        now = status.run_statuses([run_dir], site, query_slurm=False, report_error=report_error)
+        if is_final(run.state) and not run.is_over:
+            by_site.setdefault(run.site, []).append(Path(run.run_dir))
+    settled: dict[str, RunRecord] = {}
+    for name, run_dirs in by_site.items():
+        site = load_site(name)
+        with contextlib.suppress(PitError):
+            ends = resume.query_ends(run_dirs, site)
+            for run_dir in run_dirs:
+                resume.settle_run(run_dir, site, ends)
+        now = status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_error)
         settled |= {record.run_id: record for record in now if record.is_over}
     return settled
 

@@ -97,7 +97,7 @@ class Cluster:
 
     def jobs(self, ids: Sequence[str], *, all_states: bool = False) -> list[SimpleNamespace]:
         now = self.states | self.queue
-        return [SimpleNamespace(state=now[item]) for item in ids if item in now]
+        return [SimpleNamespace(job_id=item, raw_id=item, state=now[item]) for item in ids if item in now]
 
     def nodes(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(node=f"n{number}", partitions=("q" if number == 8 else "p",)) for number in range(1, 9)]

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pitools.checkpoint.store import layout, lookup, owner, publish
 from pitools.commands.launch_prune import settle_ended
+from pitools.core.errors import Unreachable
 from pitools.core.locks import lock
 from pitools.launch.monitor import status
 from pitools.launch.prune_runs import prune_runs
@@ -230,13 +231,16 @@ def test_a_slurm_that_does_not_respond_is_queried_once(tmp_path: Path, monkeypat
     runs = [replace(make_run(tmp_path, number, contents), site=site) for number, site in enumerate("aaab")]
     queried: list[str] = []
 
-    def settle_run(run_dir: Path, site: str) -> bool:
+    def query_ends(run_dirs: list[Path], site: str) -> dict[str, resume.JobEnd]:
         queried.append(site)
-        return site != "a"
+        if site == "a":
+            raise Unreachable("no answer")
+        return {}
 
-    monkeypatch.setattr(resume, "settle_run", settle_run)
+    monkeypatch.setattr(resume, "query_ends", query_ends)
+    monkeypatch.setattr(resume, "settle_run", lambda *_: True)
     monkeypatch.setattr(load, "load_site", lambda name: name)
-    monkeypatch.setattr(status, "run_statuses", lambda run_dirs, *_, **__: [replace(runs[3], is_over=True)])
+    monkeypatch.setattr(status, "run_statuses", lambda _, site, **__: [replace(runs[3], is_over=site == "b")])
     assert list(settle_ended(runs, lambda *_: None)) == [runs[3].run_id]
     assert queried == ["a", "b"]
 

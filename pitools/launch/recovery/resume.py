@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,7 @@ TICKET_HINT = "see pit place list; to begin its request again: pit place run REQ
 # A controller that lost its state, or has not restored it yet, reports no jobs either.
 _ABSENT_FOR_S = 600.0
 _MAX_STATE_AGE_S = 5.0  # the most seconds that a cached state may be old: a user expects the present one
+JobEnd = tuple[str, AccountingRow | None]  # slurmctld's state of a job, and how it ended
 
 
 class ResumeResult(Record, frozen=True, kw_only=True, tag="pit.resume-result/1"):
@@ -122,18 +124,33 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
         return recover(run_dir, site, ref, slurm_query.query_end(site, ref.job_id, state), state, force)
 
 
-def settle_run(run_dir: Path, site: Site) -> bool:
+def query_ends(run_dirs: Sequence[Path], site: Site) -> dict[str, JobEnd]:
+    """Return what Slurm says of the jobs of many runs, for `settle_run`: by one squeue and one sacct for all.
+
+    Raises TryLater.
+    """
+    ids: list[str] = []
+    for run_dir in run_dirs:
+        with contextlib.suppress(PitError, OSError):  # reported, or left alone, by `settle_run`
+            ids += [ref.job_id] if (ref := _job_to_settle(run_dir, site)) else []
+    known = slurm_query.current_states(site, ids)
+    states = {job_id: known.get(job_id, UNKNOWN) for job_id in ids}
+    ends = slurm_query.query_ends(site, states)
+    return {job_id: (state, ends[job_id]) for job_id, state in states.items()}
+
+
+def settle_run(run_dir: Path, site: Site, ends: Mapping[str, JobEnd] = {}) -> bool:
     """Diagnose a run whose job has ended, and record its verdict if no other job is to follow. Submits nothing.
 
     For commands that show runs: does nothing for another user's run, or while another process holds the run's lock.
-    Returns False if Slurm does not respond.
+    ends: what Slurm has just said of jobs; others are queried. Returns False if Slurm does not respond.
     """
     try:
         _check(run_dir, site)
         with hooks.deliver_at_end(run_dir):
             ref = _job_to_settle(run_dir, site)
             # Without the lock: Slurm may be slow, and the job itself needs the lock when it ends.
-            ended = _query_ended(run_dir, site, ref) if ref else None
+            ended = _query_ended(run_dir, site, ref, ends) if ref else None
             if ref is None or ended is None:
                 return True
             with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
@@ -161,16 +178,20 @@ def _job_to_settle(run_dir: Path, site: Site) -> run_folder.JobRef | None:
     return _granted_job(run_dir, ref)
 
 
-def _query_ended(run_dir: Path, site: Site, ref: run_folder.JobRef) -> tuple[AccountingRow | None, str] | None:
+def _query_ended(
+    run_dir: Path, site: Site, ref: run_folder.JobRef, ends: Mapping[str, JobEnd]
+) -> tuple[AccountingRow | None, str] | None:
     """Return a job's accounting and state if it has ended; else None. Raises what querying raises."""
     if site.scheduler == "none":
         is_open = not is_final(slurm_query.job_states(site, [ref])[ref.job_id])
         state, is_open = "FAILED", is_open or local_process.is_supervised(run_dir)
     else:  # the cache of all commands may be out of queries
-        state = slurm_query.current_state(site, ref.job_id) or UNKNOWN
+        state = ends[ref.job_id][0] if ref.job_id in ends else slurm_query.current_state(site, ref.job_id) or UNKNOWN
         is_open = state != UNKNOWN and not is_final(state)
-    accounting = None if is_open else slurm_query.query_end(site, ref.job_id, state)
-    if is_open or not (accounting or is_final(state) or _has_ended(run_dir, site, ref, state)):
+    if is_open:
+        return None
+    accounting = ends[ref.job_id][1] if ref.job_id in ends else slurm_query.query_end(site, ref.job_id, state)
+    if not (accounting or is_final(state) or _has_ended(run_dir, site, ref, state)):
         return None
     return accounting, state
 

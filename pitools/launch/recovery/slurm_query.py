@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -65,19 +66,26 @@ def query_end(site: Site, job_id: str, state: str) -> AccountingRow | None:
 
     Raises TryLater if accounting does not respond and `state` is not final.
     """
-    if site.scheduler == "none":
-        return None
-    try:
-        rows = [
-            row for row in client(site).accounting([job_id], all_starts=False) if job_id in (row.job_id, row.raw_id)
-        ]
-    except PitError as error:
-        if isinstance(error, TryLater) and not is_final(state):
-            raise
-        rows = []
+    return query_ends(site, {job_id: state})[job_id]
+
+
+def query_ends(site: Site, states: Mapping[str, str]) -> dict[str, AccountingRow | None]:
+    """Return job id → how the job ended, as `query_end`, by one sacct for all. states: job id → slurmctld's state."""
+    rows: list[AccountingRow] = []
+    if site.scheduler == "slurm" and states:
+        try:
+            rows = client(site).accounting(list(states), all_starts=False)
+        except PitError as error:
+            if isinstance(error, TryLater) and not all(map(is_final, states.values())):
+                raise
     # The database may lag behind the controller.
-    ended = next((row for row in rows if is_final(row.state)), None)
-    return ended or (AccountingRow(job_id=job_id, raw_id=job_id, state=state) if is_final(state) else None)
+    ends = {key: row for row in reversed(rows) if is_final(row.state) for key in (row.job_id, row.raw_id)}
+    known = {
+        job_id: AccountingRow(job_id=job_id, raw_id=job_id, state=state)
+        for job_id, state in states.items()
+        if site.scheduler == "slurm" and is_final(state)
+    }
+    return {job_id: ends.get(job_id) or known.get(job_id) for job_id in states}
 
 
 def query_tasks(site: Site, array_id: str) -> dict[str, AccountingRow]:
@@ -99,8 +107,17 @@ def is_queued_or_running(site: Site, job_id: str) -> bool:
 
 def current_state(site: Site, job_id: str) -> str:
     """Return slurmctld's state of the job, uncached, "" if unknown. Raises what querying raises."""
-    jobs = client(site).jobs([job_id], all_states=True) if site.scheduler == "slurm" else []
-    return min((job.state for job in jobs), key=is_final, default="")
+    return current_states(site, [job_id]).get(job_id, "")
+
+
+def current_states(site: Site, ids: Collection[str]) -> dict[str, str]:
+    """Return job id → slurmctld's state, uncached, by one squeue for all, without the jobs that it does not know."""
+    jobs = client(site).jobs(list(ids), all_states=True) if site.scheduler == "slurm" and ids else []
+    states: dict[str, str] = {}
+    for job in jobs:  # of an array or a het job, each part
+        for job_id in {job.raw_id, job.job_id, re.split(r"[_+]", job.job_id)[0]}.intersection(ids):
+            states[job_id] = min(states.get(job_id, job.state), job.state, key=is_final)
+    return states
 
 
 def cancel_job(site: Site, job_id: str) -> None:

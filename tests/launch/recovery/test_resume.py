@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.core.locks import lock
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, policy, slurm_query, tick
-from pitools.launch.recovery.resume import ResumeResult, resume_run, settle_run
+from pitools.launch.recovery.resume import ResumeResult, query_ends, resume_run, settle_run
 from pitools.launch.submission import exclusions, grant, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause
@@ -79,6 +79,31 @@ def test_settle_records_an_end_and_submits_nothing(runs: Runs, cluster: Cluster)
         outcomes[state] = (verdict.kind if verdict else "", (run_dir / "attempts" / "0" / "cause.json").exists())
     assert outcomes == {"FAILED": ("program", True), "PREEMPTED": ("", True), "RUNNING": ("", False)}
     assert cluster.sent == []
+
+
+def test_many_runs_are_settled_by_one_answer(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of slurmctld and of accounting; each run by its own job's end."""
+    run_dirs = [runs.make(f"t-{number}") for number in range(3)]
+    for number, run_dir in enumerate(run_dirs):
+        runs.attempt(run_dir, error="ValueError: boom", code=1)
+        run_folder.write_record(
+            run_dir / "jobs" / "0" / "job.json", run_folder.JobRef(job_id=str(100 + number), site="s", submitted="")
+        )
+    cluster.states |= {"100": "FAILED", "101": "RUNNING"}
+    calls: list[object] = []
+    for name in ("jobs", "accounting"):
+        real = getattr(cluster, name)
+        monkeypatch.setattr(cluster, name, lambda *args, real=real, **kw: calls.append(args) or real(*args, **kw))
+    ends = query_ends(run_dirs, SITE)
+    assert {job_id: (state, bool(row)) for job_id, (state, row) in ends.items()} == {
+        "100": ("FAILED", True),
+        "101": ("RUNNING", False),
+        "102": ("UNKNOWN", False),
+    }
+    for run_dir in run_dirs[:2]:
+        assert settle_run(run_dir, SITE, ends)
+    assert [bool(apply_decision.read_verdict(run_dir)) for run_dir in run_dirs] == [True, False, False]
+    assert len(calls) == 2
 
 
 def test_settle_leaves_a_run_that_is_locked_or_was_never_submitted(runs: Runs, cluster: Cluster) -> None:
