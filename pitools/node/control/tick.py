@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pitools.core import hostlist, timestamps
+from pitools.core import hostlist, timestamps, units
 from pitools.core.errors import ClusterError, ConfigError, PitError, UsageError, suggest
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock, owner_name
@@ -209,7 +209,8 @@ class Controller:
         reports, problems = spool.read_reports(self._spool, nodes)
         decisions = decide(now, nodes, reports, list(incidents.values()), control, sights)
         unheard = _fold_by_reason(_unheard(nodes, reports, now, control))
-        problems = [*damaged, *problems, *unheard, *_held_lines(decisions)]
+        stuck = _fold_by_reason(_stuck(incidents.values(), reports, now, control))
+        problems = [*damaged, *problems, *unheard, *stuck, *_held_lines(decisions)]
         if not act:
             return TickResult(decisions, self.new_lines([*problems, *_for_person(incidents.values())]))
         drained = {one.node for one in incidents.values() if one.phase != "over"}
@@ -396,6 +397,20 @@ def _unheard(
     for name, view in nodes.items():
         if not view.is_down and (problem := report_problem(reports.get(name), now, control)):
             yield name, f"{problem}: not watched; on such a node: pit node check --report"
+
+
+def _stuck(
+    incidents: Iterable[Incident], reports: Mapping[str, NodeReport], now: str, control: Control
+) -> Iterator[tuple[str, str]]:
+    """Yield the nodes that were drained for longer than a report counts, and whose own check is unknown."""
+    limit_s = units.parse_duration(control.max_report_age)
+    for one in incidents:
+        report = reports.get(one.node)
+        if report is None or report_problem(report, now, control) or one.is_escalated:
+            continue
+        states = {finding.state for finding in report.findings if finding.check == one.check}
+        if one.phase == "drained" and states == {"unknown"} and age_s(one.drained_at, now) > limit_s:
+            yield one.node, f"not returned while {shown_state(one, report)}; by a person: pit node return NODE"
 
 
 def _held_lines(decisions: Iterable[ActRow]) -> list[str]:

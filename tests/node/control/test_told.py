@@ -356,6 +356,26 @@ def test_of_a_drained_node_its_own_check_is_listed(tmp_path: Path, clock: Clock,
     assert rows[3].finding == finding
 
 
+def test_a_check_that_stays_unknown_is_told(tmp_path: Path, clock: Clock) -> None:
+    """Nothing returns the node, and nothing leaves it to a person: once it lasts, and not in each tick."""
+    world = World(tmp_path, clock)
+    controller = tick.Controller(world.slurm, world.config)  # type: ignore[arg-type]
+    world.faulty["n03"] = "drain"
+    world.report()
+    world.tick()
+    told = []
+    for _ in range(4):
+        clock.pass_minutes(10)
+        world.report()
+        report = spool.read_report(tmp_path, "n03")
+        assert report
+        unknown = tuple(msgspec.structs.replace(one, state="unknown", message="no driver") for one in report.findings)
+        spool.write_report(tmp_path, msgspec.structs.replace(report, findings=unknown))
+        told.append(controller.tick(act=True).problems)
+    line = "n03: not returned while gpu-count is unknown: no driver; by a person: pit node return NODE"
+    assert told == [[], [line], [], []]
+
+
 def test_holds_of_many_limits_are_a_line(tmp_path: Path, clock: Clock) -> None:
     """Where a fault is on many leaves, or each node's evidence has its own age."""
     world = World(tmp_path, clock)
