@@ -162,6 +162,7 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
                     _legend("collector"),
                     steps=_up_to(600),
                 ),
+                Panel("Age of the cycle", "s", "time() - pit_exporter_cycle_timestamp_seconds{C}", steps=_up_to(300)),
             ),
         ),
         Row(

@@ -24,12 +24,16 @@ _ALWAYS = {"slurm": ("jobs", "nodes"), "runs": ("runs",)}  # collectors that cou
 
 
 class _Slot(NamedTuple):
-    """A worker's newest state, and when its present cycle began, of time.monotonic; 0 between two."""
+    """A worker's newest state.
+
+    began: of time.monotonic, when its present cycle began; 0 between two. ended_s: Unix time of the last one's end.
+    """
 
     site: Site
     worker: Worker
     state: WorkerState
     began: float = 0.0
+    ended_s: float = 0.0
     error: str = ""
 
 
@@ -84,6 +88,9 @@ class Board(Collector):
         families = {metric.name: _family(metric) for metric in METRICS}
         for slot in slots:
             _add_collectors(families, slot, self._success(slot))
+            if slot.worker.name == "slurm" and slot.ended_s:
+                name = "pit_exporter_cycle_timestamp_seconds"
+                _add(families[name], slot.site, name, (), (slot.ended_s,))
             is_native = (slot.site.name, "native") in good
             for row in (row for one in slot.state.queried.values() for row in read_rows(one.gauges).rows()):
                 if (slot.site.name, BY_NAME[row[0]].collector) in good and not (is_native and BY_NAME[row[0]].native):
@@ -101,13 +108,14 @@ class Board(Collector):
         try:
             if not slot.state.queried and not slot.error:  # what another process has left, until there is an answer
                 left = state.read_state(state.state_path(slot.site.name, slot.worker.name))
-                self._put(key, self._slots[key]._replace(state=left))
+                ended_s = max((one.began_s + one.duration_s for one in left.queried.values()), default=0.0)
+                self._put(key, self._slots[key]._replace(state=left, ended_s=ended_s))
             after, lines = collect.run_cycle(slot.site, slot.worker)
-            self._put(key, slot._replace(state=after, error=""))
+            self._put(key, slot._replace(state=after, ended_s=time.time(), error=""))
         except Exception as problem:  # noqa: BLE001 - a thread must not die of one site's state
             error = str(site_error(slot.site.name, problem))
             lines = [] if slot.error else [f"site {slot.site.name}: {slot.worker.name}: {error}"]
-            self._put(key, slot._replace(error=error))
+            self._put(key, slot._replace(ended_s=time.time(), error=error))
         for line in lines:
             with contextlib.suppress(Exception):  # who reads the lines may be gone: the thread must not go with them
                 report(line)

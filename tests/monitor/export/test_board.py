@@ -85,7 +85,7 @@ def test_a_dead_site_keeps_no_values_and_delays_nobody(make_site: MakeSite, fail
     good, bad = make_site("good"), make_site("bad", timeout_s=3)
     cycle(bad, times=3)  # of the good one there is no state: what is exported of it is of this cycle
     bad = make_site("bad", timeout_s=3, fail=failure)
-    board, lines = Board([good, bad]), list[str]()
+    board, lines, began_s = Board([good, bad]), list[str](), time.time()
     seen: list[bool] = []
 
     def changed() -> None:
@@ -94,9 +94,12 @@ def test_a_dead_site_keeps_no_values_and_delays_nobody(make_site: MakeSite, fail
     assert not board.run_once(changed, lines.append)
     found = exported(board)
     assert {found["pit_collector_success", "bad", name] for name in ("jobs", "nodes")} == {0}
-    assert {key[0] for key in found if key[1] == "bad" and not key[0].startswith("pit_collector")} == set()
+    about = ("pit_collector", "pit_exporter")
+    assert not {key for key in found if key[1] == "bad" and not key[0].startswith(about)}
     assert found["pit_jobs", "good", "gpu", "running"] == 1
     assert any(seen[:-2]) or "sleep" not in failure
+    ended_s = [found["pit_exporter_cycle_timestamp_seconds", name] for name in ("good", "bad")]
+    assert all(began_s <= one <= time.time() for one in ended_s)
     assert len([line for line in lines if line.startswith("site bad: jobs: ")]) == 1
     again = list[str]()
     assert not Board([bad]).run_once(lambda: None, again.append)
@@ -145,6 +148,17 @@ def test_what_hangs_without_an_end_is_seen(make_site: MakeSite) -> None:
     found = exported(board)
     assert found["pit_collector_success", "alpha", "jobs"] == 0
     assert not [key for key in found if key[0] == "pit_jobs"]
+
+
+def test_the_end_of_a_cycle_outlives_its_process(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a cycle of cron goes on, or hangs, the file has the end of the one before."""
+    site = make_site()
+    before_s = cycle(site)["pit_exporter_cycle_timestamp_seconds", "alpha"]
+    seen: list[dict[tuple[str, ...], float]] = []
+    board = Board([site])
+    monkeypatch.setattr(collect, "run_cycle", lambda *_: seen.append(exported(board)) or (state.WorkerState(), []))
+    board.run_once(lambda: None, lambda _: None)
+    assert seen[0]["pit_exporter_cycle_timestamp_seconds", "alpha"] == pytest.approx(before_s, abs=0.5)
 
 
 def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_path: Path) -> None:
