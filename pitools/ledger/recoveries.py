@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,11 @@ class Recovery(NamedTuple):
     took_s: float | None
 
 
-def read_recoveries(run_dir: Path) -> list[Recovery]:
+def read_recoveries(run_dir: Path, attempts: Sequence[Path] | None = None) -> list[Recovery]:
     """Return the recoveries of a run, of an array's tasks each by itself; an attempt that succeeded needs none.
 
     Killed with its node an attempt has no exit.json: then it ended with the last step that was logged. Times before the
-    run's submission, and after the present, are unknown.
+    run's submission, and after the present, are unknown. attempts: their folders, oldest first; all by default.
     """
     since, until = possible_times(run_dir, time.time())
 
@@ -37,7 +38,7 @@ def read_recoveries(run_dir: Path) -> list[Recovery]:
 
     last: dict[str, Path] = {}
     recoveries = []
-    for following in run_folder.attempt_dirs(run_dir):
+    for following in run_folder.attempt_dirs(run_dir) if attempts is None else attempts:
         task = following.name.rpartition(".")[0]
         attempt, last[task] = last.get(task), following
         rank = run_folder.read_or_none(following / "ranks" / "0.json", RankRecord)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ from pitools.slurm.records import AccountingRow
 SHORT_TIMEOUT_S = 5.0  # of `sacct`, where the goodput stands beside what was asked for
 _MAX_NAMED = 3  # logs
 _MAX_PLAN_BYTES = 16 << 20
+_JOB_ID = re.compile(r"\d{1,10}([_+]\d{1,10})?")  # not the tasks of a whole array
+_MAX_JOBS, _MAX_JOBS_OF_RUN = 5_000, 100  # asked for at once; an argument has at most 128 KiB
 _CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
 
 
@@ -55,13 +58,15 @@ class _Plan(msgspec.Struct):
     job: _Job
 
 
-def run_ledger(run_dir: Path, rows: Sequence[AccountingRow] = (), *, now: float | None = None) -> RunLedger:
+def run_ledger(
+    run_dir: Path, rows: Sequence[AccountingRow] = (), *, only_rows: bool = False, now: float | None = None
+) -> RunLedger:
     """Return the ledger of a run. Raises DataError for a folder that is no run or cannot be made sense of, OSError.
 
     rows: of its jobs, each start (`sacct -D`); those of other jobs, and of older ones with their numbers, are left out.
-    now: Unix time, s, for a running run.
+    only_rows: leave out starts without a row, of which the folder alone tells. now: Unix time, s, for a running run.
     """
-    return _any_ledger(run_dir, _by_job(rows), time.time() if now is None else now)
+    return _any_ledger(run_dir, _by_job(rows), time.time() if now is None else now, only_rows)
 
 
 def _by_job(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
@@ -73,16 +78,18 @@ def _by_job(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
     return found
 
 
-def _any_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float) -> RunLedger:
+def _any_ledger(
+    run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float, only_rows: bool = False
+) -> RunLedger:
     try:
-        return _run_ledger(run_dir, by_job, now)
+        return _run_ledger(run_dir, by_job, only_rows, now)
     except (PitError, OSError):
         raise
     except Exception as error:  # a user's files can hold anything: that must end no report of other runs
         raise DataError(f"no ledger of it: {type(error).__name__}: {error}", where=str(run_dir)) from error
 
 
-def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float) -> RunLedger:
+def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], only_rows: bool, now: float) -> RunLedger:
     plan = _read_plan(run_dir)
     submits = submitted(run_dir)
     attempts = read_attempts(run_dir, now)
@@ -90,6 +97,9 @@ def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], no
     of_jobs = {id(row): row for job_id in job_ids for row in by_job.get(job_id, ())}
     oldest = min(submits.values(), default=0.0) - _CLOCKS_S
     rows = in_order(row for row in of_jobs.values() if (timestamps.rfc3339_to_unix(row.submit) or oldest) >= oldest)
+    if only_rows:
+        attempts = [one for one in attempts if sum(is_of(row, one) for row in rows) > one.start]
+        submits = {}
     is_over = (run_dir / "verdict.json").exists()
     if is_over:  # accounting that lags behind, or that missed the end, has its job still running
         now = min(now, max((attempt.last_evidence for attempt in attempts), default=now))
@@ -244,13 +254,9 @@ def fleet_ledgers(
     report: gets the error of a run that cannot be read, which is left out. limit: of runs. Raises UsageError for
     another text, ClusterError where the folder of runs cannot be read.
     """
-    if (earliest := timestamps.rfc3339_to_unix(since)) is None:
-        raise UsageError(f'"{since}" is no time (expected RFC 3339, as 2026-11-21T01:33:41Z)')
     by_job = _by_job(rows)
-    for run_dir in reversed(run_folder.run_dirs(Path(expand_placeholders(site.paths.runs)).absolute())):
+    for run_dir in fleet_runs(site, since, report):
         try:
-            if _read_plan(run_dir).site != site.name or _ended_before(run_dir, earliest):
-                continue
             ledger = _any_ledger(run_dir, by_job, time.time())
         except PitError as error:
             report(run_dir, error)
@@ -261,6 +267,20 @@ def fleet_ledgers(
             limit -= 1
         if limit <= 0:
             return
+
+
+def fleet_runs(site: Site, since: str, report: Callable[[Path, PitError], None] = lambda *_: None) -> Iterator[Path]:
+    """Yield the folders of a site's runs that ran since a time, as `fleet_ledgers` does."""
+    if (earliest := timestamps.rfc3339_to_unix(since)) is None:
+        raise UsageError(f'"{since}" is no time (expected RFC 3339, as 2026-11-21T01:33:41Z)')
+    for run_dir in reversed(run_folder.run_dirs(Path(expand_placeholders(site.paths.runs)).absolute())):
+        try:
+            if _read_plan(run_dir).site == site.name and not _ended_before(run_dir, earliest):
+                yield run_dir
+        except PitError as error:
+            report(run_dir, error)
+        except OSError as error:
+            report(run_dir, from_os_error(error, run_dir))
 
 
 def _ended_before(run_dir: Path, moment: float) -> bool:
@@ -299,18 +319,21 @@ def ledgers_of(
 
 def read_rows(site: Site, run_dirs: Sequence[Path], timeout_s: float = math.inf) -> list[AccountingRow]:
     """Return the accounting rows of the jobs of runs; [] without Slurm. Raises ClusterError."""
-    ids: dict[str, None] = {}
-    for run_dir in run_dirs if site.scheduler == "slurm" else ():
-        starts = (
-            run_folder.read_or_none(attempt / "start.json", AttemptStart)
-            for attempt in run_folder.attempt_dirs(run_dir)
-        )
-        ids |= dict.fromkeys([*submitted(run_dir), *(start.job_id for start in starts if start)])
-    if not ids:
+    ids = list(dict.fromkeys(job_id for run_dir in run_dirs for job_id in job_ids(run_dir)))[:_MAX_JOBS]
+    if not ids or site.scheduler != "slurm":
         return []
     limit_s = min(site.connection.timeout_s, timeout_s)
     connection = msgspec.structs.replace(site.connection, timeout_s=limit_s)
-    return client(msgspec.structs.replace(site, connection=connection)).accounting(list(ids))
+    return client(msgspec.structs.replace(site, connection=connection)).accounting(ids)
+
+
+def job_ids(run_dir: Path) -> list[str]:
+    """Return the ids of a run's jobs by its folder, the newest 100: anybody may have written there."""
+    starts = (
+        run_folder.read_or_none(folder / "start.json", AttemptStart) for folder in run_folder.attempt_dirs(run_dir)
+    )
+    named = dict.fromkeys([*submitted(run_dir), *(start.job_id for start in starts if start)])
+    return [job_id for job_id in named if _JOB_ID.fullmatch(job_id)][-_MAX_JOBS_OF_RUN:]
 
 
 def describe(ledger: RunLedger) -> str:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-import msgspec
+from msgspec.structs import replace
 
+from pitools.core.errors import PitError
 from pitools.core.timestamps import seconds_between, unix_to_rfc3339
-from pitools.launch.run_lookup import runs_dir
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.recoveries import newest_s, read_recoveries
-from pitools.ledger.run_ledger import fleet_ledgers
+from pitools.ledger.run_ledger import fleet_runs, job_ids, read_rows, run_ledger
 from pitools.monitor.export import state
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark, WorkerState
 from pitools.run import run_folder
-from pitools.run.attempt_records import SUCCEEDED, CauseKind, Verdict
-from pitools.run.run_folder import JobRef
+from pitools.run.attempt_records import SUCCEEDED, AttemptStart, CauseKind, Verdict
+from pitools.run.run_folder import JobRef, run_id_sort_key
 from pitools.site.schema import Site
+from pitools.slurm.errors import SlurmReason, SlurmRefused
+from pitools.slurm.records import AccountingRow
 from pitools.stage.stage import StageResult
 
 WINDOW_S = 24 * 3600.0
@@ -29,7 +34,8 @@ WINDOW_S = 24 * 3600.0
 IDLE_AFTER_S = 600.0
 _LATE_S = 900.0  # a run's files may be written, or seen over NFS, so long after its end
 _KEEP_S = 30 * 24 * 3600.0
-_MAX_MARKS = 2000
+_MAX_MARKS, _MAX_RUNS = 2000, 1000
+LOOK_S = 60.0  # after which a look begins no further run
 
 
 def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | None) -> tuple[Samples, WorkerState]:
@@ -37,33 +43,75 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
 
     running_jobs: raw ids of the cluster's running jobs; None if unknown. Raises PitError, OSError.
     """
-    now_s = time.time()
+    now_s, deadline = time.time(), time.monotonic() + LOOK_S
     last_s = before.clocks.get("runs", 0.0)
     since = unix_to_rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
-    root, marks, counts, gauges = runs_dir(site), dict(before.runs), _zeros(), Samples()
-    ledgers = list(fleet_ledgers(site, since))
-    for ledger in ledgers:
-        mark = marks.get(ledger.run_id)
+    marks, counts, gauges = dict(before.runs), _zeros(), Samples()
+    run_dirs = list(itertools.islice(fleet_runs(site, since), _MAX_RUNS))
+    run_dirs.sort(key=lambda run_dir: marks.get(run_dir.name, RunMark()).seen_s)  # the longest unread first
+    rows = _rows_by_run(site, run_dirs, marks)
+    counted_s = now_s
+    for run_dir in run_dirs:
+        mark = marks.get(run_dir.name)
+        if time.monotonic() > deadline:
+            counted_s = min(counted_s, mark.seen_s if mark else last_s)
+            continue
+        try:
+            own = None if rows is None else rows[run_dir.name]
+            if own is not None and not own:
+                continue
+            ledger = run_ledger(run_dir, own or (), only_rows=own is not None)
+            run_counts = Samples()
+            counted = count_run(run_dir, ledger, mark or RunMark(), run_counts, own)
+        except (PitError, OSError):
+            continue
         # A run that began before the last look and has no mark goes on after its mark was dropped: it was counted.
         is_late = mark is None and last_s and (seconds_between(ledger.since, since) or 0.0) > 0
-        run_counts = Samples()
-        counted = count_run(root / ledger.run_id, ledger, mark or RunMark(), run_counts)
-        marks[ledger.run_id] = msgspec.structs.replace(counted, seen_s=now_s)
+        marks[run_dir.name] = replace(counted, seen_s=now_s)
         if not is_late:
             counts.merge(run_counts)
     totals = state.totals_of(before)
     totals.merge(counts)
-    for ledger in ledgers:
-        if not marks[ledger.run_id].is_over:
-            gauges.add("pit_runs", 1, "running" if ledger.is_running else "pending")
-    if running_jobs is not None:
-        held = [ledger for ledger in ledgers if ledger.is_running and ledger.resource == "gpu"]
-        add_idle(gauges, root, held, running_jobs, now_s)
+    going = [run_dir for run_dir in run_dirs if (mark := marks.get(run_dir.name)) and not mark.is_over]
+    for run_dir in going:
+        gauges.add("pit_runs", 1, "running" if marks[run_dir.name].is_running else "pending")
+        if running_jobs is not None:
+            _add_idle(gauges, run_dir, marks[run_dir.name].gpus, running_jobs, now_s)
     kept = sorted(marks.items(), key=lambda item: item[1].seen_s)[-_MAX_MARKS:]
     marks = {run_id: mark for run_id, mark in kept if mark.seen_s >= now_s - _KEEP_S}
     add_goodput(gauges, [mark for mark in marks.values() if mark.until >= unix_to_rfc3339(now_s - WINDOW_S)])
-    clocks = {**before.clocks, "runs": now_s}
-    return gauges, msgspec.structs.replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
+    clocks = {**before.clocks, "runs": counted_s}
+    return gauges, replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
+
+
+def _rows_by_run(
+    site: Site, run_dirs: Sequence[Path], marks: Mapping[str, RunMark]
+) -> dict[str, list[AccountingRow]] | None:
+    """Return for each run the rows of its owner's jobs that no other run has; None for a site without accounting."""
+    try:
+        rows = read_rows(site, run_dirs)
+    except SlurmRefused as error:
+        if error.reason is SlurmReason.ACCOUNTING_DISABLED:
+            return None
+        raise
+    by_id: dict[str, list[AccountingRow]] = defaultdict(list)
+    for row in rows:
+        for job_id in {row.job_id, row.raw_id}:
+            by_id[job_id].append(row)
+    taken = {start: run_id for run_id, mark in marks.items() for start in mark.starts}
+    by_run: dict[str, list[AccountingRow]] = defaultdict(list)
+    for run_dir in sorted(run_dirs, key=lambda one: run_id_sort_key(one.name)):
+        with contextlib.suppress(OSError, KeyError):
+            owner = run_dir.owner()
+            for row in (row for job_id in job_ids(run_dir) for row in by_id[job_id] if row.user == owner):
+                is_free = taken.setdefault(_start_key(row), run_dir.name) == run_dir.name
+                if is_free and row not in by_run[run_dir.name]:
+                    by_run[run_dir.name].append(row)
+    return by_run
+
+
+def _start_key(row: AccountingRow) -> str:
+    return f"{row.raw_id} {row.submit}"
 
 
 def _zeros() -> Samples:
@@ -80,17 +128,20 @@ def _zeros() -> Samples:
     return counts
 
 
-def count_run(run_dir: Path, ledger: RunLedger, mark: RunMark, counts: Samples) -> RunMark:
-    """Count what of a run was not counted yet; return its new mark."""
+def count_run(
+    run_dir: Path, ledger: RunLedger, mark: RunMark, counts: Samples, rows: Sequence[AccountingRow] | None = None
+) -> RunMark:
+    """Count what of a run was not counted yet; return its new mark. rows: of its jobs, if others do not count."""
     seconds = count_seconds(ledger, mark.seconds, counts)
     queue_s = max(mark.queue_s, ledger.queue_s)
     counts.add("pit_run_queue_seconds_total", queue_s - mark.queue_s)
     verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
     if verdict and not mark.is_over:
         counts.add("pit_runs_ended_total", 1, verdict.kind)
+    attempts = [one for one in run_folder.attempt_dirs(run_dir) if rows is None or _has_row(one, rows)]
     closed = set(mark.attempts)
-    recovered = {recovery.attempt: recovery for recovery in read_recoveries(run_dir)}
-    for attempt in run_folder.attempt_dirs(run_dir):
+    recovered = {recovery.attempt: recovery for recovery in read_recoveries(run_dir, attempts)}
+    for attempt in attempts:
         recovery = recovered.get(attempt.name)
         if attempt.name in closed or not (recovery or verdict):
             continue
@@ -108,8 +159,17 @@ def count_run(run_dir: Path, ledger: RunLedger, mark: RunMark, counts: Samples) 
         allocated_s=ledger.allocated_s,
         productive_s=None if ledger.goodput is None else ledger.goodput * ledger.allocated_s,
         attempts=tuple(sorted(closed)),
+        is_running=ledger.is_running,
+        gpus=ledger.count * ledger.nodes if ledger.is_running and ledger.resource == "gpu" else 0,
+        starts=tuple(map(_start_key, rows or ())),
         is_over=verdict is not None,
     )
+
+
+def _has_row(attempt: Path, rows: Sequence[AccountingRow]) -> bool:
+    """Return whether accounting has the start of an attempt's job."""
+    start = run_folder.read_or_none(attempt / "start.json", AttemptStart)
+    return start is not None and sum(start.job_id in (row.job_id, row.raw_id) for row in rows) > start.restart_count
 
 
 def count_seconds(ledger: RunLedger, counted: Mapping[str, float], counts: Samples) -> dict[str, float]:
@@ -140,17 +200,12 @@ def add_goodput(gauges: Samples, marks: Iterable[RunMark]) -> None:
             gauges.add("pit_goodput_ratio", productive_s / allocated_s, resource)
 
 
-def add_idle(
-    gauges: Samples, root: Path, ledgers: Iterable[RunLedger], running_jobs: frozenset[str], now_s: float
-) -> None:
-    """Add the GPUs whose ranks make no steps, of the runs with a step log whose job runs."""
-    for ledger in ledgers:
-        job = run_folder.read_or_none(root / ledger.run_id / "job.json", JobRef)
-        last_step_s = _last_step_s(root / ledger.run_id)
-        if job and job.job_id in running_jobs and last_step_s:
-            gpus = ledger.count * ledger.nodes
-            gauges.add("pit_held_watched_gpus", gpus)
-            gauges.add("pit_held_idle_gpus", gpus if now_s - last_step_s > IDLE_AFTER_S else 0)
+def _add_idle(gauges: Samples, run_dir: Path, gpus: int, running_jobs: frozenset[str], now_s: float) -> None:
+    """Add a run's GPUs whose ranks make no steps, if it has a step log and its job runs."""
+    job = run_folder.read_or_none(run_dir / "job.json", JobRef)
+    if gpus and job and job.job_id in running_jobs and (last_step_s := _last_step_s(run_dir)):
+        gauges.add("pit_held_watched_gpus", gpus)
+        gauges.add("pit_held_idle_gpus", gpus if now_s - last_step_s > IDLE_AFTER_S else 0)
 
 
 def _count_staging(attempt: Path, counts: Samples) -> None:

@@ -37,8 +37,9 @@ class Queried(msgspec.Struct, frozen=True, kw_only=True):
 class RunMark(msgspec.Struct, frozen=True, kw_only=True):
     """What of a run is counted. seconds: resource-seconds by state. attempts: those whose end was counted.
 
-    seen_s: Unix time of the last look at it. resource, until, allocated_s: of its ledger; until is "" before its first
-    allocation. productive_s: None if unknown. is_over: whether its verdict is counted.
+    seen_s: Unix time of the last look at it. resource, until, allocated_s, is_running: of its ledger; until is ""
+    before its first allocation. productive_s: None if unknown. gpus: of one that runs. starts: of jobs in accounting,
+    which count for no other run. is_over: whether its verdict is counted.
     """
 
     seen_s: float = 0.0
@@ -49,6 +50,9 @@ class RunMark(msgspec.Struct, frozen=True, kw_only=True):
     allocated_s: float = 0.0
     productive_s: float | None = None
     attempts: tuple[str, ...] = ()
+    is_running: bool = False
+    gpus: int = 0
+    starts: tuple[str, ...] = ()
     is_over: bool = False
 
 

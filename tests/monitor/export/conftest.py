@@ -42,6 +42,7 @@ def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             "squeue": fail or print_jobs,
             "scontrol": fail or f'case "$*" in *topo*) cat {folder}/switches;; *) cat {folder}/nodes;; esac',
             "date": f"echo {CLOCK_S}",
+            "sacct": "echo 'Slurm accounting storage is disabled' >&2; exit 1",
         }
         for program, text in programs.items():
             path = folder / program

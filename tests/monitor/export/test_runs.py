@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -12,15 +13,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run, text
+from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run, row, text
 
+from pitools.core.errors import PitError
 from pitools.ledger.records import RunLedger, State
 from pitools.monitor.export import runs
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import WorkerState, totals_of
 from pitools.run import run_folder
-from pitools.run.attempt_records import Decision, Verdict
+from pitools.run.attempt_records import AttemptStart, Decision, Verdict
 from pitools.site.schema import Site
+from pitools.slurm.records import AccountingRow
 from pitools.stage.stage import StageResult
 
 
@@ -142,3 +145,63 @@ def test_held_idle_gpus_are_those_without_steps(world: tuple[Site, Path], stalle
         assert ("pit_held_idle_gpus",) not in values(runs.query_runs(site, WorkerState(), jobs)[0])
     shutil.rmtree(steps.parent)
     assert ("pit_held_idle_gpus",) not in values(runs.query_runs(site, WorkerState(), frozenset({"7"}))[0])
+
+
+@pytest.fixture
+def accounting(world: tuple[Site, Path], monkeypatch: pytest.MonkeyPatch) -> list[AccountingRow]:
+    """What sacct says: the job of the run, which runs, and one of another user."""
+    known = {"nodes": 2, "alloc_tres": {"gres/gpu": "8"}}
+    rows = [row(0, 95, None, user=world[1].owner(), **known), row(0, 95, None, job_id="8", user="another", **known)]
+    monkeypatch.setattr(runs, "read_rows", lambda *_: rows)
+    return rows
+
+
+@pytest.mark.usefixtures("accounting")
+def test_only_what_accounting_knows_is_believed(world: tuple[Site, Path]) -> None:
+    """Of forged folders nothing counts: unknown jobs of many nodes, another user's job, copies of a run's folder."""
+    site, run_dir = world
+    honest, state = runs.query_runs(site, WorkerState(), frozenset({"7"}))
+    assert values(totals_of(state))["pit_run_resource_seconds_total", "gpu", "start"] > 0
+    assert sum(state.runs[run_dir.name].seconds.values()) <= 8 * 205  # sacct's, not the folder's
+    for name, job_id in (("0", "7"), ("1", "8"), ("f", "999"), ("e", "; rm")):
+        forged = run_dir.with_name(f"bc-20270115-080000-{name * 6}")
+        shutil.copytree(run_dir, forged)
+        run_folder.write_record(forged / "job.json", run_folder.JobRef(job_id=job_id, site="alpha", submitted=text(0)))
+        for number in range(2, 9):
+            start = run_folder.read_record(forged / "attempts" / "0" / "start.json", AttemptStart)
+            shutil.copytree(forged / "attempts" / "0", forged / "attempts" / str(number))
+            add_rank(forged / "attempts" / str(number), 140)
+            lie = msgspec.structs.replace(start, nodes=100_000, job_id=job_id, restart_count=number)
+            run_folder.write_record(forged / "attempts" / str(number) / "start.json", lie)
+    for number in (2, 3):
+        shutil.copytree(forged / "attempts" / "8", run_dir / "attempts" / str(number))
+    first, other = runs.query_runs(site, WorkerState(), frozenset({"7"}))
+    assert values(first) == values(honest)
+    assert values(totals_of(other)) == values(totals_of(state))
+    later, again = runs.query_runs(site, state, frozenset({"7"}))
+    assert values(later) == values(honest)
+    assert values(totals_of(again)) == pytest.approx(values(totals_of(state)))
+
+
+def test_without_an_answer_of_accounting_nothing_is_counted(world: tuple[Site, Path], tmp_path: Path) -> None:
+    """A sacct that fails is an error of the look; one that says that there is no accounting leaves the folders."""
+    (tmp_path / "alpha" / "sacct").write_text("#!/bin/sh\necho 'sacct: error: Unable to connect' >&2; exit 1\n")
+    with pytest.raises(PitError):
+        runs.query_runs(world[0], WorkerState(), None)
+
+
+def test_a_look_is_bounded(world: tuple[Site, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leaves is read by the next looks, the longest unread first, and everything is counted once."""
+    site, run_dir = world
+    finish(run_dir, 280)
+    for number in range(6):
+        shutil.copytree(run_dir, run_dir.with_name(f"bc-20270115-080000-{number:06}"))
+    _, whole = runs.query_runs(site, WorkerState(), None)
+    clock, state = itertools.count(0, runs.LOOK_S / 2.5), WorkerState()
+    monkeypatch.setattr(runs, "_rows_by_run", lambda *_: None)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    for look in range(1, 9):
+        monkeypatch.setattr(time, "time", lambda now_s=EPOCH + 500 * look: now_s)
+        _, state = runs.query_runs(site, state, None)
+        assert len(state.runs) == min(2 * look, 7)
+    assert values(totals_of(state)) == pytest.approx(values(totals_of(whole)))
