@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run, row, text
 
 from pitools.core.errors import PitError
+from pitools.core.record import decode_json
 from pitools.ledger.records import RunLedger, State
 from pitools.monitor.export import runs
 from pitools.monitor.export.samples import Samples
@@ -168,7 +169,7 @@ def test_only_what_accounting_knows_is_believed(world: tuple[Site, Path]) -> Non
         shutil.copytree(run_dir, forged)
         run_folder.write_record(forged / "job.json", run_folder.JobRef(job_id=job_id, site="alpha", submitted=text(0)))
         for number in range(2, 9):
-            start = run_folder.read_record(forged / "attempts" / "0" / "start.json", AttemptStart)
+            start = decode_json((forged / "attempts" / "0" / "start.json").read_bytes(), AttemptStart)
             shutil.copytree(forged / "attempts" / "0", forged / "attempts" / str(number))
             add_rank(forged / "attempts" / str(number), 140)
             lie = msgspec.structs.replace(start, nodes=100_000, job_id=job_id, restart_count=number)
