@@ -51,6 +51,7 @@ def export(
     from pitools.core.errors import UsageError
     from pitools.monitor.export.board import Board
     from pitools.monitor.export.serve import read_password, serve, tls_context, write_textfile
+    from pitools.monitor.export.state import locked
     from pitools.place.clusters.snapshot import load_sites
 
     if (textfile is None) == (listen is None):
@@ -72,6 +73,8 @@ def export(
     if not sites:
         raise UsageError("no site with Slurm", hint="see: pit site list")
     board = Board(sites)
+    # A cycle of cron may still go on when the next begins; a service goes on for ever.
+    ctx.with_resource(locked([site.name for site in sites], 60.0 if textfile else 5.0))
     if textfile:
         if not board.run_once(lambda: write_textfile(textfile, board), report):
             ctx.exit(75)

@@ -26,12 +26,14 @@ _ALWAYS = {"slurm": ("jobs", "nodes"), "runs": ("runs",)}  # collectors that cou
 class _Slot(NamedTuple):
     """A worker's newest state.
 
-    began: of time.monotonic, when its present cycle began; 0 between two. ended_s: Unix time of the last one's end.
+    is_read: whether the state is that of its file, or follows it. began: of time.monotonic, when its present cycle
+    began; 0 between two. ended_s: Unix time of the last one's end. error: why the state is not kept, or "".
     """
 
     site: Site
     worker: Worker
     state: WorkerState
+    is_read: bool = False
     began: float = 0.0
     ended_s: float = 0.0
     error: str = ""
@@ -66,7 +68,8 @@ class Board(Collector):
                 break
             changed()
         changed()
-        return all(is_good for slot in self._slots.values() for is_good in self._success(slot).values())
+        slots = self._slots.values()
+        return not any(slot.error for slot in slots) and all(all(self._success(slot).values()) for slot in slots)
 
     def run_forever(self, every_s: float, report: Callable[[str], None]) -> None:
         """Start a thread for each worker, whose cycles begin `every_s` apart, or one after the other if they last."""
@@ -86,6 +89,10 @@ class Board(Collector):
             slots = list(self._slots.values())
         good = {(slot.site.name, name) for slot in slots for name, is_good in self._success(slot).items() if is_good}
         families = {metric.name: _family(metric) for metric in METRICS}
+        for site in {slot.site.name: slot.site for slot in slots}.values():
+            is_kept = not any(slot.error for slot in slots if slot.site is site)
+            name = "pit_collector_success"
+            _add(families[name], site, name, ("state",), (float(is_kept),))
         for slot in slots:
             _add_collectors(families, slot, self._success(slot))
             if slot.worker.name == "slurm" and slot.ended_s:
@@ -95,7 +102,7 @@ class Board(Collector):
             for row in (row for one in slot.state.queried.values() for row in read_rows(one.gauges).rows()):
                 if (slot.site.name, BY_NAME[row[0]].collector) in good and not (is_native and BY_NAME[row[0]].native):
                     _add(families[row[0]], slot.site, *row)
-            for row in state.totals_of(slot.state).rows():
+            for row in () if slot.error else state.totals_of(slot.state).rows():
                 if (slot.site.name, BY_NAME[row[0]].collector) in good:
                     _add(families[row[0]], slot.site, *row)
             if is_native and (queried := slot.state.queried.get("native")):
@@ -103,19 +110,27 @@ class Board(Collector):
         yield from (family for family in families.values() if family.samples)
 
     def _cycle(self, key: tuple[str, str], report: Callable[[str], None]) -> None:
-        slot = self._slots[key]
-        self._put(key, slot._replace(began=time.monotonic()))
+        slot = self._slots[key]._replace(began=time.monotonic())
+        error, lines = "", list[str]()
+        self._put(key, slot)
         try:
-            if not slot.state.queried and not slot.error:  # what another process has left, until there is an answer
-                left = state.read_state(state.state_path(slot.site.name, slot.worker.name))
+            if not slot.is_read:  # what another process has left
+                left = state.read_state(state.state_path(*key))
                 ended_s = max((one.began_s + one.duration_s for one in left.queried.values()), default=0.0)
-                self._put(key, self._slots[key]._replace(state=left, ended_s=ended_s))
-            after, lines = collect.run_cycle(slot.site, slot.worker)
-            self._put(key, slot._replace(state=after, ended_s=time.time(), error=""))
+                slot = slot._replace(state=left, is_read=True, ended_s=ended_s)
+                self._put(key, slot)
         except Exception as problem:  # noqa: BLE001 - a thread must not die of one site's state
             error = str(site_error(slot.site.name, problem))
-            lines = [] if slot.error else [f"site {slot.site.name}: {slot.worker.name}: {error}"]
-            self._put(key, slot._replace(ended_s=time.time(), error=error))
+        try:
+            after, lines = collect.run_cycle(slot.site, slot.worker, slot.state)
+            has_changed, slot = after is not slot.state or bool(slot.error), slot._replace(state=after)
+            if slot.is_read and has_changed:
+                state.write_state(state.state_path(*key), after)
+        except Exception as problem:  # noqa: BLE001
+            error = str(site_error(slot.site.name, problem))
+        if bool(error) != bool(slot.error):
+            lines = [*lines, f"site {slot.site.name}: state: {error or 'succeeds again'}"]
+        self._put(key, slot._replace(began=0.0, ended_s=time.time(), error=error))
         for line in lines:
             with contextlib.suppress(Exception):  # who reads the lines may be gone: the thread must not go with them
                 report(line)
@@ -128,13 +143,19 @@ class Board(Collector):
     def _success(slot: _Slot) -> dict[str, bool]:
         """Return for each collector of a worker whether its values are exported."""
         is_hung = slot.began and time.monotonic() - slot.began > collect.limit_s(slot.site, slot.worker)
-        if slot.error or is_hung:
+        if is_hung:
             return dict.fromkeys({*slot.state.queried, *_ALWAYS[slot.worker.name]}, False)
         now_s = time.time()
         limits = {"topology": collect.TOPOLOGY_EVERY_S}
-        return {
-            name: not one.error and now_s - one.began_s <= limits.get(name, 0.0) + slot.worker.max_age_s
+        fresh = {
+            name: now_s - one.began_s <= limits.get(name, 0.0) + slot.worker.max_age_s
             for name, one in slot.state.queried.items()
+        }
+        # Without its state cron does not know what it asked last: what it has not asked since is no failure of Slurm's.
+        return {
+            name: is_fresh and not slot.state.queried[name].error
+            for name, is_fresh in fresh.items()
+            if is_fresh or not slot.error
         }
 
 

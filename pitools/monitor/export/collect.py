@@ -32,7 +32,7 @@ from pitools.topology.show.occupancy import leaf_rows
 TOPOLOGY_EVERY_S = 3600.0
 RUNS_EVERY_S = 290.0  # 5 min, of a cron job that starts each minute
 _RETRY_S = 300.0
-SPARE_S = 5.0  # to lock, read and write a state
+SPARE_S = 5.0  # to read and write a state
 _CONTROLLER = ("jobs", "nodes", "topology")
 _DATE = ["date", "+%s"]
 replace = msgspec.structs.replace
@@ -54,18 +54,11 @@ def limit_s(site: Site, worker: Worker) -> float:
     return (worker.limit_s or site.connection.timeout_s) + SPARE_S
 
 
-def run_cycle(site: Site, worker: Worker) -> tuple[WorkerState, list[str]]:
-    """Make one query, if one is due, and keep the state. Return it, and a line for what begins or ceases to fail.
-
-    Raises PitError if the state cannot be kept.
-    """
-    path = state.state_path(site.name, worker.name)
-    with state.locked(path, SPARE_S):
-        before = state.read_state(path)
-        if not (name := _next_query(site, worker, before, time.time())):
-            return before, []
-        after = _query(site, name, before)
-        state.write_state(path, after)
+def run_cycle(site: Site, worker: Worker, before: WorkerState) -> tuple[WorkerState, list[str]]:
+    """Make one query, if one is due. Return the new state, and a line for what begins or ceases to fail."""
+    if not (name := _next_query(site, worker, before, time.time())):
+        return before, []
+    after = _query(site, name, before)
     lines = []
     for key, queried in after.queried.items():
         if bool(queried.error) != bool(before.queried.get(key, Queried()).error):

@@ -31,7 +31,7 @@ LABEL_LIMITS = {
     "origin": 4,
     "resource": 2,
     "currency": 1,
-    "collector": 5,
+    "collector": 6,
 }
 """The most values of each label that a site exports; "other" is one more."""
 

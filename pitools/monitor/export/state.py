@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import TryLater
+from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record, decode_json
@@ -74,8 +74,7 @@ class WorkerState(Record, frozen=True, kw_only=True, tag="pit.export-state/1"):
 
 def state_path(site: str, worker: str) -> Path:
     """Return the file of a worker's state, in a private folder. Raises ClusterError if others can write there."""
-    folder = ensure_private_dir(xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "export")
-    return folder / f"{site}.{worker}.json"
+    return _folder() / f"{site}.{worker}.json"
 
 
 def read_state(path: Path) -> WorkerState:
@@ -103,9 +102,20 @@ def totals_of(state: WorkerState) -> Samples:
 
 
 @contextmanager
-def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a state. Raises TryLater if another exporter of this user holds it for longer."""
-    with lock_or_timeout(path.with_suffix(".lock"), timeout_s) as is_locked:
-        if not is_locked:
-            raise TryLater(f"another exporter has held it for {timeout_s:g} s", where=str(path))
+def locked(sites: Iterable[str], timeout_s: float) -> Iterator[None]:
+    """Hold the states of sites, waiting at most so long for each. Raises TryLater if another exporter holds one.
+
+    Where no lock can be taken, the states cannot be kept either, which the cycles say.
+    """
+    with contextlib.ExitStack() as locks:
+        for site in sites:
+            with contextlib.suppress(ClusterError, NoSpace):
+                path = _folder() / f"{site}.lock"
+                if not locks.enter_context(lock_or_timeout(path, timeout_s)):
+                    hint = "let a service or cron export a site, not both; see: ps -C pit"
+                    raise TryLater(f"another exporter of this account exports site {site}", where=str(path), hint=hint)
         yield
+
+
+def _folder() -> Path:
+    return ensure_private_dir(xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "export")

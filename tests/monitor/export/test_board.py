@@ -19,13 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from slurm_texts import job_text, node_text
 
+from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.monitor.export import collect, state
 from pitools.monitor.export.board import Board, _add, _family
 from pitools.monitor.export.collect import WORKERS, Worker
-from pitools.monitor.export.metrics import METRICS
+from pitools.monitor.export.metrics import BY_NAME, METRICS
 from pitools.site.schema import Site
 
 MakeSite = Callable[..., Site]
+ALL = ("jobs", "nodes", "topology", "state")
 
 
 def exported(board: Board) -> dict[tuple[str, ...], float]:
@@ -54,7 +56,7 @@ def test_jobs_and_nodes_are_asked_in_turn(make_site: MakeSite, tmp_path: Path) -
     assert found["pit_jobs", "alpha", "gpu", "running"] == 1
     assert found["pit_nodes", "alpha", "allocated"] == found["pit_nodes", "alpha", "idle"] == 1
     assert found["pit_job_leaf_spread_ratio", "alpha", "max"] == 1
-    assert {key[2] for key in found if key[0] == "pit_collector_success"} == {"jobs", "nodes", "topology"}
+    assert {key[2] for key in found if key[0] == "pit_collector_success"} == {"jobs", "nodes", "topology", "state"}
 
 
 def test_a_tier_has_its_count_of_starts_before_the_first(make_site: MakeSite) -> None:
@@ -111,7 +113,7 @@ def test_a_worker_outlives_the_reader_of_its_lines(make_site: MakeSite, monkeypa
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     cycles = Counter[str]()
 
-    def query(_site: Site, worker: Worker) -> tuple[state.WorkerState, list[str]]:
+    def query(_site: Site, worker: Worker, _before: state.WorkerState) -> tuple[state.WorkerState, list[str]]:
         asked.put(worker.name)
         cycles[worker.name] += 1
         if cycles[worker.name] == 3:
@@ -154,11 +156,16 @@ def test_the_end_of_a_cycle_outlives_its_process(make_site: MakeSite, monkeypatc
     """While a cycle of cron goes on, or hangs, the file has the end of the one before."""
     site = make_site()
     before_s = cycle(site)["pit_exporter_cycle_timestamp_seconds", "alpha"]
-    seen: list[dict[tuple[str, ...], float]] = []
+    seen = {}
     board = Board([site])
-    monkeypatch.setattr(collect, "run_cycle", lambda *_: seen.append(exported(board)) or (state.WorkerState(), []))
+
+    def query(_site: Site, worker: Worker, before: state.WorkerState) -> tuple[state.WorkerState, list[str]]:
+        seen[worker.name] = exported(board)
+        return before, []
+
+    monkeypatch.setattr(collect, "run_cycle", query)
     board.run_once(lambda: None, lambda _: None)
-    assert seen[0]["pit_exporter_cycle_timestamp_seconds", "alpha"] == pytest.approx(before_s, abs=0.5)
+    assert seen["slurm"]["pit_exporter_cycle_timestamp_seconds", "alpha"] == pytest.approx(before_s, abs=0.5)
 
 
 def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_path: Path) -> None:
@@ -176,6 +183,85 @@ def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_pat
     path.write_text("{")
     assert ("pit_jobs", "alpha", "gpu", "running") in cycle(site)
     assert path.with_name("alpha.slurm.json.damaged").exists()
+
+
+def test_a_state_that_cannot_be_kept_is_no_fault_of_slurm(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk gauges go on, of jobs and nodes in turn; counters, which would go back, are absent meanwhile."""
+    site, lines = make_site(), list[str]()
+    cycle(site, times=3)
+    board = Board([site])
+
+    def fail(*_: object) -> None:
+        raise NoSpace("no space left on device")
+
+    def look() -> dict[tuple[str, ...], float]:
+        board.run_once(lambda: None, lines.append)
+        return exported(board)
+
+    with monkeypatch.context() as full:
+        full.setattr(state, "write_state", fail)
+        looks = [look() for _ in range(2)]
+    success = {(name, "alpha", key): float(key != "state") for name in ["pit_collector_success"] for key in ALL}
+    for found in looks:
+        assert {key: value for key, value in found.items() if key[0] == "pit_collector_success"} == success
+        assert found["pit_jobs", "alpha", "gpu", "running"] == 1
+        assert not [key for key in found if BY_NAME.get(key[0], METRICS[0]).kind == "counter"]
+    assert look()["pit_drained_gpu_seconds_total", "alpha", "other"] == 0
+    assert [line.partition("state: ")[2] for line in lines] == ["no space left on device", "succeeds again"]
+    left = state.read_state(state.state_path("alpha", "slurm"))
+    assert left.queried["nodes"].began_s == board._slots["alpha", "slurm"].state.queried["nodes"].began_s
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_is_not_asked_ends(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
+    """After 5 min, as a failure; but not where the state is not kept: cron then asks the same one each time."""
+    ages_s = {"jobs": 2000.0, "nodes": 1000.0, "topology": 10.0}
+    queried = {name: state.Queried(began_s=time.time() - age_s, success_s=1.0) for name, age_s in ages_s.items()}
+    state.write_state(state.state_path("alpha", "slurm"), state.WorkerState(queried=queried))
+    if not is_kept:
+        monkeypatch.setattr(state, "write_state", lambda *_: 1 / 0)
+    found = cycle(make_site())
+    success = {key[2]: value for key, value in found.items() if key[0] == "pit_collector_success"}
+    assert success == {"jobs": 1, "topology": 1, "state": is_kept} | ({"nodes": 0} if is_kept else {})
+
+
+def test_a_state_that_cannot_be_read_is_not_overwritten(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counters go on when it can be read again."""
+    site = make_site()
+    cycle(site, times=2)
+    path = state.state_path("alpha", "slurm")
+    before, reading = path.read_bytes(), state.read_state
+
+    def fail(_path: Path) -> state.WorkerState:
+        raise ClusterError("Stale file handle")
+
+    monkeypatch.setattr(state, "read_state", fail)
+    board = Board([site])
+    assert not board.run_once(lambda: None, lambda _: None)
+    found = exported(board)
+    assert {key[2]: value for key, value in found.items() if key[0] == "pit_collector_success"} == {
+        "jobs": 1,
+        "state": 0,
+    }
+    assert path.read_bytes() == before
+    monkeypatch.setattr(state, "read_state", reading)
+    assert board.run_once(lambda: None, lambda _: None)
+    assert {"jobs", "nodes"} <= board._slots["alpha", "slurm"].state.queried.keys()
+
+
+def test_two_exporters_of_a_site_are_refused(make_site: MakeSite) -> None:
+    """The second one, which would ask and count as well, is told which site; of another site it runs."""
+    make_site()
+    with state.locked(["alpha"], 0.0):
+        with (
+            pytest.raises(TryLater, match="another exporter of this account exports site alpha"),
+            state.locked(["alpha"], 0.0),
+        ):
+            pass
+        with state.locked(["beta"], 0.0):
+            pass
+    with state.locked(["alpha"], 0.0):
+        pass
 
 
 class WholeTable(Collector):

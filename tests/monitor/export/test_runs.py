@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -200,9 +201,9 @@ def test_a_look_is_bounded(world: tuple[Site, Path], monkeypatch: pytest.MonkeyP
     _, whole = runs.query_runs(site, WorkerState(), None)
     clock, state = itertools.count(0, runs.LOOK_S / 2.5), WorkerState()
     monkeypatch.setattr(runs, "_rows_by_run", lambda *_: None)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     for look in range(1, 9):
-        monkeypatch.setattr(time, "time", lambda now_s=EPOCH + 500 * look: now_s)
+        clocks = SimpleNamespace(monotonic=lambda: next(clock), time=lambda now_s=EPOCH + 500 * look: now_s)
+        monkeypatch.setattr(runs, "time", clocks)
         _, state = runs.query_runs(site, state, None)
         assert len(state.runs) == min(2 * look, 7)
     assert values(totals_of(state)) == pytest.approx(values(totals_of(whole)))
