@@ -87,6 +87,8 @@ def export(
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     if basic_auth and not tls_cert and not is_loopback:
         raise UsageError("--basic-auth sends the password in clear text", hint="add --tls-cert and --tls-key")
+    if not basic_auth and not is_loopback:
+        report(f"note: without --basic-auth whoever reaches {host} reads the metrics")
     tls = tls_context(tls_cert, tls_key) if tls_cert and tls_key else None
     password = read_password(basic_auth) if basic_auth else b""
     port = serve(board, host, port, tls, password)

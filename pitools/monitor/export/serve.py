@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import io
 import ssl
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -29,6 +30,10 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Log no requests."""
+
+    def get_stderr(self) -> TextIO:
+        """Log no client that hangs up, which TLS reports as an error: anybody could fill the log."""
+        return io.StringIO()
 
 
 def write_textfile(path: Path, collector: Collector) -> None:

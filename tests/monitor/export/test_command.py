@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from click.testing import CliRunner
 
 from pitools.commands.monitor_export import export
 from pitools.core.errors import UsageError
+from pitools.monitor.export import serve
+from pitools.place.clusters import snapshot
+from pitools.site.schema import Site
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,17 @@ from pitools.core.errors import UsageError
 def test_wrong_words_are_refused(words: str) -> None:
     """No or two outputs, a file that node_exporter does not read, no port, a password in clear text over a network."""
     assert isinstance(CliRunner().invoke(export, words.split()).exception, UsageError)
+
+
+@pytest.mark.parametrize(("host", "notes"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+def test_metrics_for_everybody_are_said_to_be(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, host: str, notes: int
+) -> None:
+    """On an address of the network without a password; on loopback it is usual."""
+    monkeypatch.setattr(snapshot, "load_sites", lambda _names: ([make_site()], []))
+    monkeypatch.setattr(serve, "serve", lambda *_: sys.exit(9))
+    done = CliRunner().invoke(export, ["--listen", f"{host}:9341"])
+    assert (done.exit_code, done.stderr.count("whoever reaches 0.0.0.0 reads")) == (9, notes)
 
 
 def test_a_site_without_slurms_commands_is_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

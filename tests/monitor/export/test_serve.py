@@ -7,12 +7,15 @@ import os
 import socket
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from pitools.core.errors import ConfigError
 from pitools.monitor.export.board import Board
@@ -93,6 +96,31 @@ def test_tls_and_password(board: Board, certificate: tuple[Path, Path], tmp_path
         assert refused.value.code == 401
         refused.value.close()
     silent.close()
+
+
+def test_a_client_that_hangs_up_is_no_news(
+    board: Board, certificate: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing on stderr of one that goes away before its answer, which TLS makes an error of; the next gets its own."""
+    has_asked, has_gone = threading.Event(), threading.Event()
+
+    class Slow(Collector):
+        def collect(self) -> Iterator[Metric]:
+            has_asked.set()
+            assert has_gone.wait(10)
+            yield from board.collect()
+
+    port = serve(Slow(), "127.0.0.1", 0, tls_context(*certificate))
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    client = context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
+    client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert has_asked.wait(10)
+    client.close()
+    has_gone.set()
+    assert "pit_jobs" in get(f"https://127.0.0.1:{port}/metrics", context)[1]
+    while threads := [one for one in threading.enumerate() if "process_request" in one.name]:
+        threads[0].join(10)
+    assert capfd.readouterr().err == ""
 
 
 def test_secrets_that_others_may_read_are_refused(certificate: tuple[Path, Path], tmp_path: Path) -> None:
