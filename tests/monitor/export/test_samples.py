@@ -53,3 +53,15 @@ def test_counters_are_bounded_and_never_go_down(cycles: list[list[tuple[str, flo
         assert len(totals) <= LABEL_LIMITS["origin"] + 1
     counted = sum(value for cycle in cycles for _, value in cycle)
     assert sum(values[0] for values in totals.values()) == pytest.approx(counted)
+
+
+def test_other_takes_no_place_of_a_label() -> None:
+    """As many values as the limit says are kept beside "other", which may be there first: a cause has that name."""
+    totals, counts = Samples(), Samples()
+    for origin in (OTHER, *"abcd", "e"):
+        counts.add("pit_stage_bytes_total", 1, origin)
+    totals.merge(counts)
+    assert [(labels[0], values[0]) for (_, labels), values in totals.items()] == [
+        (OTHER, 2),
+        *((one, 1) for one in "abcd"),
+    ]
