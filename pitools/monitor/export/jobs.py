@@ -71,11 +71,10 @@ def parse_rows(text: str, sep: str) -> list[JobRow]:
 
 
 def _parse_row(row: Sequence[str], sep: str) -> JobRow:
-    job_id, state, partition, qos, nodes, node_list, eligible, submit, start, end, tres, per_node, reason, raw_id = (
-        none_to_empty(cell) for cell in row
+    job_id, state, partition, qos, nodes, node_list, eligible, submit, start, end, tres, per_node, reason, raw_id = map(
+        none_to_empty, row
     )
     n_nodes = parse_count(nodes) or 0
-    allocated = parse_tres(tres).get("gres/gpu", "")  # absent where the site does not track it
     return JobRow(
         raw_id=raw_id,
         state=states.parse_job_state(state),
@@ -87,7 +86,7 @@ def _parse_row(row: Sequence[str], sep: str) -> JobRow:
         eligible_s=_unix_time(eligible) or _unix_time(submit),
         start_s=_unix_time(start),
         end_s=_unix_time(end),
-        gpus=parse_count(allocated) or 0 if allocated else parse_gpus(per_node)[1] * n_nodes,
+        gpus=_count_gpus(tres, per_node, n_nodes),
         reason=reason,
     )
 
@@ -177,6 +176,14 @@ def _count_tasks(job_id: str, line: str) -> int:
     return count
 
 
+@lru_cache(maxsize=20000)
+def _count_gpus(tres: str, per_node: str, nodes: int) -> int:
+    """Return the GPUs of a job. Its TRES have none where the site does not track them."""
+    allocated = parse_tres(tres).get("gres/gpu", "")
+    return parse_count(allocated) or 0 if allocated else parse_gpus(per_node)[1] * nodes
+
+
+@lru_cache(maxsize=20000)
 def _unix_time(text: str) -> float:
     """Return Slurm's time, which QUERY_ENV has in UTC, as Unix time; 0 for none."""
     try:
