@@ -74,7 +74,7 @@ def export(
         raise UsageError("no site with Slurm", hint="see: pit site list")
     board = Board(sites)
     # A cycle of cron may still go on when the next begins; a service goes on for ever.
-    ctx.with_resource(locked([site.name for site in sites], 60.0 if textfile else 5.0))
+    ctx.with_resource(locked([site.name for site in sites], 45.0 if textfile else 5.0))
     if textfile:
         if not board.run_once(lambda: write_textfile(textfile, board), report):
             ctx.exit(75)

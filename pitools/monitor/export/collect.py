@@ -2,7 +2,8 @@
 
 The worker `slurm` makes one query a cycle, in turn: of jobs (two requests to slurmctld: jobs and partitions), of nodes
 (two: nodes and partitions), of Slurm's own metrics where the site has them (two), and of the fabric once an hour (one).
-So no cycle makes more than two requests. The worker `runs` reads the folders of runs, every five minutes.
+So no cycle makes more than two requests. The worker `runs` reads the folders of runs, and asks slurmdbd for their jobs,
+every five minutes.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ METRICS = (
         "down, or other (a person or another program).",
     ),
     Metric("pit_drained_gpu_seconds_total", "counter", "nodes", ("cause",), "The same, over time."),
-    # The folders of runs of `pit launch`: no request.
+    # The folders of runs of `pit launch`, and sacct: no request to slurmctld.
     Metric("pit_runs", "gauge", "runs", ("state",), "Runs of `pit launch` that go on: pending or running."),
     Metric("pit_runs_ended_total", "counter", "runs", ("cause",), "Runs that ended, by the cause of their verdict."),
     Metric(

@@ -1,4 +1,6 @@
-"""The collector of runs: their ledgers, recoveries and staging, from the files in their folders."""
+"""The collector of runs: their ledgers, recoveries and staging, from the files in their folders, in which anybody may
+write: so only starts that accounting knows count, each for one run of its user.
+"""
 
 from __future__ import annotations
 
