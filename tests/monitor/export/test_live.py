@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from run_maker import add_attempt, make_run
 from test_board import cycle
 
+from pitools.monitor.export import runs
+from pitools.monitor.export.state import RunMark, WorkerState
 from pitools.site.load import load_site
 from pitools.site.schema import Site
 
@@ -52,6 +57,21 @@ def test_a_cycle_makes_at_most_two_requests(alpha: Site) -> None:
         made.append(requests() - before)
     assert all(sum(one.values()) <= 2 for one in made), made
     assert sum(made, Counter())["REQUEST_JOB_INFO"] >= 2
+
+
+def test_a_look_at_runs_asks_accounting_alone(alpha: Site, tmp_path: Path) -> None:
+    """The allocation of a job is sacct's, whatever its run's folder says, and slurmctld sees no request for it."""
+    job_id = run("sbatch", "--parsable", "-A", "lab", "-o", "/dev/null", "--wrap=sleep 1").strip()
+    site = msgspec.structs.replace(alpha, paths=msgspec.structs.replace(alpha.paths, runs=str(tmp_path / "runs")))
+    run_dir = make_run(tmp_path / "runs", nodes=100_000, job_id=job_id)
+    add_attempt(run_dir, 100, None, job_id=job_id, nodes=100_000)
+    before, allocated_s, looks = requests(), 0.0, 0
+    while allocated_s < 1 and looks < 100:  # slurmdbd hears of it when slurmctld has time
+        time.sleep(0.2)
+        _, state = runs.query_runs(site, WorkerState(), None)
+        allocated_s, looks = state.runs.get(run_dir.name, RunMark()).allocated_s, looks + 1
+    assert requests() == before
+    assert 1 <= allocated_s < 1000
 
 
 def test_what_a_cluster_says(alpha: Site) -> None:
