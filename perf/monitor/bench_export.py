@@ -82,8 +82,8 @@ def fill(count: int) -> None:
 
 
 def measure(site: Site) -> Cycle:
-    """Run a cycle of the worker that asks slurmctld."""
-    slurm_s = 0.0
+    """Run a cycle of the worker that asks slurmctld, with its state read and written as cron does."""
+    slurm_s, path = 0.0, state.state_path(site.name, "slurm")
 
     def run(*args: Any, **options: Any) -> subprocesses.Completed:
         nonlocal slurm_s
@@ -96,7 +96,8 @@ def measure(site: Site) -> Cycle:
     original = multi_query.run_queries
     collect.run_queries = lambda transport, commands: original(transport, commands, run=run)  # type: ignore[assignment]
     before, began, own_began = requests(), time.perf_counter(), time.process_time()
-    after, lines = collect.run_cycle(site, collect.WORKERS[0])
+    after, lines = collect.run_cycle(site, collect.WORKERS[0], state.read_state(path))
+    state.write_state(path, after)
     wall_s, own_s = time.perf_counter() - began, time.process_time() - own_began
     if lines:
         sys.exit(lines[0])

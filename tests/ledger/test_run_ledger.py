@@ -78,6 +78,16 @@ def test_a_program_that_begins_again_in_one_attempt(tmp_path: Path) -> None:
     assert of(ledger) == {"productive": 6, "lost": 1, "compile": 3, "unaccounted": 1, "idle": 1}
 
 
+def test_a_line_that_is_written_late(tmp_path: Path) -> None:
+    """A rank is stopped for 0.6 s between its third step and the time in that step's line: no second is missing."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 10)
+    add_steps(attempt, 0, 2, [1.0] * 2)
+    add_steps(attempt, 0, 4.6, [1.0], first=2)
+    add_steps(attempt, 0, 5, [1.0] * 3, first=3)
+    assert of(run_ledger(run)) == {"start": 2, "productive": 6, "idle": 2}
+
+
 def test_starts_that_go_back_in_one_allocation(tmp_path: Path) -> None:
     """The begin of the last that is before another's takes no time twice: what was until then is recovery."""
     run = make_run(tmp_path)
