@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import pwd
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ SHORT_TIMEOUT_S = 5.0  # of `sacct`, where the goodput stands beside what was as
 _MAX_NAMED = 3  # logs
 _MAX_PLAN_BYTES = 16 << 20
 _JOB_ID = re.compile(r"\d{1,10}([_+]\d{1,10})?")  # not the tasks of a whole array
-_MAX_JOBS, _MAX_JOBS_OF_RUN = 5_000, 100  # asked for at once; an argument has at most 128 KiB
+MAX_JOBS, _MAX_JOBS_OF_RUN = 5_000, 100  # asked for at once; an argument has at most 128 KiB
 _CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
 
 
@@ -66,16 +67,21 @@ def run_ledger(
     rows: of its jobs, each start (`sacct -D`); those of other jobs, and of older ones with their numbers, are left out.
     only_rows: leave out starts without a row, of which the folder alone tells. now: Unix time, s, for a running run.
     """
-    return _any_ledger(run_dir, _by_job(rows), time.time() if now is None else now, only_rows)
+    return _any_ledger(run_dir, rows_by_id(rows), time.time() if now is None else now, only_rows)
 
 
-def _by_job(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
-    """Return id → rows, by both ids of each row."""
+def rows_by_id(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
+    """Return id → rows, by each id of a row."""
     found: dict[str, list[AccountingRow]] = {}
     for row in rows:
-        for job_id in {row.job_id, row.raw_id}:
+        for job_id in _ids(row):
             found.setdefault(job_id, []).append(row)
     return found
+
+
+def _ids(row: AccountingRow) -> set[str]:
+    """Return the ids under which sacct gives a row: of a task of an array also the array's."""
+    return {row.job_id, row.raw_id, row.job_id.partition("_")[0]}
 
 
 def _any_ledger(
@@ -115,7 +121,7 @@ def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], on
     )
     own = [pair for pair, has_row in zip(pairs, in_rows, strict=True) if has_row]
     allocations += from_rows(rows, own, plan.job.gpus_per_node if is_gpu else None, now)
-    started = {row_id for row in rows for row_id in (row.job_id, row.raw_id)} | {each.job_id for each in attempts}
+    started = {row_id for row in rows for row_id in _ids(row)} | {each.job_id for each in attempts}
     pending = [] if is_over else [max(now - t, 0.0) for job_id, t in submits.items() if job_id not in started]
     typical_s = typical_step_s(attempts)
     return _ledger(
@@ -126,7 +132,7 @@ def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], on
         run_id=run_dir.name,
         name=plan.name,
         site=plan.site,
-        user=_owner(run_dir),
+        user=owner(run_dir),
         source="run",
         is_running=is_running,
         resource="gpu" if is_gpu else "node",
@@ -225,9 +231,10 @@ def _read_plan(run_dir: Path) -> _Plan:
         raise DataError(f"no run: its plan.json is missing or damaged: {error}", where=str(run_dir)) from error
 
 
-def _owner(run_dir: Path) -> str:
+def owner(run_dir: Path) -> str:
+    """Return the owner of a run's folder, of a link to one the link's; "" if unknown."""
     try:
-        return run_dir.owner()
+        return pwd.getpwuid(run_dir.lstat().st_uid).pw_name
     except (KeyError, OSError):
         return ""
 
@@ -254,7 +261,7 @@ def fleet_ledgers(
     report: gets the error of a run that cannot be read, which is left out. limit: of runs. Raises UsageError for
     another text, ClusterError where the folder of runs cannot be read.
     """
-    by_job = _by_job(rows)
+    by_job = rows_by_id(rows)
     for run_dir in fleet_runs(site, since, report):
         try:
             ledger = _any_ledger(run_dir, by_job, time.time())
@@ -269,13 +276,22 @@ def fleet_ledgers(
             return
 
 
-def fleet_runs(site: Site, since: str, report: Callable[[Path, PitError], None] = lambda *_: None) -> Iterator[Path]:
-    """Yield the folders of a site's runs that ran since a time, as `fleet_ledgers` does."""
+def fleet_runs(
+    site: Site,
+    since: str,
+    report: Callable[[Path, PitError], None] = lambda *_: None,
+    *,
+    going: Collection[str] = (),
+) -> Iterator[Path]:
+    """Yield the folders of a site's runs that ran since a time, as `fleet_ledgers` does.
+
+    going: ids of runs that only a verdict ends: between two attempts the last may have ended long ago.
+    """
     if (earliest := timestamps.rfc3339_to_unix(since)) is None:
         raise UsageError(f'"{since}" is no time (expected RFC 3339, as 2026-11-21T01:33:41Z)')
     for run_dir in reversed(run_folder.run_dirs(Path(expand_placeholders(site.paths.runs)).absolute())):
         try:
-            if _read_plan(run_dir).site == site.name and not _ended_before(run_dir, earliest):
+            if _read_plan(run_dir).site == site.name and not _ended_before(run_dir, earliest, run_dir.name in going):
                 yield run_dir
         except PitError as error:
             report(run_dir, error)
@@ -283,10 +299,10 @@ def fleet_runs(site: Site, since: str, report: Callable[[Path, PitError], None] 
             report(run_dir, from_os_error(error, run_dir))
 
 
-def _ended_before(run_dir: Path, moment: float) -> bool:
-    """Return whether a run has ended before a time, by its verdict or else its last attempt."""
+def _ended_before(run_dir: Path, moment: float, is_going: bool) -> bool:
+    """Return whether a run has ended before a time, by its verdict or else, unless it is going, its last attempt."""
     verdict = run_folder.read_or_none(run_dir / "verdict.json", Verdict)
-    last = run_folder.last_exit(run_dir)
+    last = None if verdict or is_going else run_folder.last_exit(run_dir)
     ended = timestamps.rfc3339_to_unix(verdict.t if verdict else last.ended if last else "")
     return ended is not None and ended < moment
 
@@ -305,10 +321,10 @@ def ledgers_of(
     """
     rows: list[AccountingRow] = []
     try:
-        rows = read_rows(site, run_dirs, timeout_s)
+        rows = read_rows(site, (job_id for run_dir in run_dirs for job_id in job_ids(run_dir)), timeout_s)
     except PitError as error:
         report("", error)
-    by_job, ledgers = _by_job(rows), {}
+    by_job, ledgers = rows_by_id(rows), {}
     for run_dir in run_dirs:
         try:
             ledgers[run_dir] = _any_ledger(run_dir, by_job, time.time())
@@ -317,9 +333,9 @@ def ledgers_of(
     return ledgers
 
 
-def read_rows(site: Site, run_dirs: Sequence[Path], timeout_s: float = math.inf) -> list[AccountingRow]:
-    """Return the accounting rows of the jobs of runs; [] without Slurm. Raises ClusterError."""
-    ids = list(dict.fromkeys(job_id for run_dir in run_dirs for job_id in job_ids(run_dir)))[:_MAX_JOBS]
+def read_rows(site: Site, job_ids: Iterable[str], timeout_s: float = math.inf) -> list[AccountingRow]:
+    """Return the accounting rows of the first MAX_JOBS of jobs; [] without Slurm. Raises ClusterError."""
+    ids = list(itertools.islice(dict.fromkeys(job_ids), MAX_JOBS))
     if not ids or site.scheduler != "slurm":
         return []
     limit_s = min(site.connection.timeout_s, timeout_s)
@@ -328,12 +344,15 @@ def read_rows(site: Site, run_dirs: Sequence[Path], timeout_s: float = math.inf)
 
 
 def job_ids(run_dir: Path) -> list[str]:
-    """Return the ids of a run's jobs by its folder, the newest 100: anybody may have written there."""
-    starts = (
-        run_folder.read_or_none(folder / "start.json", AttemptStart) for folder in run_folder.attempt_dirs(run_dir)
-    )
-    named = dict.fromkeys([*submitted(run_dir), *(start.job_id for start in starts if start)])
-    return [job_id for job_id in named if _JOB_ID.fullmatch(job_id)][-_MAX_JOBS_OF_RUN:]
+    """Return the ids of a run's jobs by its folder, 100 at most: anybody may have written there.
+
+    The newest that were submitted, of which an array's id stands for its tasks, before those that only began.
+    """
+    submits, newest = submitted(run_dir), run_folder.attempt_dirs(run_dir)[-_MAX_JOBS_OF_RUN:]
+    starts = (run_folder.read_or_none(folder / "start.json", AttemptStart) for folder in reversed(newest))
+    began = (start.job_id for start in starts if start)
+    named = dict.fromkeys([*sorted(submits, key=lambda job_id: -submits[job_id]), *began])
+    return [job_id for job_id in named if _JOB_ID.fullmatch(job_id)][:_MAX_JOBS_OF_RUN]
 
 
 def describe(ledger: RunLedger) -> str:

@@ -95,7 +95,7 @@ def finish(run_dir: Path, at: float) -> None:
 
 def row(submit: float, start: float | None, end: float | None, *, job_id: str = "7", **fields: Any) -> AccountingRow:
     return AccountingRow(
-        job_id=job_id, raw_id=job_id, state="COMPLETED" if end is not None else "RUNNING", submit=text(submit),
+        job_id=job_id, state="COMPLETED" if end is not None else "RUNNING", submit=text(submit),
         start="" if start is None else text(start), end="" if end is None else text(end),
-        elapsed_s=int((end or 0) - (start or 0)) if end is not None else 0, **{"nodes": 1, **fields},
+        elapsed_s=int((end or 0) - (start or 0)) if end is not None else 0, **{"nodes": 1, "raw_id": job_id, **fields},
     )  # fmt: skip

@@ -138,8 +138,8 @@ METRICS = (
     ),
     Metric("pit_drained_gpu_seconds_total", "counter", "nodes", ("cause",), "The same, over time."),
     # The folders of runs of `pit launch`, and sacct: no request to slurmctld.
-    Metric("pit_runs", "gauge", "runs", ("state",), "Runs of `pit launch` that go on: pending or running."),
-    Metric("pit_runs_ended_total", "counter", "runs", ("cause",), "Runs that ended, by the cause of their verdict."),
+    Metric("pit_runs", "gauge", "runs", ("state",), "Runs in accounting without a verdict: pending or running."),
+    Metric("pit_runs_ended_total", "counter", "runs", ("cause",), "Runs in accounting that ended, by their cause."),
     Metric(
         "pit_run_resource_seconds_total",
         "counter",

@@ -4,8 +4,8 @@ write: so only starts that accounting knows count, each for one run of its user.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from pitools.core.errors import PitError
 from pitools.core.timestamps import seconds_between, unix_to_rfc3339
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.recoveries import newest_s, read_recoveries
-from pitools.ledger.run_ledger import fleet_runs, job_ids, read_rows, run_ledger
+from pitools.ledger.run_ledger import MAX_JOBS, fleet_runs, job_ids, owner, read_rows, rows_by_id, run_ledger
 from pitools.monitor.export import state
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark, WorkerState
@@ -36,7 +36,7 @@ WINDOW_S = 24 * 3600.0
 IDLE_AFTER_S = 600.0
 _LATE_S = 900.0  # a run's files may be written, or seen over NFS, so long after its end
 _KEEP_S = 30 * 24 * 3600.0
-_MAX_MARKS, _MAX_RUNS = 2000, 1000
+_MAX_MARKS = 2000
 LOOK_S = 60.0  # after which a look begins no further run
 
 
@@ -49,23 +49,25 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     last_s = before.clocks.get("runs", 0.0)
     since = unix_to_rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
     marks, counts, gauges = dict(before.runs), _zeros(), Samples()
-    run_dirs = list(itertools.islice(fleet_runs(site, since), _MAX_RUNS))
-    run_dirs.sort(key=lambda run_dir: marks.get(run_dir.name, RunMark()).seen_s)  # the longest unread first
+    open_runs = {run_id for run_id, mark in marks.items() if mark.is_shown and not mark.is_over}
+    run_dirs = _in_turn(fleet_runs(site, since, going=open_runs), marks)
     rows = _rows_by_run(site, run_dirs, marks)
     counted_s = now_s
     for run_dir in run_dirs:
-        mark = marks.get(run_dir.name)
-        if time.monotonic() > deadline:
+        mark, own = marks.get(run_dir.name), None if rows is None else rows.get(run_dir.name)
+        if time.monotonic() > deadline or (rows is not None and own is None):
             counted_s = min(counted_s, mark.seen_s if mark else last_s)
             continue
+        unread = replace(mark or RunMark(is_shown=False), seen_s=now_s)
+        if own is not None and not own:
+            marks[run_dir.name] = replace(unread, is_running=False, gpus=0, is_shown=False)
+            continue
         try:
-            own = None if rows is None else rows[run_dir.name]
-            if own is not None and not own:
-                continue
             ledger = run_ledger(run_dir, own or (), only_rows=own is not None)
             run_counts = Samples()
             counted = count_run(run_dir, ledger, mark or RunMark(), run_counts, own)
         except (PitError, OSError):
+            marks[run_dir.name] = unread
             continue
         # A run that began before the last look and has no mark goes on after its mark was dropped: it was counted.
         is_late = mark is None and last_s and (seconds_between(ledger.since, since) or 0.0) > 0
@@ -74,42 +76,66 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
             counts.merge(run_counts)
     totals = state.totals_of(before)
     totals.merge(counts)
-    going = [run_dir for run_dir in run_dirs if (mark := marks.get(run_dir.name)) and not mark.is_over]
+    going = [
+        run_dir for run_dir in run_dirs if (mark := marks.get(run_dir.name)) and mark.is_shown and not mark.is_over
+    ]
     for run_dir in going:
         gauges.add("pit_runs", 1, "running" if marks[run_dir.name].is_running else "pending")
         if running_jobs is not None:
             _add_idle(gauges, run_dir, marks[run_dir.name].gpus, running_jobs, now_s)
-    kept = sorted(marks.items(), key=lambda item: item[1].seen_s)[-_MAX_MARKS:]
+    kept = sorted(marks.items(), key=lambda item: (item[1].is_shown, item[1].seen_s))[-_MAX_MARKS:]
     marks = {run_id: mark for run_id, mark in kept if mark.seen_s >= now_s - _KEEP_S}
     add_goodput(gauges, [mark for mark in marks.values() if mark.until >= unix_to_rfc3339(now_s - WINDOW_S)])
     clocks = {**before.clocks, "runs": counted_s}
     return gauges, replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
 
 
+def _in_turn(run_dirs: Iterable[Path], marks: Mapping[str, RunMark]) -> list[Path]:
+    """Return runs by turns of their owners, the longest unread of each first: no user keeps others' from being read."""
+    by_owner: dict[str, list[Path]] = defaultdict(list)
+    for run_dir in sorted(run_dirs, key=lambda run_dir: marks.get(run_dir.name, RunMark()).seen_s):
+        by_owner[owner(run_dir)].append(run_dir)
+    return [run_dir for turn in itertools.zip_longest(*by_owner.values()) for run_dir in turn if run_dir]
+
+
 def _rows_by_run(
     site: Site, run_dirs: Sequence[Path], marks: Mapping[str, RunMark]
 ) -> dict[str, list[AccountingRow]] | None:
-    """Return for each run the rows of its owner's jobs that no other run has; None for a site without accounting."""
+    """Return the rows of each run that belong to it, for as many runs as sacct can be asked at once.
+
+    A start belongs to the run of its user whose id is its job's name, else (of an array of runs) to the oldest that has
+    its id. None for a site without accounting.
+    """
+    ids: dict[Path, list[str]] = {}
+    left = MAX_JOBS
+    for run_dir in run_dirs:
+        if (left := left - len(own := job_ids(run_dir))) < 0:
+            break
+        ids[run_dir] = own
     try:
-        rows = read_rows(site, run_dirs)
+        rows = read_rows(site, itertools.chain(*ids.values()))
     except SlurmRefused as error:
         if error.reason is SlurmReason.ACCOUNTING_DISABLED:
             return None
         raise
-    by_id: dict[str, list[AccountingRow]] = defaultdict(list)
-    for row in rows:
-        for job_id in {row.job_id, row.raw_id}:
-            by_id[job_id].append(row)
+    by_id = rows_by_id(row for row in rows if row.user)
     taken = {start: run_id for run_id, mark in marks.items() for start in mark.starts}
-    by_run: dict[str, list[AccountingRow]] = defaultdict(list)
-    for run_dir in sorted(run_dirs, key=lambda one: run_id_sort_key(one.name)):
-        with contextlib.suppress(OSError, KeyError):
-            owner = run_dir.owner()
-            for row in (row for job_id in job_ids(run_dir) for row in by_id[job_id] if row.user == owner):
-                is_free = taken.setdefault(_start_key(row), run_dir.name) == run_dir.name
-                if is_free and row not in by_run[run_dir.name]:
-                    by_run[run_dir.name].append(row)
+    by_run: dict[str, list[AccountingRow]] = {}
+    for run_dir in sorted(ids, key=lambda one: (not run_id_sort_key(one.name)[0], run_id_sort_key(one.name))):
+        named = {id(row): row for job_id in ids[run_dir] for row in by_id.get(job_id, ())}
+        user, run_id = owner(run_dir), run_dir.name
+        by_run[run_id] = [
+            row
+            for row in named.values()
+            if row.user == user and _run_id(row) in ("", run_id) and taken.setdefault(_start_key(row), run_id) == run_id
+        ]
     return by_run
+
+
+def _run_id(row: AccountingRow) -> str:
+    """Return the run's id in a job's name, `<run id>` or `<run id>.<job>`; "" for another name."""
+    run_id = re.sub(r"\.\d+$", "", row.name)
+    return run_id if run_id_sort_key(run_id)[0] else ""
 
 
 def _start_key(row: AccountingRow) -> str:

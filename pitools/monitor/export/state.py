@@ -39,7 +39,8 @@ class RunMark(msgspec.Struct, frozen=True, kw_only=True):
 
     seen_s: Unix time of the last look at it. resource, until, allocated_s, is_running: of its ledger; until is ""
     before its first allocation. productive_s: None if unknown. gpus: of one that runs. starts: of jobs in accounting,
-    which count for no other run. is_over: whether its verdict is counted.
+    which count for no other run. is_over: whether its verdict is counted. is_shown: whether accounting showed a job of
+    it at the last look.
     """
 
     seen_s: float = 0.0
@@ -54,6 +55,7 @@ class RunMark(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     starts: tuple[str, ...] = ()
     is_over: bool = False
+    is_shown: bool = True
 
 
 class WorkerState(Record, frozen=True, kw_only=True, tag="pit.export-state/1"):

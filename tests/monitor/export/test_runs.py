@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
 import os
+import pwd
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_maker import EPOCH, add_attempt, add_rank, add_steps, finish, make_run, row, text
+from run_maker import EPOCH, add_attempt, add_rank, add_steps, end_attempt, finish, make_run, row, text
 
 from pitools.core.errors import PitError
 from pitools.core.record import decode_json
 from pitools.ledger.records import RunLedger, State
+from pitools.ledger.run_ledger import ledgers_of, owner
 from pitools.monitor.export import runs
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import WorkerState, totals_of
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart, Decision, Verdict
 from pitools.site.schema import Site
+from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.records import AccountingRow
 from pitools.stage.stage import StageResult
+
+NAME = "bc-20270115-080000-abcdef"
 
 
 def ledger(seconds: dict[State, float], *, is_running: bool = True) -> RunLedger:
@@ -149,19 +157,44 @@ def test_held_idle_gpus_are_those_without_steps(world: tuple[Site, Path], stalle
     assert ("pit_held_idle_gpus",) not in values(runs.query_runs(site, WorkerState(), frozenset({"7"}))[0])
 
 
+_SACCT = """#!{python} -IS
+import sys
+asked = next(word for word in sys.argv if word.startswith("--jobs="))[7:].split(",")
+sep = next(word for word in sys.argv if word.startswith("--delimiter="))[12:]
+header, *rows = open("{rows}").read().splitlines()
+known = [row for row in rows if {{*row.split("|")[:2], row.split("_")[0]}} & {{*asked}}]
+print(*(row.replace("|", sep) for row in [header, *known]), sep="\\n")
+"""
+
+
 @pytest.fixture
-def accounting(world: tuple[Site, Path], monkeypatch: pytest.MonkeyPatch) -> list[AccountingRow]:
-    """What sacct says: the job of the run, which runs, and one of another user."""
-    known = {"nodes": 2, "alloc_tres": {"gres/gpu": "8"}}
-    rows = [row(0, 95, None, user=world[1].owner(), **known), row(0, 95, None, job_id="8", user="another", **known)]
-    monkeypatch.setattr(runs, "read_rows", lambda *_: rows)
-    return rows
+def accounting(tmp_path: Path) -> Callable[..., None]:
+    """A sacct that knows these rows, and prints those of the jobs for which it is asked."""
+
+    def write(*rows: AccountingRow) -> None:
+        lines = ["|".join(ACCOUNTING_FORMAT)]
+        for one in rows:
+            submit, start, end = (moment[:19] or "Unknown" for moment in (one.submit, one.start, one.end))
+            tres = ",".join(f"{name}={count}" for name, count in one.alloc_tres.items())
+            lines.append(
+                f"{one.job_id}|{one.raw_id}|{one.name}|{one.user}|lab|normal|gpu|{one.state}|0:0|{submit}|{start}|{end}"
+                f"|{one.elapsed_s}|60|{one.nodes}|n1|||{tres}"
+            )
+        (tmp_path / "rows").write_text("\n".join(lines))
+        (tmp_path / "alpha" / "sacct").write_text(_SACCT.format(python=sys.executable, rows=tmp_path / "rows"))
+
+    return write
 
 
-@pytest.mark.usefixtures("accounting")
-def test_only_what_accounting_knows_is_believed(world: tuple[Site, Path]) -> None:
+def of_job(start: float | None, end: float | None, job_id: str = "7", **fields: Any) -> AccountingRow:
+    known = {"nodes": 2, "alloc_tres": {"gres/gpu": "8"}, "user": getpass.getuser(), "name": NAME}
+    return row(0, start, end, job_id=job_id, **{**known, **fields})
+
+
+def test_only_what_accounting_knows_is_believed(world: tuple[Site, Path], accounting: Callable[..., None]) -> None:
     """Of forged folders nothing counts: unknown jobs of many nodes, another user's job, copies of a run's folder."""
     site, run_dir = world
+    accounting(of_job(95, None, name="other"), of_job(95, None, "8", user="another"))
     honest, state = runs.query_runs(site, WorkerState(), frozenset({"7"}))
     assert values(totals_of(state))["pit_run_resource_seconds_total", "gpu", "start"] > 0
     assert sum(state.runs[run_dir.name].seconds.values()) <= 8 * 205  # sacct's, not the folder's
@@ -183,6 +216,97 @@ def test_only_what_accounting_knows_is_believed(world: tuple[Site, Path]) -> Non
     later, again = runs.query_runs(site, state, frozenset({"7"}))
     assert values(later) == values(honest)
     assert values(totals_of(again)) == pytest.approx(values(totals_of(state)))
+
+
+def test_a_copy_and_another_name_count_nothing(world: tuple[Site, Path], accounting: Callable[..., None]) -> None:
+    """A start belongs to the run whose id is the job's name, whatever else has its files."""
+    site, run_dir = world
+    accounting(of_job(95, None, name=f"{NAME}.1"))
+    honest, state = runs.query_runs(site, WorkerState(), frozenset({"7"}))
+    shutil.copytree(run_dir, run_dir.with_name(f"{NAME}.bak"))
+    shutil.copytree(run_dir, run_dir.with_name("a-20000101-000000-aaaaaa"))
+    for before in (WorkerState(), state):
+        gauges, after = runs.query_runs(site, before, frozenset({"7"}))
+        assert values(gauges) == values(honest)
+        assert values(totals_of(after)) == pytest.approx(values(totals_of(state)))
+    finish(run_dir, 290)
+    for before in (WorkerState(), state):
+        gauges, after = runs.query_runs(site, before, frozenset({"7"}))
+        assert values(totals_of(after))["pit_runs_ended_total", "succeeded"] == 1
+        assert "pit_runs" not in [key[0] for key in values(gauges)]
+    (run_dir / "verdict.json").unlink()
+    run_dir.rename(run_dir.with_name("b-20000101-000000-bbbbbb"))
+    gauges, after = runs.query_runs(site, state, frozenset({"7"}))
+    assert "pit_runs" not in [key[0] for key in values(gauges)]
+    assert values(totals_of(after)) == values(totals_of(state))
+
+
+def test_a_link_is_of_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's link to a run's folder takes no start of its owner's."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    uids = {
+        path: SimpleNamespace(st_uid=pwd.getpwnam(name).pw_uid) for path, name in (("link", "bin"), ("run", "daemon"))
+    }
+    monkeypatch.setattr(Path, "lstat", lambda path: uids[path.name])
+    assert [owner(tmp_path / name) for name in ("link", "run")] == ["bin", "daemon"]
+
+
+@pytest.mark.parametrize("is_another", [True, False])
+def test_no_folders_keep_a_run_from_being_counted(
+    world: tuple[Site, Path], accounting: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_another: bool
+) -> None:
+    """Not those of another user at any look, and its own user's only until theirs were read."""
+    site, run_dir = world
+    accounting(of_job(95, 300))
+    monkeypatch.setattr(runs, "MAX_JOBS", 10)
+    monkeypatch.setattr(runs, "owner", lambda one: "another" if is_another and one.name > "z" else owner(one))
+    for number in range(6):
+        forged = run_dir.with_name(f"z-99991231-235959-{number:06}")
+        forged.mkdir()
+        os.link(run_dir / "plan.json", forged / "plan.json")
+        for job in range(4):
+            ref = run_folder.JobRef(job_id=str(1000 + 10 * number + job), site="alpha", submitted=text(0))
+            run_folder.write_record(forged / "jobs" / str(job) / "job.json", ref)
+    state, ended = WorkerState(), []
+    finish(run_dir, 300)
+    for look in range(5):
+        monkeypatch.setattr(time, "time", lambda now_s=EPOCH + 2000 * (look + 1): now_s)
+        _, state = runs.query_runs(site, state, None)
+        ended.append(values(totals_of(state))["pit_runs_ended_total", "succeeded"])
+    assert ended == ([1] * 5 if is_another else [0, 0, 1, 1, 1])
+
+
+def test_an_array_counts_all_its_tasks(world: tuple[Site, Path], accounting: Callable[..., None]) -> None:
+    """Also of more tasks than job ids are asked for: the array's own id gives them all."""
+    site, run_dir = world
+    shutil.rmtree(run_dir / "attempts")
+    for task in range(150):
+        start = AttemptStart(
+            attempt=f"{task}.0", job_number=0, job_id=str(1000 + task), cluster="", restart_count=0, node_list="n1",
+            started=text(100), nodes=2,
+        )  # fmt: skip
+        run_folder.write_record(run_dir / "attempts" / f"{task}.0" / "start.json", start)
+    accounting(*(of_job(100, 200, f"7_{task}", raw_id=str(1000 + task)) for task in range(150)))
+    _, state = runs.query_runs(site, WorkerState(), None)
+    assert sum(state.runs[NAME].seconds.values()) == 150 * 100 * 8
+    finish(run_dir, 300)
+    one = ledgers_of(site, [run_dir])[run_dir]
+    assert (one.is_accounted, one.allocations, one.queue_s) == (True, 150, 150 * 100)
+
+
+def test_only_a_verdict_ends_a_run(
+    world: tuple[Site, Path], accounting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for its next start stays pending; it is none while accounting does not show its jobs."""
+    site, run_dir = world
+    end_attempt(run_dir / "attempts" / "1", 300)
+    state, found = WorkerState(), []
+    for look, rows in enumerate([(of_job(95, 300), of_job(None, None))] * 3 + [()]):
+        accounting(*rows)
+        monkeypatch.setattr(time, "time", lambda now_s=EPOCH + 300 + 3000 * look: now_s)
+        gauges, state = runs.query_runs(site, state, None)
+        found.append([key[1] for key in values(gauges) if key[0] == "pit_runs"])
+    assert found == [["pending"]] * 3 + [[]]
 
 
 def test_without_an_answer_of_accounting_nothing_is_counted(world: tuple[Site, Path], tmp_path: Path) -> None:
