@@ -40,7 +40,7 @@ def goodput(runs: tuple[str, ...], site_name: str, plot: Path | None, form: str)
             ledgers.append(ledger)
             out(ledger)
             if ledger.bad_logs:
-                click.echo(f"pit: note: {ledger.run_id}: no steps in its step log: {ledger.bad_logs}", err=True)
+                click.echo(f"pit: note: {ledger.run_id}: step logs with bad lines or none: {ledger.bad_logs}", err=True)
     if plot:
         from pitools.ledger.plot import plot_ledgers
 

@@ -58,7 +58,7 @@ class Attempt(NamedTuple):
     without a record of it. staged: when the first node began to stage and the last had ended. ranks_began: when the
     last rank's program began, if that logs no steps. saved_at: when the save after its last step was complete.
     first_step: the step that it resumed from, None if unknown. steps: of each rank with a step in its log. bad_logs:
-    logs with other lines, or without a step.
+    logs with other lines, or at its end without a step.
     """
 
     job_number: int
@@ -189,7 +189,7 @@ def _read_attempt(
         bad_logs=tuple(
             f"rank {path.stem} of attempt {folder.name}: {f'{times.bad_lines} lines' if times.bad_lines else 'empty'}"
             for path, times in zip(paths, logs, strict=True)
-            if times.bad_lines or not len(times.number)
+            if times.bad_lines or (ended and not len(times.number))
         ),
     )
 

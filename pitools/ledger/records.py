@@ -42,8 +42,8 @@ class RunLedger(Record, frozen=True, kw_only=True, tag="pit.run-ledger/1"):
     until, queued ones too; both 0 to 1, None without step log and GPU utilization. greatest_loss: the state with the
     most seconds but productive, "" without one. source: run (step logs, with sacct's times where it has the jobs),
     sacct (no evidence inside the job), sacct+js1 (jobstats' GPU utilization counts as productive: an upper bound).
-    is_accounted: sacct's times are in it: of each job, and of its end if the run is over. bad_logs: the step logs that
-    have no steps, or other lines too, such as `rank 0 of attempt 1: 3 lines`; "" without one.
+    is_accounted: sacct's times are in it: of each job, and of its end if the run is over. bad_logs: the step logs with
+    lines that are no steps, such as `rank 0 of attempt 1: 3 lines`, or `empty` at their attempt's end; "" without one.
 
     Of a running run seconds move between states: from unaccounted to a step's, from productive to lost.
     """

@@ -262,6 +262,7 @@ def test_what_is_damaged_is_left_out(tmp_path: Path) -> None:
     with (attempt / "steps" / "0.jsonl").open("ab") as file:
         file.write(b'{"t": "yesterday", "step": 1, "wall_s": 1}\n{}\n\xff\n{"t":"2027-01-15T')
     (attempt / "steps" / "1.jsonl").touch()
+    add_steps(add_attempt(run, 13, None), 0, 13, [])  # not yet
     assert run_ledger(run).bad_logs == "rank 0 of attempt 0: 3 lines; rank 1 of attempt 0: empty"
     (add_attempt(run, 14, 20) / "start.json").write_text("{")
     assert of(run_ledger(run)) == {"start": 1, "productive": 5, "recovery": 14}

@@ -68,7 +68,7 @@ def _ledger(run_dir: Path, site: Site) -> str:
         return f"<h2>Goodput</h2>{note}"
     if not ledger.allocated_s:
         return "<h2>Goodput</h2><p class=note>nothing was allocated yet</p>"
-    note += f"<p class=note>no steps in its step log: {text(ledger.bad_logs)}</p>" if ledger.bad_logs else ""
+    note += f"<p class=note>step logs with bad lines or none: {text(ledger.bad_logs)}</p>" if ledger.bad_logs else ""
     title = f"Goodput {ledger.goodput:.1%}" if ledger.goodput is not None else "Goodput: unknown, without a step log"
     allocated = f"{hours(ledger.allocated_s)} {ledger.resource}-hours allocated, {ledger.since} to {ledger.until}"
     queued = f"; {hours(ledger.queue_s)} h in the queue"
