@@ -252,7 +252,6 @@ def fleet_ledgers(
     site: Site,
     since: str,
     *,
-    rows: Iterable[AccountingRow] = (),
     report: Callable[[Path, PitError], None] = lambda *_: None,
     limit: int = 1000,
 ) -> Iterator[RunLedger]:
@@ -261,10 +260,9 @@ def fleet_ledgers(
     report: gets the error of a run that cannot be read, which is left out. limit: of runs. Raises UsageError for
     another text, ClusterError where the folder of runs cannot be read.
     """
-    by_job = rows_by_id(rows)
     for run_dir in fleet_runs(site, since, report):
         try:
-            ledger = _any_ledger(run_dir, by_job, time.time())
+            ledger = run_ledger(run_dir)
         except PitError as error:
             report(run_dir, error)
         except OSError as error:

@@ -106,8 +106,6 @@ def test_the_runs_of_a_site(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [ledger.since for ledger in ledgers] == [text(2000), text(1000)]
     assert [path.name for path, _ in errors] == ["bc-20270119-080000-abcdef"]
     assert len(list(fleet_ledgers(load_site("here"), text(0), limit=1))) == 1
-    rows = iter([row(1000, 1000, 1012)])  # read once, not for each run
-    assert [ledger.allocated_s for ledger in fleet_ledgers(load_site("here"), text(500), rows=rows)] == [10, 12]
     with pytest.raises(UsageError):
         list(fleet_ledgers(load_site("here"), "yesterday"))
     real = evidence.rfc3339_to_unix

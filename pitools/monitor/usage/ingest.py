@@ -9,6 +9,7 @@ ended are read again, wherever they are.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
 import tempfile
 import time
@@ -21,19 +22,18 @@ import msgspec
 from pitools.core import progress, subprocesses
 from pitools.core.errors import DataError
 from pitools.core.timestamps import unix_to_rfc3339
-from pitools.ledger.run_ledger import fleet_ledgers
+from pitools.ledger.run_ledger import fleet_runs, ledgers_of
 from pitools.monitor.usage import store as stores
 from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
 from pitools.site.schema import Site
 from pitools.slurm.fields import new_separator, parse_error
 from pitools.slurm.multi_query import stdout_or_raise
-from pitools.slurm.records import AccountingRow
 from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Transport, run_command
 
 _DAY_S = 86_400
 _OVERLAP_S = 3600
 _QUERY_TIMEOUT_S = 300.0  # of a day on a busy cluster, whose database may be slow
-_IDS_PER_CALL = 1000
+_IDS_PER_CALL = _MAX_RUNS = 1000
 _SHOWN_PROBLEMS = 3
 
 
@@ -94,29 +94,11 @@ def ingest_site(
             bar(1)
     _reread(store, name, transport, left, done, run)
     ran_since = covered[1] - _OVERLAP_S if covered and covered[0] <= since else since
-    ledgers = fleet_ledgers(site, _rfc3339(ran_since), rows=_rows_of_runs(store, name, ran_since))
-    goodput = {ledger.run_id: ledger.goodput for ledger in ledgers if ledger.goodput is not None}
+    ledgers = ledgers_of(site, list(itertools.islice(fleet_runs(site, _rfc3339(ran_since)), _MAX_RUNS)))
+    goodput = {ledger.run_id: ledger.goodput for ledger in ledgers.values() if ledger.goodput is not None}
     with stores.transaction(store):
         stores.set_goodput(store, name, goodput)
     return done
-
-
-def _rows_of_runs(store: sqlite3.Connection, site: str, since: int) -> list[AccountingRow]:
-    """Return the stored rows of the jobs of runs that ran since a Unix time."""
-    return [
-        AccountingRow(
-            job_id=job_id,
-            raw_id=raw_id,
-            state=state,
-            submit=_rfc3339(submit),
-            start=_rfc3339(start),
-            end=_rfc3339(end),
-            elapsed_s=elapsed_s,
-            nodes=nodes,
-            alloc_tres={"gres/gpu": str(gpus)} if gpus else {},
-        )
-        for job_id, raw_id, state, submit, start, end, elapsed_s, nodes, gpus in stores.rows_of_runs(store, site, since)
-    ]
 
 
 def _spans(covered: tuple[int, int] | None, since: int, now: int) -> list[tuple[int, int | None]]:

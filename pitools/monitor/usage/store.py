@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pitools.core import trust
 from pitools.core.errors import ConfigError, DataError, PitError, TryLater
@@ -128,18 +127,6 @@ def set_covered(store: sqlite3.Connection, site: str, since: int, until: int) ->
 def unfinished(store: sqlite3.Connection, site: str) -> set[tuple[str, int]]:
     """Return the keys (number, submission) of the rows that had not ended when they were last read."""
     return set(store.execute("SELECT raw_id, submit FROM job WHERE site = ? AND end IS NULL", (site,)))
-
-
-def rows_of_runs(store: sqlite3.Connection, site: str, since: int) -> list[tuple[Any, ...]]:
-    """Return the rows of the starts of runs that were submitted or not over since a Unix time: all starts of a run.
-
-    Each is job_id, raw_id, state, submit, start, end, elapsed_s, nodes, gpus.
-    """
-    query = """
-    SELECT job_id, raw_id, state, submit, start, end, elapsed_s, nodes, gpus FROM job WHERE site = ?1 AND run IN
-    (SELECT run FROM job WHERE site = ?1 AND run != '' AND coalesce(end, ?2) >= ?2)
-    """
-    return list(store.execute(query, (site, since)))
 
 
 def close_forgotten(store: sqlite3.Connection, site: str, keys: set[tuple[str, int]]) -> None:

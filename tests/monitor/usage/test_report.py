@@ -23,7 +23,8 @@ from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.monitor.usage import ingest, report, store
 from pitools.monitor.usage.report import UsageRow
 from pitools.monitor.usage.sacct_text import COLUMNS
-from pitools.site.schema import Paths, Site, SitePartition
+from pitools.site.schema import Paths, Site, SitePartition, Slurm
+from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.transport import Transport
 from tests.ledger import run_maker
 from tests.monitor.usage.fake_sacct import T0, FakeJob, FakeSacct
@@ -142,7 +143,12 @@ def test_a_ledger_says_what_of_a_run_was_useful(opened: sqlite3.Connection) -> N
 
 def test_the_goodput_of_runs_comes_with_the_accounting(opened: sqlite3.Connection, tmp_path: Path) -> None:
     """An ingest reads the folders of the site's runs; a job is of the run whose id is in its name."""
-    site = Site(name="alpha", paths=Paths(runs=str(tmp_path)))
+    site = Site(name="alpha", paths=Paths(runs=str(tmp_path)), slurm=Slurm(bin=str(tmp_path)))
+    row = "7|7|||||gpu|COMPLETED|0:0|{0}|{0}|{1}|125||1||||".format(*(run_maker.text(s)[:19] for s in (-5, 120)))
+    program = tmp_path / "sacct"  # asked for the jobs of runs
+    replaced = 'for s; do case $s in --delimiter=*) s=${s#*=}; break; esac; done; sed "s/|/$s/g"'
+    program.write_text(f"#!/bin/sh\n{replaced} <<E\n{'|'.join(ACCOUNTING_FORMAT)}\n{row}\nE\n")
+    program.chmod(0o755)
     run_dir = run_maker.make_run(tmp_path)
     run_maker.add_steps(run_maker.add_attempt(run_dir, 0, 100), 0, 10, [10.0] * 5)
     run_maker.finish(run_dir, 100)
