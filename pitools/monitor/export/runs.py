@@ -49,8 +49,9 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     last_s = before.clocks.get("runs", 0.0)
     since = unix_to_rfc3339((last_s or now_s - WINDOW_S) - _LATE_S)
     marks, counts, gauges = dict(before.runs), _zeros(), Samples()
-    open_runs = {run_id for run_id, mark in marks.items() if mark.is_shown and not mark.is_over}
-    run_dirs = _in_turn(fleet_runs(site, since, going=open_runs), marks)
+    oldest = unix_to_rfc3339(now_s - _KEEP_S)
+    waiting = {run_id for run_id, mark in marks.items() if mark.is_shown and not mark.is_over and mark.until > oldest}
+    run_dirs = _in_turn(fleet_runs(site, since, going=waiting), marks)
     rows = _rows_by_run(site, run_dirs, marks)
     counted_s = now_s
     for run_dir in run_dirs:
@@ -69,8 +70,8 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
         except (PitError, OSError):
             marks[run_dir.name] = unread
             continue
-        # A run that began before the last look and has no mark goes on after its mark was dropped: it was counted.
-        is_late = mark is None and last_s and (seconds_between(ledger.since, since) or 0.0) > 0
+        # A run that began before the last look and has no mark of it goes on after that was dropped: it was counted.
+        is_late = not (mark and mark.resource) and last_s and (seconds_between(ledger.since, since) or 0.0) > 0
         marks[run_dir.name] = replace(counted, seen_s=now_s)
         if not is_late:
             counts.merge(run_counts)
