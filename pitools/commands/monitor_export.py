@@ -42,6 +42,7 @@ def export(
     A cycle makes at most two requests to a site's slurmctld, of jobs and of nodes in turn; scrapes make none. A site
     that hangs or fails has pit_collector_success 0 and no other values, and delays no other. On stderr, once: a
     collector that begins, or ceases, to fail.
+    A site that another exporter of this account holds is skipped, which is said; if all are: exit 75, and no file.
     With --textfile, exit 75: a collector failed; the file was written.
     """
     import os
@@ -51,7 +52,6 @@ def export(
     from pitools.core.errors import UsageError
     from pitools.monitor.export.board import Board
     from pitools.monitor.export.serve import read_password, serve, tls_context, write_textfile
-    from pitools.monitor.export.state import locked
     from pitools.place.clusters.snapshot import load_sites
 
     if (textfile is None) == (listen is None):
@@ -73,8 +73,6 @@ def export(
     if not sites:
         raise UsageError("no site with Slurm", hint="see: pit site list")
     board = Board(sites)
-    # A cycle of cron may still go on when the next begins; a service goes on for ever.
-    ctx.with_resource(locked([site.name for site in sites], 45.0 if textfile else 5.0))
     if textfile:
         if not board.run_once(lambda: write_textfile(textfile, board), report):
             ctx.exit(75)

@@ -6,12 +6,13 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from pitools.core.errors import PitError, TryLater
 from pitools.monitor.export import collect, state
 from pitools.monitor.export.collect import WORKERS, Worker
 from pitools.monitor.export.metrics import BY_NAME, METRICS, Metric
@@ -49,39 +50,74 @@ class Board(Collector):
     def run_once(self, changed: Callable[[], None], report: Callable[[str], None]) -> bool:
         """Run one cycle of each worker, each in a thread; return whether all collectors succeeded.
 
-        changed: called after each that ends; one that hangs is not waited for beyond its limit. report: gets a line for
-        each collector that begins, or ceases, to fail.
+        Of a worker that another exporter holds, what that one has left is exported. changed: called after each that
+        ends; one that hangs is not waited for beyond its limit. report: gets a line for each collector that begins, or
+        ceases, to fail. Raises TryLater if others hold all.
         """
-        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        taken = self._take_all(report)
 
-        def run(key: tuple[str, str]) -> None:
-            self._cycle(key, report)
-            ended.put(None)
+        def run(key: tuple[str, str], lock: contextlib.ExitStack) -> None:
+            with lock:
+                self._cycle(key, report)
+            ended.put(key)
 
-        for key in self._slots:
-            threading.Thread(target=run, args=(key,), daemon=True).start()
+        for key, lock in taken.items():
+            threading.Thread(target=run, args=(key, lock), daemon=True).start()
         deadline = time.monotonic() + max(collect.limit_s(slot.site, slot.worker) for slot in self._slots.values())
-        for _ in self._slots:
+        idle = self._slots.keys() - taken.keys()
+        for _ in taken:
             try:
-                ended.get(timeout=max(0.0, deadline - time.monotonic()))
+                idle.add(ended.get(timeout=max(0.0, deadline - time.monotonic())))
             except queue.Empty:
                 break
+            self._read_newer(idle)
             changed()
+        self._read_newer(idle)
         changed()
         slots = self._slots.values()
         return not any(slot.error for slot in slots) and all(all(self._success(slot).values()) for slot in slots)
 
     def run_forever(self, every_s: float, report: Callable[[str], None]) -> None:
-        """Start a thread for each worker, whose cycles begin `every_s` apart, or one after the other if they last."""
+        """Start a thread for each worker, whose cycles begin `every_s` apart, or one after the other if they last.
 
-        def run(key: tuple[str, str]) -> None:
+        A worker that another exporter holds begins when that one ends. Raises TryLater if others hold all.
+        """
+
+        def run(key: tuple[str, str], lock: contextlib.ExitStack | None) -> None:
+            while not lock:
+                time.sleep(every_s)
+                lock = state.take(*key)
             while True:
                 started = time.monotonic()
                 self._cycle(key, report)
                 time.sleep(max(0.0, every_s - (time.monotonic() - started)))
 
+        taken = self._take_all(report)
         for key in self._slots:
-            threading.Thread(target=run, args=(key,), daemon=True).start()
+            threading.Thread(target=run, args=(key, taken.get(key)), daemon=True).start()
+
+    def _take_all(self, report: Callable[[str], None]) -> dict[tuple[str, str], contextlib.ExitStack]:
+        taken = {key: lock for key in self._slots if (lock := state.take(*key))}
+        if not taken:
+            hint = "let a service or cron export a site, not both; see: ps -C pit"
+            raise TryLater("other exporters of this account export all of these sites", hint=hint)
+        for site in dict.fromkeys(site for site, worker in self._slots.keys() - taken.keys()):
+            report(f"site {site}: skipped: another exporter of this account, or its cycle before, goes on")
+        return taken
+
+    def _read_newer(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Read what later cycles of cron have left of workers: so counters in the file do not go back."""
+        for key in keys:
+            with contextlib.suppress(PitError):
+                if not self._slots[key].error:
+                    self._put(key, self._left(key))
+
+    def _left(self, key: tuple[str, str]) -> _Slot:
+        """Return a worker's slot as a process has left it in its file. Raises PitError."""
+        left = state.read_state(state.state_path(*key))
+        ended_s = max((one.began_s + one.duration_s for one in left.queried.values()), default=0.0)
+        return self._slots[key]._replace(state=left, is_read=True, ended_s=ended_s)
 
     def collect(self) -> Iterator[Family]:
         """Yield the families of metrics, each with the samples of all sites."""
@@ -115,9 +151,7 @@ class Board(Collector):
         self._put(key, slot)
         try:
             if not slot.is_read:  # what another process has left
-                left = state.read_state(state.state_path(*key))
-                ended_s = max((one.began_s + one.duration_s for one in left.queried.values()), default=0.0)
-                slot = slot._replace(state=left, is_read=True, ended_s=ended_s)
+                slot = self._left(key)
                 self._put(key, slot)
         except Exception as problem:  # noqa: BLE001 - a thread must not die of one site's state
             error = str(site_error(slot.site.name, problem))

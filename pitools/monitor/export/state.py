@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import ClusterError, NoSpace, TryLater
+from pitools.core.errors import ClusterError, NoSpace
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record, decode_json
@@ -103,20 +101,16 @@ def totals_of(state: WorkerState) -> Samples:
     return read_rows(state.totals)
 
 
-@contextmanager
-def locked(sites: Iterable[str], timeout_s: float) -> Iterator[None]:
-    """Hold the states of sites, waiting at most so long for each. Raises TryLater if another exporter holds one.
+def take(site: str, worker: str) -> contextlib.ExitStack | None:
+    """Hold a worker's state until what is returned is closed, or collected; None if another exporter holds it.
 
-    Where no lock can be taken, the states cannot be kept either, which the cycles say.
+    Where no lock can be taken (a full disk, a file system without flock), nothing keeps two from counting at once.
     """
-    with contextlib.ExitStack() as locks:
-        for site in sites:
-            with contextlib.suppress(ClusterError, NoSpace):
-                path = _folder() / f"{site}.lock"
-                if not locks.enter_context(lock_or_timeout(path, timeout_s)):
-                    hint = "let a service or cron export a site, not both; see: ps -C pit"
-                    raise TryLater(f"another exporter of this account exports site {site}", where=str(path), hint=hint)
-        yield
+    with contextlib.ExitStack() as lock:
+        with contextlib.suppress(ClusterError, NoSpace):
+            if not lock.enter_context(lock_or_timeout(_folder() / f"{site}.{worker}.lock", 0.0)):
+                return None
+        return lock.pop_all()
 
 
 def _folder() -> Path:

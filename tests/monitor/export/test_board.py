@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import subprocess
 import threading
@@ -249,19 +250,45 @@ def test_a_state_that_cannot_be_read_is_not_overwritten(make_site: MakeSite, mon
     assert {"jobs", "nodes"} <= board._slots["alpha", "slurm"].state.queried.keys()
 
 
-def test_two_exporters_of_a_site_are_refused(make_site: MakeSite) -> None:
-    """The second one, which would ask and count as well, is told which site; of another site it runs."""
-    make_site()
-    with state.locked(["alpha"], 0.0):
-        with (
-            pytest.raises(TryLater, match="another exporter of this account exports site alpha"),
-            state.locked(["alpha"], 0.0),
-        ):
-            pass
-        with state.locked(["beta"], 0.0):
-            pass
-    with state.locked(["alpha"], 0.0):
-        pass
+def test_what_other_exporters_hold_is_skipped(make_site: MakeSite, tmp_path: Path) -> None:
+    """What they have left is exported, nothing is asked, and it is said; if they hold all, nobody waits."""
+    alpha, beta = make_site("alpha"), make_site("beta")
+    cycle(alpha)
+    lines = list[str]()
+    with contextlib.ExitStack() as service:
+        for worker in WORKERS:
+            service.enter_context(state.take("alpha", worker.name))  # type: ignore[arg-type]
+        board, calls = Board([alpha, beta]), (tmp_path / "alpha" / "calls").read_text()
+        assert board.run_once(lambda: None, lines.append)
+        assert [line.partition(": skipped")[0] for line in lines] == ["site alpha"]
+        assert (tmp_path / "alpha" / "calls").read_text() == calls
+        assert {exported(board)["pit_jobs", name, "gpu", "running"] for name in ("alpha", "beta")} == {1}
+        for run in (Board([alpha]).run_once, Board([alpha]).run_forever):
+            with pytest.raises(TryLater, match="export all of these sites"):
+                run(0, lines.append)  # type: ignore[arg-type]
+    assert cycle(alpha)["pit_nodes", "alpha", "idle"] == 1
+
+
+def test_a_slow_site_takes_no_cycle_of_others(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While cron's process waits for it the next one asks the others; the older file has then what the newer had."""
+    sites, query, goes_on = [make_site("good"), make_site("slow")], collect.run_cycle, threading.Event()
+    lines, newer, board, writes = list[str](), Board(sites), Board(sites), Counter[str]()
+
+    def run_cycle(site: Site, worker: Worker, before: state.WorkerState) -> tuple[state.WorkerState, list[str]]:
+        if site.name == "slow":
+            assert goes_on.wait(30)
+        return query(site, worker, before)
+
+    def changed() -> None:
+        writes["older"] += 1
+        if writes["older"] == len(WORKERS):  # the good site's have ended
+            newer.run_once(lambda: None, lines.append)
+            goes_on.set()
+
+    monkeypatch.setattr(collect, "run_cycle", run_cycle)
+    assert board.run_once(changed, lines.append)
+    assert [line.partition(": skipped")[0] for line in lines] == ["site slow"]
+    assert {exported(one)["pit_nodes", "good", "idle"] for one in (newer, board)} == {1}
 
 
 class WholeTable(Collector):
