@@ -9,7 +9,8 @@ class Alert(NamedTuple):
     """An alert, whose limit, duration and severity are in `slos.toml`.
 
     expr: with LIMIT for its limit, WINDOW for the limit as a duration. summary, runbook: templates of Prometheus; the
-    runbook is the command to type next. most: the highest limit, 1 of shares; Prometheus takes no window of 300 years.
+    runbook is the command to type next, also beside a running exporter. most: the highest limit, 1 of shares;
+    Prometheus takes no window of 300 years.
     """
 
     expr: str
@@ -21,33 +22,35 @@ class Alert(NamedTuple):
 _SITE = "{{ $labels.cluster }}"
 _VALUE = "{{ $value | humanize }}"
 _SHARE = "{{ $value | humanizePercentage }}"
+_CHECK = f"pit site check {_SITE} --live"
+_REASONS = f"pit site exec {_SITE} -- sinfo -R"
 
 ALERTS = {
     "PitSiteUnreachable": Alert(
         'max by (cluster) (pit_collector_success{collector=~"jobs|nodes"}) == 0',
         f"Slurm of {_SITE} does not answer",
-        f"pit site check {_SITE} --live",
+        _CHECK,
     ),
     "PitCollectorFailing": Alert(
         "pit_collector_success == 0",
         f"The collector {{{{ $labels.collector }}}} of {_SITE} fails",
-        f"pit monitor export --site {_SITE} --textfile check.prom",
+        _CHECK,
     ),
     "PitExporterStale": Alert(
         "max by (cluster) (last_over_time(pit_exporter_cycle_timestamp_seconds[7d])) < time() - LIMIT",
         f"No new metrics of {_SITE} for WINDOW",
-        f"pit monitor export --site {_SITE} --textfile check.prom",
+        _CHECK,
     ),
     "PitNodesDrained": Alert(
         'sum by (cluster) (pit_nodes{state=~"drained|down"}) / sum by (cluster) (pit_nodes) > LIMIT',
         f"{_SHARE} of the nodes of {_SITE} are drained or down",
-        f"pit node list --site {_SITE}",
+        _REASONS,
         most=1,
     ),
     "PitDrainedGpuHours": Alert(
         "sum by (cluster, cause) (increase(pit_drained_gpu_seconds_total[1d])) / 3600 > LIMIT",
         f"{_VALUE} GPU-hours of {_SITE} were drained in a day: {{{{ $labels.cause }}}}",
-        f"pit node list --site {_SITE}",
+        _REASONS,
     ),
     "PitHeldIdleGpus": Alert(
         "sum by (cluster) (pit_held_idle_gpus) > LIMIT",

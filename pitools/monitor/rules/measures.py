@@ -31,7 +31,7 @@ class MeasureInfo(NamedTuple):
         return BY_NAME[self.metric].buckets
 
 
-_RUNS = "pit launch list --site {{ $labels.cluster }} --where age<1d"
+_RUNS = "pit launch list --site {{ $labels.cluster }} --where 'age<1d'"
 MEASURES: dict[str, MeasureInfo] = {
     "goodput": MeasureInfo(
         "pit_run_resource_seconds_total", "cluster, resource", "of the accounted hours were not productive", _RUNS

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +18,8 @@ from test_board import cycle
 
 from pitools.monitor.export import runs
 from pitools.monitor.export.state import RunMark, WorkerState
+from pitools.monitor.rules.generate import rules_text
+from pitools.monitor.rules.schema import load_slos
 from pitools.site.load import load_site
 from pitools.site.schema import Site
 
@@ -82,3 +86,26 @@ def test_what_a_cluster_says(alpha: Site) -> None:
     assert sum(found.get(("pit_partition_nodes", "alpha", "train", one), 0) for one in ("drained", "down")) >= 1
     assert not [key for key in found if key[0] == "pit_queue_age_seconds"]
     assert {found["pit_collector_success", "alpha", one] for one in ("jobs", "nodes", "topology")} == {1}
+
+
+def test_each_runbook_works_beside_a_service(alpha: Site, repo: Path, tmp_path: Path) -> None:
+    """As it is pasted into a shell, while an exporter has the site: it ends well, or with a finding (1)."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "pit").write_text(f'#!/bin/sh\nPYTHONPATH={repo} exec {sys.executable} -m pitools "$@"\n')
+    (tmp_path / "pit").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    runbooks = set(re.findall("runbook: (.*)", rules_text(load_slos())))
+    argv = ["pit", "monitor", "export", "--site", "alpha", "--listen", "127.0.0.1:0"]
+    codes = {}
+    with subprocess.Popen(argv, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stderr
+            assert "serving metrics" in service.stderr.readline()
+            for runbook in [*runbooks, second := "pit monitor export --site alpha --textfile x.prom"]:
+                command = ["sh", "-c", runbook.replace("{{ $labels.cluster }}", "alpha")]
+                codes[runbook] = subprocess.run(command, env=env, cwd=tmp_path, check=False).returncode
+        finally:
+            service.terminate()
+    assert (codes.pop(second), (tmp_path / "x.prom").exists()) == (75, False)
+    assert set(codes.values()) <= {0, 1}, codes
+    assert len(codes) >= 4

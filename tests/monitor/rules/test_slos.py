@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -151,7 +152,7 @@ def test_every_runbook_is_a_command_of_ours() -> None:
     assert {rule["alert"] for rule in alerts} == {*ALERTS, "PitSloBurn"}
     assert monitor.COMMANDS
     for rule in alerts:
-        words = rule["annotations"]["runbook"].replace("{{ $labels.cluster }}", "alpha").split()
+        words = shlex.split(rule["annotations"]["runbook"].replace("{{ $labels.cluster }}", "alpha"))
         assert words[0] == "pit"
         assert "alpha" in words
         with cli.group.make_context("pit", words[1:], resilient_parsing=False) as context:
