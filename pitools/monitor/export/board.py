@@ -134,14 +134,13 @@ class Board(Collector):
             if slot.worker.name == "slurm" and slot.ended_s:
                 name = "pit_exporter_cycle_timestamp_seconds"
                 _add(families[name], slot.site, name, (), (slot.ended_s,))
-            is_native = (slot.site.name, "native") in good
             for row in (row for one in slot.state.queried.values() for row in read_rows(one.gauges).rows()):
-                if (slot.site.name, BY_NAME[row[0]].collector) in good and not (is_native and BY_NAME[row[0]].native):
+                if (slot.site.name, BY_NAME[row[0]].collector) in good:
                     _add(families[row[0]], slot.site, *row)
             for row in () if slot.error else state.totals_of(slot.state).rows():
                 if (slot.site.name, BY_NAME[row[0]].collector) in good:
                     _add(families[row[0]], slot.site, *row)
-            if is_native and (queried := slot.state.queried.get("native")):
+            if (slot.site.name, "native") in good and (queried := slot.state.queried.get("native")):
                 _add_native(families, slot.site, queried)
         yield from (family for family in families.values() if family.samples)
 

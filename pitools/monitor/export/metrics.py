@@ -40,7 +40,6 @@ class Metric(NamedTuple):
     """A family of metrics.
 
     name: with `_total` for a counter. collector: whose it is, "" for those about collectors. labels: without `cluster`.
-    native: the families of Slurm's own endpoint that say the same; where the site names one, they replace this.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Metric(NamedTuple):
     labels: tuple[str, ...]
     help: str
     buckets: tuple[float, ...] = ()
-    native: tuple[str, ...] = ()
 
 
 METRICS = (
@@ -71,7 +69,6 @@ METRICS = (
         "jobs",
         ("partition", "state"),
         'Unfinished jobs, a pending array task each as one; partition "several" for a pending job that names several.',
-        native=("slurm_partition_jobs_pending", "slurm_partition_jobs_running"),
     ),
     Metric("pit_pending_reason_jobs", "gauge", "jobs", ("reason",), "Pending jobs by Slurm's reason."),
     Metric("pit_pending_gpus", "gauge", "jobs", ("partition",), "GPUs that pending jobs ask for."),
@@ -122,7 +119,6 @@ METRICS = (
         "nodes",
         ("partition", "state"),
         "The same by partition; a node counts in each of its partitions.",
-        native=("slurm_partition_nodes_alloc", "slurm_partition_nodes_idle", "slurm_partition_nodes_drain"),
     ),
     Metric("pit_gpus", "gauge", "nodes", ("state",), "GPUs: allocated; or free on a node that is idle, drained, down."),
     Metric(

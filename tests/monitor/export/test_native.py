@@ -13,7 +13,7 @@ import pytest
 from test_board import cycle
 
 from pitools.core.errors import ClusterError, ConfigError, PitError, Unreachable
-from pitools.monitor.export.metrics import LABEL_LIMITS, METRICS
+from pitools.monitor.export.metrics import LABEL_LIMITS
 from pitools.monitor.export.native import query_native
 from pitools.site.schema import Monitor, Site
 
@@ -80,16 +80,15 @@ def endpoint() -> Iterator[Endpoint]:
         server.shutdown()
 
 
-def test_what_slurm_exports_itself_replaces_ours(make_site: Callable[..., Site], endpoint: Endpoint) -> None:
-    """Its families get the label of the cluster, ours that say the same are left out, and no node has a series."""
+def test_what_slurm_exports_itself_is_added(make_site: Callable[..., Site], endpoint: Endpoint) -> None:
+    """Its families get the label of the cluster, ours stay, for panels and rules, and no node has a series."""
     site = make_site(url=endpoint.url)
     found = cycle(site, times=5)  # jobs, nodes, its own, the fabric, jobs
     assert found["slurm_partition_jobs_pending", "alpha", "gpu"] == 27
     assert found["slurm_bf_active", "alpha"] == 0
     names = {key[0] for key in found}
     assert "slurm_node_cpus" not in names
-    assert not names & {metric.name for metric in METRICS if metric.native}
-    assert {"pit_partition_gpus", "pit_job_leaf_spread_ratio"} <= names
+    assert {"pit_jobs", "pit_partition_nodes", "pit_partition_gpus", "pit_job_leaf_spread_ratio"} <= names
     assert [path for path, _ in endpoint.asked] == ["/metrics/partitions", "/metrics/scheduler"]
 
 
