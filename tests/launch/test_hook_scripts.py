@@ -200,9 +200,10 @@ def test_a_file_that_others_can_read_is_refused(mail: Mail, smtp: Server) -> Non
 def test_a_mail_by_sendmail(mail: Mail, tmp_path: Path) -> None:
     """Without a file, sendmail gets the recipient, the subject and the record; its failure is the hook's."""
     sendmail = tmp_path / "sendmail"
-    sendmail.write_text(f"#!/bin/sh\ncat > {tmp_path}/mail\nexit ${{CODE:-0}}\n")
+    sendmail.write_text(f"#!/bin/sh\necho $* > {tmp_path}/words\ncat > {tmp_path}/mail\nexit ${{CODE:-0}}\n")
     sendmail.chmod(0o755)
     assert mail(RETRY, SENDMAIL=str(sendmail)).returncode == 0
+    assert (tmp_path / "words").read_text() == "-i -t\n"  # -i: a line of one dot does not end the mail
     parsed = email.message_from_bytes((tmp_path / "mail").read_bytes(), policy=email.policy.default)
     assert (parsed["To"], parsed["Subject"]) == ("a@b.example", "retry of t-1: retry")
     assert parsed["Bcc"] is None
@@ -210,3 +211,16 @@ def test_a_mail_by_sendmail(mail: Mail, tmp_path: Path) -> None:
     assert mail(RETRY, SENDMAIL=str(sendmail), CODE="75").returncode == 75
     missing = mail(RETRY, SENDMAIL="/nonexistent")
     assert (missing.returncode, "Traceback" in missing.stderr) == (1, False)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://b.example/hunter2", "b.example/hunter2", "", None])
+def test_a_webhook_that_is_no_address(repo: Path, tmp_path: Path, url: str | None) -> None:
+    """Exit 1 with its file's name and without its content; also where there is no file."""
+    path = tmp_path / "webhook"
+    if url is not None:
+        path.write_text(url)
+        path.chmod(0o600)
+    argv = [repo / "scripts" / "hooks" / "webhook", path]
+    done = subprocess.run(argv, input=json.dumps(SLO), text=True, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, str(path) in done.stderr) == (1, True), done.stderr
+    assert not [word for word in ("Traceback", "hunter2") if word in done.stderr]
