@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from pitools.core.errors import PitError
 from pitools.core.timestamps import unix_to_rfc3339
 from pitools.launch.plan import load_plan
 from pitools.launch.run_lookup import runs_dir
@@ -58,9 +59,13 @@ def _read_runs(site: Site, since: str, report: Callable[[str], None]) -> list[Ru
         site, since, report=lambda run_dir, error: report(f"{run_dir.name}: {error.message}"), limit=_MAX_RUNS
     ):
         run_dir, counts = runs_dir(site) / ledger.run_id, Samples()
-        count_run(run_dir, ledger, RunMark(), counts)
-        if ledger.allocations:
+        try:
+            count_run(run_dir, ledger, RunMark(), counts)
             tier = load_plan(run_dir).request.tier or site.defaults.tier
+        except PitError as error:
+            report(f"{run_dir.name}: {error.message}")
+            continue
+        if ledger.allocations:
             counts.observe("pit_queue_wait_seconds", ledger.queue_s, tier)
         runs.append(RunCounts(site.name, ledger.until, counts))
     if len(runs) == _MAX_RUNS:

@@ -3,7 +3,8 @@
 ~/.local/state/pitools/slo_notices.json   pit.slo-notices/1: what each hook was last sent
 
 A hook that fails is started again by the next check. While samples are missing, nothing is over or gets better. What
-was sent of an SLO is forgotten, without a notice, by the next check of its file after it is taken out.
+was sent of an SLO is forgotten, without a notice, by the next check after it is taken out of its file, or the file is
+removed: one that is renamed is new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pitools.core.locks import lock
 from pitools.core.record import Record, decode_json
 from pitools.launch.hooks import run_hook
 from pitools.monitor.rules.judge import Burning, SloState
-from pitools.monitor.rules.schema import SloFile
+from pitools.monitor.rules.schema import SHIPPED, SloFile
 from pitools.site.schema import Hook
 
 _RANK = {"": 0, "ticket": 1, "page": 2}
@@ -46,7 +47,7 @@ class SloNotice(Record, frozen=True, kw_only=True, tag="pit.slo-notice/1"):
 
 
 class _Sent(NamedTuple):
-    """What a hook was sent something of. file: of the SLO."""
+    """What a hook was sent something of. file: of the SLO, "" for the shipped one."""
 
     file: str
     slo: str
@@ -74,11 +75,14 @@ def notify(
 
     states: of all SLOs of a file. hooks_of: a cluster's hooks. Raises TryLater while another process notifies.
     """
-    errors, path, place = [], state_path(), str(file.absolute())
+    errors, path = [], state_path()
+    place = "" if file == SHIPPED else str(file.resolve())  # the shipped one's changes with each version
     user_dirs.ensure_private_dir(path.parent)
     with lock(path.with_suffix(".lock"), "notices of SLOs"):
         before, names = _read(path).sent, {slo.name for slo in slos.slo}
-        sent: dict[_Sent, Burning] = {key: was for key, was in before if key.file != place or key.slo in names}
+        sent: dict[_Sent, Burning] = {
+            key: was for key, was in before if (key.slo in names if key.file == place else Path(key.file).exists())
+        }
         if len(sent) < len(before):
             _write(path, sent)
         for state in states:

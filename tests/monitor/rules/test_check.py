@@ -19,7 +19,7 @@ from pitools.core.errors import Unreachable
 from pitools.monitor.rules import prometheus_api
 from pitools.monitor.rules.from_records import record_shares
 from pitools.monitor.rules.judge import Share, SloState, judge_slos, prometheus_shares
-from pitools.monitor.rules.notify import notify
+from pitools.monitor.rules.notify import notify, state_path
 from pitools.monitor.rules.schema import load_slos
 from pitools.run import run_folder
 from pitools.site.schema import Hook
@@ -199,6 +199,18 @@ def test_what_took_as_long_as_the_limit_is_good(make_site: Callable[..., Runs], 
         assert (lines, [state.bad for state in states if state.slo == "waits"]) == ([], [bad]), within
 
 
+def test_a_plan_that_is_none_takes_no_other_run_away(make_site: Callable[..., Runs]) -> None:
+    """A run whose plan has what a ledger needs, and no more: it is said, and the others are judged."""
+    runs = make_site("east")
+    _, damaged = (runs.add(state="COMPLETED") for _ in range(2))
+    (damaged / "plan.json").write_text('{"schema": "pit.plan/1", "name": "t", "site": "east", "job": {}}')
+    slos, lines = load_slos(), list[str]()
+    waits = next(slo for slo in slos.slo if slo.measure == "queue-wait")
+    share = record_shares(["east"], waits.period_s, lines.append)(waits, 86400)
+    assert [line.partition(": ")[0] for line in lines] == [damaged.name]
+    assert [one.events for one in share.values() if one] == [1]
+
+
 def test_a_prometheus_that_is_away_is_exit_75(pit: Pit, tmp_path: Path) -> None:
     """Nobody listens, there is no such host, and one that accepts and is silent: its address, and what to type."""
     for address in ("127.0.0.1:1", "nowhere.invalid:9090"):
@@ -322,7 +334,8 @@ def test_hooks_get_each_change_once(fake: Callable[..., str], pit: Pit, tmp_path
 def test_an_slo_that_is_taken_out_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next check of its file alone: if it comes back while it burns, hooks hear of it again."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    out, files = tmp_path / "out", [tmp_path / "a.toml", tmp_path / "b.toml"]
+    out, files = tmp_path / "out", [tmp_path / "a.toml", tmp_path / "x" / ".." / "b.toml"]
+    (tmp_path / "x").mkdir()
     hook = Hook(on=("slo",), command=(sys.executable, "-c", COLLECT, str(out)))
     burns = SloState(cluster="alpha", slo="goodput", burning="page", objective=0.9, period="30d")
     for text, total in ((SLOS, 2), (SLOS, 2), ("", 2), (SLOS, 3)):  # the second file keeps it
@@ -332,3 +345,9 @@ def test_an_slo_that_is_taken_out_is_forgotten(tmp_path: Path, monkeypatch: pyte
             slos = load_slos(file)
             assert notify(slos, file, [burns] * bool(slos.slo), lambda _: [hook]) == []
         assert len(out.read_text().splitlines()) == total
+    slos = load_slos(files[0])
+    assert notify(slos, files[1].resolve(), [burns], lambda _: [hook]) == []  # by another path, the same file
+    assert len(out.read_text().splitlines()) == total
+    files[1].rename(tmp_path / "c.toml")
+    notify(slos, files[0], [burns], lambda _: [hook])
+    assert {Path(key[0]) for key, _ in json.loads(state_path().read_text())["sent"]} == {files[0]}
