@@ -89,6 +89,14 @@ def require_trusted(
     raise _untrusted_error(path, description, step, problem, hint)
 
 
+def require_private(path: Path, description: str) -> None:
+    """Refuse a file that others than this user and root could read, change or replace. Raises ConfigError."""
+    require_trusted(path, description)
+    if path.stat().st_mode & 0o077:
+        hint = f"chmod 600 {path}"
+        raise ConfigError(f"{description}: others may read it (expected mode 0600)", where=str(path), hint=hint)
+
+
 def _untrusted_error(path: Path, description: str, component: Path, problem: str, hint: str) -> ConfigError:
     which = (
         description

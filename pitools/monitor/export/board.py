@@ -111,13 +111,14 @@ class Board(Collector):
         for key in keys:
             with contextlib.suppress(PitError):
                 if not self._slots[key].error:
-                    self._put(key, self._left(key))
+                    self._read_left(key)
 
-    def _left(self, key: tuple[str, str]) -> _Slot:
-        """Return a worker's slot as a process has left it in its file. Raises PitError."""
+    def _read_left(self, key: tuple[str, str]) -> _Slot:
+        """Put what a process has left of a worker into its slot, which is returned. Raises PitError."""
         left = state.read_state(state.state_path(*key))
         ended_s = max((one.began_s + one.duration_s for one in left.queried.values()), default=0.0)
-        return self._slots[key]._replace(state=left, is_read=True, ended_s=ended_s)
+        self._put(key, slot := self._slots[key]._replace(state=left, is_read=True, ended_s=ended_s))
+        return slot
 
     def collect(self) -> Iterator[Family]:
         """Yield the families of metrics, each with the samples of all sites."""
@@ -150,8 +151,7 @@ class Board(Collector):
         self._put(key, slot)
         try:
             if not slot.is_read:  # what another process has left
-                slot = self._left(key)
-                self._put(key, slot)
+                slot = self._read_left(key)
         except Exception as problem:  # noqa: BLE001 - a thread must not die of one site's state
             error = str(site_error(slot.site.name, problem))
         try:

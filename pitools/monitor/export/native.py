@@ -59,7 +59,8 @@ def _get(url: str, token_file: str, timeout_s: float) -> str:
         raise ConfigError(f'"{url}" is no URL (expected http:// or https://)', key="monitor.slurm_metrics_url")
     request = urllib.request.Request(url)  # noqa: S310 - its scheme is checked above
     if token_file:
-        request.add_unredirected_header("X-SLURM-USER-TOKEN", _read_token(Path(token_file)))
+        trust.require_private(Path(token_file), "token file")
+        request.add_unredirected_header("X-SLURM-USER-TOKEN", Path(token_file).read_text().strip())
     body, deadline = b"", time.monotonic() + timeout_s
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
@@ -77,10 +78,3 @@ def _get(url: str, token_file: str, timeout_s: float) -> str:
     if len(body) > _MAX_BYTES:
         raise ClusterError(f"larger than {_MAX_BYTES >> 20} MiB", where=url)
     return body.decode(errors="replace")
-
-
-def _read_token(path: Path) -> str:
-    trust.require_trusted(path, "token file")
-    if path.stat().st_mode & 0o077:
-        raise ConfigError("others may read it (expected mode 0600)", where=str(path), hint=f"chmod 600 {path}")
-    return path.read_text().strip()

@@ -75,7 +75,7 @@ def serve(collector: Collector, host: str, port: int, tls: ssl.SSLContext | None
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the context of a server. Raises ConfigError, also for a key that others may read."""
-    _require_private(key, "TLS key")
+    trust.require_private(key, "TLS key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key)
@@ -86,7 +86,7 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 def read_password(path: Path) -> bytes:
     """Return the line `USER:PASSWORD` of a file. Raises ConfigError, also if others may read it."""
-    _require_private(path, "password file")
+    trust.require_private(path, "password file")
     lines = path.read_bytes().splitlines()
     if len(lines) != 1 or not lines[0].partition(b":")[0] or not lines[0].partition(b":")[2]:
         raise ConfigError(f"{len(lines)} lines, or no USER:PASSWORD in it (expected one such line)", where=str(path))
@@ -112,10 +112,3 @@ def _registry(collector: Collector) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return registry
-
-
-def _require_private(path: Path, description: str) -> None:
-    trust.require_trusted(path, description)
-    if path.stat().st_mode & 0o077:
-        hint = f"chmod 600 {path}"
-        raise ConfigError(f"{description}: others may read it (expected mode 0600)", where=str(path), hint=hint)
