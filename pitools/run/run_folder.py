@@ -188,6 +188,13 @@ def run_dirs(root: Path) -> list[Path]:
     return [root / name for name in sorted(names, key=run_id_sort_key) if _has_plan(root / name)]
 
 
+def count_closed(root: Path) -> int:
+    """Return how many runs' folders below a root are closed to this user. Raises OSError."""
+    with os.scandir(root) as entries:
+        named = [one.path for one in entries if one.is_dir(follow_symlinks=False) and run_id_sort_key(one.name)[0]]
+    return sum(not os.access(path, os.X_OK, effective_ids=True) for path in named)
+
+
 def _is_utf8(name: str) -> bool:
     return not any("\ud800" <= sign <= "\udfff" for sign in name)  # os.listdir's signs of other bytes
 

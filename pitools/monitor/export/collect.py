@@ -8,6 +8,7 @@ every five minutes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,12 +17,14 @@ import msgspec
 
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.launch.run_lookup import missing_runs_dir
+from pitools.core.trust import user_name
+from pitools.launch.run_lookup import missing_runs_dir, runs_dir
 from pitools.monitor.export import jobs, native, nodes, runs, state
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import Queried, WorkerState
 from pitools.place.clusters.parallel import site_error
 from pitools.place.clusters.snapshot import make_transport
+from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import argv, parse_nodes
@@ -56,14 +59,17 @@ def limit_s(site: Site, worker: Worker) -> float:
 
 
 def run_cycle(site: Site, worker: Worker, before: WorkerState) -> tuple[WorkerState, list[str]]:
-    """Make one query, if one is due. Return the new state, and a line for what begins or ceases to fail."""
+    """Make one query, if one is due. Return the new state, and lines: what fails, succeeds again, is left out."""
     if not (name := _next_query(site, worker, before, time.time())):
         return before, []
     after = _query(site, name, before)
     lines = []
     for key, queried in after.queried.items():
-        if bool(queried.error) != bool(before.queried.get(key, Queried()).error):
+        old = before.queried.get(key, Queried())
+        if bool(queried.error) != bool(old.error):
             lines.append(f"site {site.name}: {key}: {queried.error or 'succeeds again'}")
+        if queried.note and not old.note:
+            lines.append(f"site {site.name}: {key}: {queried.note}")
     return after, lines
 
 
@@ -146,7 +152,9 @@ def _query_runs(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]:
     asked = slurm.queried.get("jobs", Queried())
     is_known = not asked.error and time.time() - asked.began_s < WORKERS[0].max_age_s
     gauges, after = runs.query_runs(site, before, frozenset(slurm.running) if is_known else None)
-    return _queried(gauges), after
+    closed = run_folder.count_closed(runs_dir(site))
+    note = f"{closed} folders of runs cannot be read by {user_name(os.geteuid())}: left out" if closed else ""
+    return replace(_queried(gauges), note=note), after
 
 
 _QUERIES: dict[str, Callable[[Site, WorkerState], tuple[Queried, WorkerState]]] = {

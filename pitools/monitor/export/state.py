@@ -21,13 +21,15 @@ from pitools.monitor.export.samples import Row, Samples, read_rows
 class Queried(msgspec.Struct, frozen=True, kw_only=True):
     """The last query of a collector. began_s: Unix time. success_s: when the last that succeeded began, 0 for none.
 
-    error: of one that failed, else "". gauges: of one that succeeded. helps: of `native`: the help of each family.
+    error: of one that failed, else "". gauges: of one that succeeded. note: what that left out. helps: of `native`: the
+    help of each family.
     """
 
     began_s: float = 0.0
     duration_s: float = 0.0
     success_s: float = 0.0
     error: str = ""
+    note: str = ""
     gauges: tuple[Row, ...] = ()
     helps: dict[str, str] = {}
 

@@ -99,7 +99,7 @@ def _read_runs(site: Site, day: Day) -> None:
     if missing := missing_runs_dir(site):
         raise missing
     chosen: list[tuple[Path, list[Attempt], Verdict | None]] = []
-    closed = 0
+    closed = run_folder.count_closed(runs_dir(site))
     for run_dir in run_folder.run_dirs(runs_dir(site)):
         try:
             verdict = apply_decision.read_verdict(run_dir)

@@ -25,6 +25,7 @@ from pitools.core.record import decode_json
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.run_ledger import ledgers_of, owner
 from pitools.monitor.export import runs
+from pitools.monitor.export.collect import WORKERS, run_cycle
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import WorkerState, totals_of
 from pitools.run import run_folder
@@ -314,6 +315,15 @@ def test_without_an_answer_of_accounting_nothing_is_counted(world: tuple[Site, P
     (tmp_path / "alpha" / "sacct").write_text("#!/bin/sh\necho 'sacct: error: Unable to connect' >&2; exit 1\n")
     with pytest.raises(PitError):
         runs.query_runs(world[0], WorkerState(), None)
+
+
+def test_runs_that_it_cannot_read_are_said_once(world: tuple[Site, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An account that sees no run has no goodput, and would not know why."""
+    monkeypatch.setattr(os, "access", lambda *_, **_more: False)
+    after, first = run_cycle(world[0], WORKERS[1], WorkerState())
+    monkeypatch.setattr(time, "time", lambda: EPOCH + 1000)
+    again = run_cycle(world[0], WORKERS[1], after)[1]
+    assert ("runs: 1 folders of runs cannot be read by" in first[0], again) == (True, [])
 
 
 def test_a_look_is_bounded(world: tuple[Site, Path], monkeypatch: pytest.MonkeyPatch) -> None:

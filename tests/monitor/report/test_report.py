@@ -330,7 +330,7 @@ def test_another_user_sees_what_they_may(as_root: None, repo: Path, monkeypatch:
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert seen.name in done.stdout
         assert not [run_dir.name for run_dir in hidden if run_dir.name in done.stdout]
-        assert "east: 2 runs are left out" in done.stdout
+        assert "east: 3 runs are left out" in done.stdout
         assert f"watched: {seen.name}\n" in done.stdout
 
 
