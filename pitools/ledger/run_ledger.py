@@ -44,6 +44,7 @@ _MAX_PLAN_BYTES = 16 << 20
 _JOB_ID = re.compile(r"\d{1,10}([_+]\d{1,10})?")  # not the tasks of a whole array
 MAX_JOBS, _MAX_JOBS_OF_RUN = 5_000, 100  # asked for at once; an argument has at most 128 KiB
 _CLOCKS_S = 60.0  # that the clocks of the login node and of slurmctld may differ by
+Rows = Sequence[AccountingRow]
 
 
 class _Job(msgspec.Struct):
@@ -60,14 +61,20 @@ class _Plan(msgspec.Struct):
 
 
 def run_ledger(
-    run_dir: Path, rows: Sequence[AccountingRow] = (), *, only_rows: bool = False, now: float | None = None
+    run_dir: Path, rows: Rows | Mapping[str, Rows] = (), *, only_rows: bool = False, now: float | None = None
 ) -> RunLedger:
     """Return the ledger of a run. Raises DataError for a folder that is no run or cannot be made sense of, OSError.
 
-    rows: of its jobs, each start (`sacct -D`); those of other jobs, and of older ones with their numbers, are left out.
+    rows: each start of its jobs (`sacct -D`), or `rows_by_id`; others, and older ones of that id, are left out.
     only_rows: leave out starts without a row, of which the folder alone tells. now: Unix time, s, for a running run.
     """
-    return _any_ledger(run_dir, rows_by_id(rows), time.time() if now is None else now, only_rows)
+    try:
+        by_job = rows if isinstance(rows, Mapping) else rows_by_id(rows)
+        return _run_ledger(run_dir, by_job, only_rows, time.time() if now is None else now)
+    except (PitError, OSError):
+        raise
+    except Exception as error:  # a user's files can hold anything: that must end no report of other runs
+        raise DataError(f"no ledger of it: {type(error).__name__}: {error}", where=str(run_dir)) from error
 
 
 def rows_by_id(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
@@ -82,17 +89,6 @@ def rows_by_id(rows: Iterable[AccountingRow]) -> dict[str, list[AccountingRow]]:
 def _ids(row: AccountingRow) -> set[str]:
     """Return the ids under which sacct gives a row: of a task of an array also the array's."""
     return {row.job_id, row.raw_id, row.job_id.partition("_")[0]}
-
-
-def _any_ledger(
-    run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], now: float, only_rows: bool = False
-) -> RunLedger:
-    try:
-        return _run_ledger(run_dir, by_job, only_rows, now)
-    except (PitError, OSError):
-        raise
-    except Exception as error:  # a user's files can hold anything: that must end no report of other runs
-        raise DataError(f"no ledger of it: {type(error).__name__}: {error}", where=str(run_dir)) from error
 
 
 def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], only_rows: bool, now: float) -> RunLedger:
@@ -248,41 +244,13 @@ def _is_running(attempts: Sequence[Attempt], rows: Sequence[AccountingRow], now:
     return newest.ended is None and (limit is None or now <= limit)
 
 
-def fleet_ledgers(
-    site: Site,
-    since: str,
-    *,
-    report: Callable[[Path, PitError], None] = lambda *_: None,
-    limit: int = 1000,
-) -> Iterator[RunLedger]:
-    """Yield the ledgers of a site's runs that ran since a time (RFC 3339), newest first; Slurm is not queried.
-
-    report: gets the error of a run that cannot be read, which is left out. limit: of runs. Raises UsageError for
-    another text, ClusterError where the folder of runs cannot be read.
-    """
-    for run_dir in fleet_runs(site, since, report):
-        try:
-            ledger = run_ledger(run_dir)
-        except PitError as error:
-            report(run_dir, error)
-        except OSError as error:
-            report(run_dir, from_os_error(error, run_dir))
-        else:
-            yield ledger
-            limit -= 1
-        if limit <= 0:
-            return
-
-
 def fleet_runs(
-    site: Site,
-    since: str,
-    report: Callable[[Path, PitError], None] = lambda *_: None,
-    *,
-    going: Collection[str] = (),
+    site: Site, since: str, report: Callable[[Path, PitError], None] = lambda *_: None, *, going: Collection[str] = ()
 ) -> Iterator[Path]:
-    """Yield the folders of a site's runs that ran since a time, as `fleet_ledgers` does.
+    """Yield the folders of a site's runs that ran since a time (RFC 3339), newest first; Slurm is not queried.
 
+    report: gets the error of a run that cannot be read, which is left out. Raises UsageError for another text,
+    ClusterError where the folder of runs cannot be read.
     going: ids of runs that only a verdict ends: between two attempts the last may have ended long ago.
     """
     if (earliest := timestamps.rfc3339_to_unix(since)) is None:
@@ -291,10 +259,8 @@ def fleet_runs(
         try:
             if _read_plan(run_dir).site == site.name and not _ended_before(run_dir, earliest, run_dir.name in going):
                 yield run_dir
-        except PitError as error:
-            report(run_dir, error)
-        except OSError as error:
-            report(run_dir, from_os_error(error, run_dir))
+        except (PitError, OSError) as error:
+            report(run_dir, error if isinstance(error, PitError) else from_os_error(error, run_dir))
 
 
 def _ended_before(run_dir: Path, moment: float, is_going: bool) -> bool:
@@ -325,7 +291,7 @@ def ledgers_of(
     by_job, ledgers = rows_by_id(rows), {}
     for run_dir in run_dirs:
         try:
-            ledgers[run_dir] = _any_ledger(run_dir, by_job, time.time())
+            ledgers[run_dir] = run_ledger(run_dir, by_job)
         except (PitError, OSError) as error:
             report(run_dir.name, error if isinstance(error, PitError) else from_os_error(error, run_dir))
     return ledgers

@@ -174,9 +174,9 @@ def make_run_dir(path: Path, access: str) -> None:
 def run_dirs(root: Path) -> list[Path]:
     """Return the folders of all runs below a root, oldest first; [] without the root.
 
-    Names that are not UTF-8 are left out: no record can hold them. An unreadable folder (a stale file handle,
-    unreachable storage) is included, so that reading it reports the error. Raises ClusterError where the root cannot
-    be read.
+    Names that are not UTF-8 are left out: no record can hold them. So are links, which would be runs once more. An
+    unreadable folder (a stale file handle, unreachable storage) is included, so that reading it reports the error.
+    Raises ClusterError where the root cannot be read.
     """
     try:
         names = [name for name in os.listdir(root) if _is_utf8(name) and not name.startswith(".")]
@@ -206,7 +206,7 @@ def _has_plan(path: Path) -> bool:
         return False
     except OSError:
         return True
-    return True
+    return not path.is_symlink()
 
 
 def run_id_sort_key(run_id: str) -> tuple[str, str]:

@@ -8,7 +8,6 @@ every five minutes.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,7 +16,6 @@ import msgspec
 
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.core.trust import user_name
 from pitools.launch.run_lookup import missing_runs_dir, runs_dir
 from pitools.monitor.export import jobs, native, nodes, runs, state
 from pitools.monitor.export.samples import Samples
@@ -153,7 +151,7 @@ def _query_runs(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]:
     is_known = not asked.error and time.time() - asked.began_s < WORKERS[0].max_age_s
     gauges, after = runs.query_runs(site, before, frozenset(slurm.running) if is_known else None)
     closed = run_folder.count_closed(runs_dir(site))
-    note = f"{closed} folders of runs cannot be read by {user_name(os.geteuid())}: left out" if closed else ""
+    note = f"{closed} folders of runs cannot be read by this account" if closed else ""
     return replace(_queried(gauges), note=note), after
 
 

@@ -4,10 +4,7 @@ write: so only starts that accounting knows count, each for one run of its user.
 
 from __future__ import annotations
 
-import itertools
-import re
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -16,17 +13,17 @@ from msgspec.structs import replace
 
 from pitools.core.errors import PitError
 from pitools.core.timestamps import seconds_between, unix_to_rfc3339
+from pitools.ledger.believed import believed_rows, in_turn, start_key
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.recoveries import newest_s, read_recoveries
-from pitools.ledger.run_ledger import MAX_JOBS, fleet_runs, job_ids, owner, read_rows, rows_by_id, run_ledger
+from pitools.ledger.run_ledger import fleet_runs, run_ledger
 from pitools.monitor.export import state
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark, WorkerState
 from pitools.run import run_folder
 from pitools.run.attempt_records import SUCCEEDED, AttemptStart, CauseKind, Verdict
-from pitools.run.run_folder import JobRef, run_id_sort_key
+from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
-from pitools.slurm.errors import SlurmReason, SlurmRefused
 from pitools.slurm.records import AccountingRow
 from pitools.stage.stage import StageResult
 
@@ -51,11 +48,12 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     marks, counts, gauges = dict(before.runs), _zeros(), Samples()
     oldest = unix_to_rfc3339(now_s - _KEEP_S)
     waiting = {run_id for run_id, mark in marks.items() if mark.is_shown and not mark.is_over and mark.until > oldest}
-    run_dirs = _in_turn(fleet_runs(site, since, going=waiting), marks)
-    rows = _rows_by_run(site, run_dirs, marks)
+    found = sorted(fleet_runs(site, since, going=waiting), key=lambda one: marks.get(one.name, RunMark()).seen_s)
+    run_dirs = in_turn(found)  # the longest unread of each owner first
+    rows = believed_rows(site, run_dirs, {start: run_id for run_id, mark in marks.items() for start in mark.starts})
     counted_s = now_s
     for run_dir in run_dirs:
-        mark, own = marks.get(run_dir.name), None if rows is None else rows.get(run_dir.name)
+        mark, own = marks.get(run_dir.name), None if rows is None else rows.get(run_dir)
         if time.monotonic() > deadline or (rows is not None and own is None):
             counted_s = min(counted_s, mark.seen_s if mark else last_s)
             continue
@@ -89,58 +87,6 @@ def query_runs(site: Site, before: WorkerState, running_jobs: frozenset[str] | N
     add_goodput(gauges, [mark for mark in marks.values() if mark.until >= unix_to_rfc3339(now_s - WINDOW_S)])
     clocks = {**before.clocks, "runs": counted_s}
     return gauges, replace(before, totals=totals.rows(), clocks=clocks, runs=marks)
-
-
-def _in_turn(run_dirs: Iterable[Path], marks: Mapping[str, RunMark]) -> list[Path]:
-    """Return runs by turns of their owners, the longest unread of each first: no user keeps others' from being read."""
-    by_owner: dict[str, list[Path]] = defaultdict(list)
-    for run_dir in sorted(run_dirs, key=lambda run_dir: marks.get(run_dir.name, RunMark()).seen_s):
-        by_owner[owner(run_dir)].append(run_dir)
-    return [run_dir for turn in itertools.zip_longest(*by_owner.values()) for run_dir in turn if run_dir]
-
-
-def _rows_by_run(
-    site: Site, run_dirs: Sequence[Path], marks: Mapping[str, RunMark]
-) -> dict[str, list[AccountingRow]] | None:
-    """Return the rows of each run that belong to it, for as many runs as sacct can be asked at once.
-
-    A start belongs to the run of its user whose id is its job's name, else (of an array of runs) to the oldest that has
-    its id. None for a site without accounting.
-    """
-    ids: dict[Path, list[str]] = {}
-    left = MAX_JOBS
-    for run_dir in run_dirs:
-        if (left := left - len(own := job_ids(run_dir))) < 0:
-            break
-        ids[run_dir] = own
-    try:
-        rows = read_rows(site, itertools.chain(*ids.values()))
-    except SlurmRefused as error:
-        if error.reason is SlurmReason.ACCOUNTING_DISABLED:
-            return None
-        raise
-    by_id = rows_by_id(row for row in rows if row.user)
-    taken = {start: run_id for run_id, mark in marks.items() for start in mark.starts}
-    by_run: dict[str, list[AccountingRow]] = {}
-    for run_dir in sorted(ids, key=lambda one: (not run_id_sort_key(one.name)[0], run_id_sort_key(one.name))):
-        named = {id(row): row for job_id in ids[run_dir] for row in by_id.get(job_id, ())}
-        user, run_id = owner(run_dir), run_dir.name
-        by_run[run_id] = [
-            row
-            for row in named.values()
-            if row.user == user and _run_id(row) in ("", run_id) and taken.setdefault(_start_key(row), run_id) == run_id
-        ]
-    return by_run
-
-
-def _run_id(row: AccountingRow) -> str:
-    """Return the run's id in a job's name, `<run id>` or `<run id>.<job>`; "" for another name."""
-    run_id = re.sub(r"\.\d+$", "", row.name)
-    return run_id if run_id_sort_key(run_id)[0] else ""
-
-
-def _start_key(row: AccountingRow) -> str:
-    return f"{row.raw_id} {row.submit}"
 
 
 def _zeros() -> Samples:
@@ -190,7 +136,7 @@ def count_run(
         attempts=tuple(sorted(closed)),
         is_running=ledger.is_running,
         gpus=ledger.count * ledger.nodes if ledger.is_running and ledger.resource == "gpu" else 0,
-        starts=tuple(map(_start_key, rows or ())),
+        starts=tuple(map(start_key, rows or ())),
         is_over=verdict is not None,
     )
 

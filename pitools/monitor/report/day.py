@@ -13,8 +13,8 @@ from pitools.core.timestamps import to_rfc3339
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision
 from pitools.launch.run_lookup import missing_runs_dir, runs_dir
+from pitools.ledger.believed import believed_runs
 from pitools.ledger.records import RunLedger
-from pitools.ledger.run_ledger import ledgers_of
 from pitools.monitor.report.attempts import Attempt, read_attempts
 from pitools.monitor.usage import ingest, store
 from pitools.monitor.usage.report import UsageRow, usage_rows
@@ -98,7 +98,7 @@ def _read_usage(sites: Sequence[Site], begin: datetime, day: Day) -> None:
 def _read_runs(site: Site, day: Day) -> None:
     if missing := missing_runs_dir(site):
         raise missing
-    chosen: list[tuple[Path, list[Attempt], Verdict | None]] = []
+    chosen: dict[Path, tuple[list[Attempt], Verdict | None]] = {}
     closed = run_folder.count_closed(runs_dir(site))
     for run_dir in run_folder.run_dirs(runs_dir(site)):
         try:
@@ -108,7 +108,7 @@ def _read_runs(site: Site, day: Day) -> None:
             attempts = [one for one in read_attempts(run_dir) if (one.started or one.ended or day.until) < day.until]
             is_end_here = verdict is not None and day.holds(verdict.t)
             if is_end_here or any((one.over or day.until) >= day.since for one in attempts):
-                chosen.append((run_dir, attempts, verdict))
+                chosen[run_dir] = attempts, verdict
         except PermissionError:  # another user's: its name may tell more than they want
             closed += 1
         except (PitError, OSError) as error:
@@ -118,15 +118,16 @@ def _read_runs(site: Site, day: Day) -> None:
         day.notes.append(f"{site.name}: {closed} runs are left out: this user may not read them")
 
     def note(run_id: str, error: PitError) -> None:
-        what = f"{run_id} is without a ledger" if run_id else "without the times of sacct"
+        what = f"{run_id} is without a ledger" if run_id else "without sacct, so copies of runs count"
         day.notes.append(f"{site.name}: {what}: {error}")
 
-    ledgers = ledgers_of(site, [run_dir for run_dir, _, _ in chosen], note)
-    for run_dir, attempts, verdict in chosen:
-        ledger = ledgers.get(run_dir)
+    for run_dir, ledger, _ in believed_runs(site, list(chosen), note):
+        attempts, verdict = chosen.pop(run_dir)
         if ledger and not verdict and "" < ledger.until < day.since:  # it was killed long before its time limit
             continue
         day.runs.append(DayRun(run_dir.name, site.name, attempts, verdict, ledger))
+    if chosen:
+        day.notes.append(f"{site.name}: {len(chosen)} folders are left out: sacct has no job of their owners for them")
 
 
 def _read_incidents(site: Site, day: Day) -> None:

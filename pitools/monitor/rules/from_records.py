@@ -15,8 +15,8 @@ from typing import NamedTuple
 from pitools.core.errors import PitError
 from pitools.core.timestamps import unix_to_rfc3339
 from pitools.launch.plan import load_plan
-from pitools.launch.run_lookup import runs_dir
-from pitools.ledger.run_ledger import fleet_ledgers
+from pitools.ledger.believed import believed_runs, in_turn
+from pitools.ledger.run_ledger import fleet_runs
 from pitools.monitor.export.runs import count_run
 from pitools.monitor.export.samples import Samples
 from pitools.monitor.export.state import RunMark
@@ -54,22 +54,26 @@ def record_shares(sites: Iterable[str], period_s: float, report: Callable[[str],
 
 
 def _read_runs(site: Site, since: str, report: Callable[[str], None]) -> list[RunCounts]:
+    def note(name: str, error: PitError) -> None:
+        report(f"{name}: {error.message}" if name else f"{site.name}: copies of runs count: {error}")
+
     runs = []
-    for ledger in fleet_ledgers(
-        site, since, report=lambda run_dir, error: report(f"{run_dir.name}: {error.message}"), limit=_MAX_RUNS
-    ):
-        run_dir, counts = runs_dir(site) / ledger.run_id, Samples()
+    run_dirs = in_turn(fleet_runs(site, since, lambda run_dir, error: note(run_dir.name, error)))
+    if len(run_dirs) > _MAX_RUNS:
+        report(f"{site.name}: only {_MAX_RUNS} runs are judged, the newest of each owner")
+    for run_dir, ledger, rows in believed_runs(site, run_dirs[:_MAX_RUNS], note):
+        if ledger is None:
+            continue
+        counts = Samples()
         try:
-            count_run(run_dir, ledger, RunMark(), counts)
+            count_run(run_dir, ledger, RunMark(), counts, rows)
             tier = load_plan(run_dir).request.tier or site.defaults.tier
         except PitError as error:
-            report(f"{run_dir.name}: {error.message}")
+            note(run_dir.name, error)
             continue
         if ledger.allocations:
             counts.observe("pit_queue_wait_seconds", ledger.queue_s, tier)
         runs.append(RunCounts(site.name, ledger.until, counts))
-    if len(runs) == _MAX_RUNS:
-        report(f"{site.name}: only the newest {_MAX_RUNS} runs are judged")
     return runs
 
 

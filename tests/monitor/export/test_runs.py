@@ -22,6 +22,7 @@ from run_maker import EPOCH, add_attempt, add_rank, add_steps, end_attempt, fini
 
 from pitools.core.errors import PitError
 from pitools.core.record import decode_json
+from pitools.ledger import believed
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.run_ledger import ledgers_of, owner
 from pitools.monitor.export import runs
@@ -259,8 +260,8 @@ def test_no_folders_keep_a_run_from_being_counted(
     """Not those of another user at any look, and its own user's only until theirs were read."""
     site, run_dir = world
     accounting(of_job(95, 300))
-    monkeypatch.setattr(runs, "MAX_JOBS", 10)
-    monkeypatch.setattr(runs, "owner", lambda one: "another" if is_another and one.name > "z" else owner(one))
+    monkeypatch.setattr(believed, "MAX_JOBS", 10)
+    monkeypatch.setattr(believed, "owner", lambda one: "another" if is_another and one.name > "z" else owner(one))
     for number in range(6):
         forged = run_dir.with_name(f"z-99991231-235959-{number:06}")
         forged.mkdir()
@@ -323,7 +324,7 @@ def test_runs_that_it_cannot_read_are_said_once(world: tuple[Site, Path], monkey
     after, first = run_cycle(world[0], WORKERS[1], WorkerState())
     monkeypatch.setattr(time, "time", lambda: EPOCH + 1000)
     again = run_cycle(world[0], WORKERS[1], after)[1]
-    assert ("runs: 1 folders of runs cannot be read by" in first[0], again) == (True, [])
+    assert ("runs: 1 folders of runs cannot be read by this account" in first[0], again) == (True, [])
 
 
 def test_a_look_is_bounded(world: tuple[Site, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +335,7 @@ def test_a_look_is_bounded(world: tuple[Site, Path], monkeypatch: pytest.MonkeyP
         shutil.copytree(run_dir, run_dir.with_name(f"bc-20270115-080000-{number:06}"))
     _, whole = runs.query_runs(site, WorkerState(), None)
     clock, state = itertools.count(0, runs.LOOK_S / 2.5), WorkerState()
-    monkeypatch.setattr(runs, "_rows_by_run", lambda *_: None)
+    monkeypatch.setattr(runs, "believed_rows", lambda *_: None)
     for look in range(1, 9):
         clocks = SimpleNamespace(monotonic=lambda: next(clock), time=lambda now_s=EPOCH + 500 * look: now_s)
         monkeypatch.setattr(runs, "time", clocks)

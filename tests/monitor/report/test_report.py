@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pitools.commands.monitor_report import report
 from pitools.core import html_page
 from pitools.core.errors import PitError, UsageError
-from pitools.ledger import run_ledger as run_ledgers
+from pitools.ledger import believed
 from pitools.ledger.run_ledger import run_ledger
 from pitools.monitor.report import svg
 from pitools.monitor.report.day import read_day
@@ -212,7 +212,7 @@ def test_a_killed_attempt_is_not_in_every_later_report(make_site: MakeSite, monk
     make_site("east")
     runs = Runs("east", NOON)
     rows: list[AccountingRow] = []
-    monkeypatch.setattr(run_ledgers, "read_rows", lambda *_: rows)
+    monkeypatch.setattr(believed, "read_rows", lambda *_: rows)
     limited, retried, killed = runs.add("limited", age_s=3600), runs.add("retried", age_s=3 * 86400), runs.add("killed")
     for run_dir, limit in ((limited, runs.at(60)), (killed, "2999-01-01T00:00:00Z")):
         path = run_dir / "attempts/0/start.json"
@@ -224,8 +224,16 @@ def test_a_killed_attempt_is_not_in_every_later_report(make_site: MakeSite, monk
     assert shown(runs, NOON) == {limited.name, retried.name, killed.name}
     assert shown(runs, NOON + timedelta(days=1)) == {killed.name}
     times = {"submit": runs.at(600), "start": runs.at(600), "end": runs.at(300)}
-    rows.append(AccountingRow(job_id="7", raw_id="7", state="NODE_FAIL", nodes=1, **times))
+    of_it = {"name": killed.name, "user": killed.owner()}
+    rows.append(AccountingRow(job_id="7", raw_id="7", state="NODE_FAIL", nodes=1, **times, **of_it))
+    site, runs.site = runs.site, msgspec.structs.replace(runs.site, scheduler="slurm")
     assert shown(runs, NOON + timedelta(days=1)) == set()
+    shutil.copytree(killed, killed.with_name(f"{killed.name[:-1]}f"))
+    (runs.root / f"{killed.name[:-1]}e").symlink_to(killed)
+    day = read_day([runs.site], NOON.date())
+    assert [run.run_id for run in day.runs] == [killed.name]  # the others' folders say that they are of its job
+    assert "east: 3 folders are left out: sacct has no job of their owners for them" in day.notes
+    runs.site = site
     runs.start(retried, 1, -86400)
     runs.end(retried, 1, "COMPLETED", -86401)
     assert retried.name not in shown(runs, NOON - timedelta(days=4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from pitools.core.errors import Unreachable
+from pitools.ledger import believed
 from pitools.monitor.rules import prometheus_api
 from pitools.monitor.rules.from_records import record_shares
 from pitools.monitor.rules.judge import Share, SloState, judge_slos, prometheus_shares
@@ -23,6 +25,7 @@ from pitools.monitor.rules.notify import notify, state_path
 from pitools.monitor.rules.schema import load_slos
 from pitools.run import run_folder
 from pitools.site.schema import Hook
+from pitools.slurm.records import AccountingRow
 from tests.monitor.fleet import Runs
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -197,6 +200,30 @@ def test_what_took_as_long_as_the_limit_is_good(make_site: Callable[..., Runs], 
         slos, lines = load_slos(tmp_path / "slos.toml"), list[str]()
         states = judge_slos(slos, record_shares(["east"], slos.slo[1].period_s, lines.append))
         assert (lines, [state.bad for state in states if state.slo == "waits"]) == ([], [bad]), within
+
+
+def test_a_copy_is_no_run(make_site: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where accounting knows the job, its start counts for the run of its name alone; a link never counts."""
+    runs = make_site("east", scheduler="slurm")
+    run_dir = runs.add(state="COMPLETED", job_id="7")
+    shutil.copytree(run_dir, run_dir.with_name(f"{run_dir.name[:-1]}f"))
+    (runs.root / f"{run_dir.name[:-1]}e").symlink_to(run_dir)
+    row = AccountingRow(
+        job_id="7", raw_id="7", state="COMPLETED", nodes=1, name=run_dir.name, user=run_dir.owner(),
+        submit=runs.at(600), start=runs.at(600), end=runs.at(300), elapsed_s=300,
+    )  # fmt: skip
+    waits = next(slo for slo in load_slos().slo if slo.measure == "queue-wait")
+    for answer, count in (([row], 1), ([], None), (None, 2)):
+
+        def read_rows(*_: object, answer: list[AccountingRow] | None = answer) -> list[AccountingRow]:
+            if answer is None:
+                raise Unreachable("no answer")
+            return answer
+
+        monkeypatch.setattr(believed, "read_rows", read_rows)
+        lines = list[str]()
+        shares = record_shares(["east"], waits.period_s, lines.append)(waits, 86400).values()
+        assert ([one.events for one in shares if one], len(lines)) == ([count] if count else [], answer is None)
 
 
 def test_a_plan_that_is_none_takes_no_other_run_away(make_site: Callable[..., Runs]) -> None:
