@@ -81,6 +81,8 @@ def _job_ledgers(jobs: Sequence[str], site: Site) -> Iterator[RunLedger]:
         own = [row for row in rows if job_id in (row.raw_id, row.job_id, re.split(r"[_+]", row.job_id)[0])]
         if not own:
             raise UsageError(f"no job {job_id} in the accounting of {site.name}", hint="choose another with --site")
+        if run := re.match(r"[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}", own[0].name):
+            click.echo(f"pit: note: {job_id} is a job of a run: pit monitor goodput {run[0]}", err=True)
         for raw_id in dict.fromkeys(row.raw_id for row in own):
             starts = [row for row in own if row.raw_id == raw_id]
             yield job_ledger(starts, site=site.name, admin_comment=comments.get(raw_id, ""))

@@ -169,3 +169,8 @@ def test_every_line_of_a_goodput_has_accounting(runs: Path, monkeypatch: pytest.
         result = CliRunner().invoke(goodput, [name, "--site", "here", "--format", "jsonl"])
         assert json.loads(result.stdout)["goodput"] == part / 100
     assert limits == [ledgers.SHORT_TIMEOUT_S, ledgers.SHORT_TIMEOUT_S, 20] * 3
+    answers[:] = [[row(0, 0, 12, name=f"{name}.1")]]
+    monkeypatch.setattr(Client, "admin_comments", lambda *_: {})
+    assert (
+        f"a job of a run: pit monitor goodput {name}\n" in CliRunner().invoke(goodput, ["7", "--site", "here"]).stderr
+    )
