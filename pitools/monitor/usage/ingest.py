@@ -21,8 +21,9 @@ import msgspec
 
 from pitools.core import progress, subprocesses
 from pitools.core.errors import DataError
-from pitools.core.timestamps import unix_to_rfc3339
-from pitools.ledger.run_ledger import fleet_runs, ledgers_of
+from pitools.core.timestamps import rfc3339_to_unix, unix_to_rfc3339
+from pitools.ledger.believed import believed_runs
+from pitools.ledger.run_ledger import fleet_runs
 from pitools.monitor.usage import store as stores
 from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
 from pitools.site.schema import Site
@@ -94,10 +95,13 @@ def ingest_site(
             bar(1)
     _reread(store, name, transport, left, done, run)
     ran_since = covered[1] - _OVERLAP_S if covered and covered[0] <= since else since
-    ledgers = ledgers_of(site, list(itertools.islice(fleet_runs(site, _rfc3339(ran_since)), _MAX_RUNS)))
-    goodput = {ledger.run_id: ledger.goodput for ledger in ledgers.values() if ledger.goodput is not None}
+    run_dirs = list(itertools.islice(fleet_runs(site, _rfc3339(ran_since)), _MAX_RUNS))
+    found = [(ledger, rows or ()) for _, ledger, rows in believed_runs(site, run_dirs, lambda *_: None) if ledger]
     with stores.transaction(store):
-        stores.set_goodput(store, name, goodput)
+        stores.set_goodput(store, name, {one.run_id: one.goodput for one, _ in found if one.goodput is not None})
+        for one, rows in found:
+            submits = [(row.raw_id, rfc3339_to_unix(row.submit)) for row in rows]
+            stores.set_run(store, name, one.run_id, one.name, submits)
     return done
 
 

@@ -44,7 +44,10 @@ AND (excluded.end IS NOT NULL OR job.state = 'UNKNOWN' OR job.end IS NULL AND ex
     fields=", ".join(JobRow._fields),
     marks=", ?" * len(JobRow._fields),
     values=", ".join(_VALUES),
-    excluded=", ".join(f"excluded.{name}" for name in _VALUES),
+    excluded=", ".join(
+        f"coalesce(nullif(excluded.{name}, ''), job.{name})" if name in ("run", "tag") else f"excluded.{name}"
+        for name in _VALUES
+    ),
 )
 
 
@@ -141,3 +144,9 @@ def close_forgotten(store: sqlite3.Connection, site: str, keys: set[tuple[str, i
 def set_goodput(store: sqlite3.Connection, site: str, goodput: dict[str, float]) -> None:
     """Record the goodput of runs, from their ledgers."""
     store.executemany("INSERT OR REPLACE INTO goodput VALUES (?, ?, ?)", [(site, *item) for item in goodput.items()])
+
+
+def set_run(store: sqlite3.Connection, site: str, run: str, tag: str, keys: list[tuple[str, float | None]]) -> None:
+    """Record the run, and its tag, of jobs (number, submission) that have another name: tasks of an array of runs."""
+    update = "UPDATE job SET run = ?, tag = coalesce(nullif(tag, ''), ?) WHERE run = '' AND (site, raw_id, submit) = "
+    store.executemany(f"{update}(?, ?, ?)", [(run, tag, site, *key) for key in keys])

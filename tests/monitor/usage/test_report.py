@@ -141,10 +141,13 @@ def test_a_ledger_says_what_of_a_run_was_useful(opened: sqlite3.Connection) -> N
     assert second.efficiency_known == 1.0
 
 
-def test_the_goodput_of_runs_comes_with_the_accounting(opened: sqlite3.Connection, tmp_path: Path) -> None:
-    """An ingest reads the folders of the site's runs; a job is of the run whose id is in its name."""
+@pytest.mark.parametrize("name", ["", "sweepy-90162d-0-1"])
+def test_the_goodput_of_runs_comes_with_the_accounting(opened: sqlite3.Connection, tmp_path: Path, name: str) -> None:
+    """An ingest reads the folders of the site's runs; a job is of the run whose id is in its name, or that it has."""
     site = Site(name="alpha", paths=Paths(runs=str(tmp_path)), slurm=Slurm(bin=str(tmp_path)))
-    row = "7|7|||||gpu|COMPLETED|0:0|{0}|{0}|{1}|125||1||||".format(*(run_maker.text(s)[:19] for s in (-5, 120)))
+    row = "7_0|7||{2}|||gpu|COMPLETED|0:0|{0}|{0}|{1}|125||1||||".format(
+        *(run_maker.text(s)[:19] for s in (-5, 120)), tmp_path.owner()
+    )
     program = tmp_path / "sacct"  # asked for the jobs of runs
     replaced = 'for s; do case $s in --delimiter=*) s=${s#*=}; break; esac; done; sed "s/|/$s/g"'
     program.write_text(f"#!/bin/sh\n{replaced} <<E\n{'|'.join(ACCOUNTING_FORMAT)}\n{row}\nE\n")
@@ -153,10 +156,13 @@ def test_the_goodput_of_runs_comes_with_the_accounting(opened: sqlite3.Connectio
     run_maker.add_steps(run_maker.add_attempt(run_dir, 0, 100), 0, 10, [10.0] * 5)
     run_maker.finish(run_dir, 100)
     began = int(run_maker.EPOCH)
-    run = FakeJob(7, began, began - 5, began + 120, values={"JobName": f"{run_dir.name}.0"})
+    run = FakeJob(7, began - 5, began - 5, began + 120, values={"JobName": name or f"{run_dir.name}.0"})
     sacct = FakeSacct([run, FakeJob(8, began, began, began + 100)], now=began + HOUR)
     ingest.ingest_site(opened, site, Transport(), began, run=sacct, now=lambda: float(sacct.now))
+    (run_dir / "plan.json").unlink()  # the row is read again, and the run is not
+    ingest.ingest_site(opened, site, Transport(), began, run=sacct, now=lambda: float(sacct.now))
     rows = report.usage_rows(opened, [site], began - 5, began + HOUR, "tag")
+    assert rows[0].group == "bc"
     assert (rows[0].efficiency, rows[0].useful_hours * HOUR) == (pytest.approx(50 / 125), pytest.approx(50))
     assert (rows[1].efficiency, rows[1].useful_hours * HOUR) == (None, pytest.approx(100))
 
