@@ -45,6 +45,7 @@ import msgspec
 from pitools.core import timestamps, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, most_similar
 from pitools.core.fs import make_parents, open_0644, open_regular, write_atomic
+from pitools.core.locks import is_owned_by_user, owner_name
 from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
@@ -238,7 +239,9 @@ def suggest_ids(run: str, run_ids: Collection[str]) -> list[str]:
 
 
 def _recovery_hint(run_dir: Path) -> str:
-    """Return the commands for what a run without a plan still contains."""
+    """Return the commands for what a run without a plan still contains; of another user's none."""
+    if not is_owned_by_user(run_dir):
+        return f"it is {owner_name(run_dir)}'s: ask them"
     checkpoints = f"its checkpoints: pit checkpoint list {run_dir}/checkpoints"
     request = run_dir / "request.toml"
     return f"a new run of its request: pit launch run {request}; {checkpoints}" if request.is_file() else checkpoints

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import ConfigError
+from pitools.core.errors import ConfigError, DataError
 from pitools.run import run_folder
 
 STRANGER = 54321  # a uid and gid of nobody
@@ -51,3 +51,19 @@ def test_what_decides_in_a_run_is_its_owner_s(tmp_path: Path, name: str) -> None
     (tmp_path / name).chmod(0o777)
     with pytest.raises(ConfigError):
         run_folder.require_own_run(tmp_path)
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize("plan", [b"{", None])
+def test_a_stranger_s_request_is_not_suggested(tmp_path: Path, plan: bytes | None) -> None:
+    """Of a damaged run of another user there is no command to run what they wrote; of one's own there is."""
+    run = tmp_path / "a"
+    run.mkdir()
+    (run / "request.toml").touch()
+    if plan:
+        (run / "plan.json").write_bytes(plan)
+    for uid, has_command in ((0, True), (STRANGER, False)):
+        os.chown(run, uid, uid)
+        with pytest.raises(DataError) as caught:
+            run_folder.read_record(run_folder.find_run(tmp_path, "a") / "plan.json", run_folder.JobRef)
+        assert ("pit launch run" in caught.value.hint) == has_command == (f"{STRANGER}'s" not in caught.value.hint)
