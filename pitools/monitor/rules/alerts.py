@@ -24,21 +24,23 @@ _VALUE = "{{ $value | humanize }}"
 _SHARE = "{{ $value | humanizePercentage }}"
 _CHECK = f"pit site check {_SITE} --live"
 _REASONS = f"pit site exec {_SITE} -- sinfo -R"
+# A restart of the exporter, during which nothing is known, neither ends it nor begins it anew.
+_AWAY = 'max by (cluster) (last_over_time(pit_collector_success{collector=~"jobs|nodes"}[5m])) == 0'
 
 ALERTS = {
     "PitSiteUnreachable": Alert(
-        'max by (cluster) (pit_collector_success{collector=~"jobs|nodes"}) == 0',
+        _AWAY,
         f"Slurm of {_SITE} does not answer",
         _CHECK,
     ),
     "PitCollectorFailing": Alert(
-        "pit_collector_success == 0",
+        f"pit_collector_success == 0 unless on (cluster) {_AWAY}",
         f"The collector {{{{ $labels.collector }}}} of {_SITE} fails",
         _CHECK,
     ),
     "PitExporterStale": Alert(
         "max by (cluster) (last_over_time(pit_exporter_cycle_timestamp_seconds[7d])) < time() - LIMIT",
-        f"No new metrics of {_SITE} for WINDOW",
+        f"No new metrics of {_SITE} for WINDOW (taken out on purpose: silence this for 7 days)",
         _CHECK,
     ),
     "PitNodesDrained": Alert(

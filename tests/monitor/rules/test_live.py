@@ -221,8 +221,7 @@ def test_each_alert_fires_on_its_fault(
 
     os.kill(int((fleet.root / "gamma" / "slurmctld.pid").read_text()), signal.SIGKILL)
     fleet.wait_for("PitSiteUnreachable")
-    fleet.wait_for("PitCollectorFailing")
-    assert set(fleet.alerts()) == {"PitSiteUnreachable", "PitCollectorFailing"}
+    assert set(fleet.alerts()) == {"PitSiteUnreachable"}  # no tickets of its collectors
     fleet.start("slurmctld", "-D", "-f", fleet.conf)
     fleet.wait_for("PitSiteUnreachable", until=False)
 

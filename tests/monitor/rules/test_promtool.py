@@ -50,12 +50,20 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         14,
         {f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "0x{n}" for name in ("jobs", "nodes")},
     ),
+    "Slurm is away, and the exporter starts anew": (
+        {"PitSiteUnreachable:page"},
+        14,
+        {
+            f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "0x10 stale stale 0x{n}"
+            for name in ("jobs", "nodes")
+        },
+    ),
     "Slurm is away, and there are no runs": (
-        {"PitSiteUnreachable:page", "PitCollectorFailing:ticket"},
+        {"PitSiteUnreachable:page"},
         40,
         {
             f'pit_collector_success{{cluster="alpha",collector="{name}"}}': "1x10 0x{n}" if name != "runs" else ""
-            for name in ("jobs", "nodes", "runs")
+            for name in ("jobs", "nodes", "topology", "runs")
         },
     ),
     "a moment without Slurm": (
