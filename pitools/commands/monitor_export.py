@@ -62,6 +62,8 @@ def export(
         raise UsageError("--tls-cert and --basic-auth are for --listen")
     if textfile and textfile.suffix != ".prom":
         raise UsageError(f'"{textfile}" does not end in .prom: node_exporter reads no other file')
+    if textfile and not textfile.parent.is_dir():
+        raise UsageError("no such folder", where=str(textfile.parent), hint="the folder of node_exporter's textfiles")
     os.umask(0o022)  # node_exporter, another user, reads the file
 
     def report(line: str) -> None:

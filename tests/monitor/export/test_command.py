@@ -30,6 +30,7 @@ from pitools.site.schema import Site
         "--listen 127.0.0.1:99999 --site alpha",
         "--listen 0.0.0.0:9341 --site alpha --basic-auth password",
         "--textfile pit.prom --site nowhere",
+        "--textfile nowhere/pit.prom --site alpha",
     ],
 )
 def test_wrong_words_are_refused(words: str) -> None:
