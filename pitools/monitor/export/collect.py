@@ -107,7 +107,11 @@ def _query(site: Site, name: str, before: WorkerState) -> WorkerState:
             failed = {key: replace(one, error=str(error), gauges=()) for key, one in lost.items()}
             after = replace(before, queried={**before.queried, **failed})
     queried = replace(queried, duration_s=time.monotonic() - started)
-    return replace(after, queried={**after.queried, name: queried})
+    after = replace(after, queried={**after.queried, name: queried})
+    if old.error and not queried.error and (fabric := after.queried.get("topology", queried)).error:
+        # Slurm is back: the fabric is due at once.
+        after = replace(after, queried={**after.queried, "topology": replace(fabric, began_s=0.0)})
+    return after
 
 
 def _query_jobs(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import ClusterError, NoSpace
+from pitools.core.errors import ClusterError, DataError, NoSpace
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record, decode_json
@@ -80,17 +80,17 @@ def state_path(site: str, worker: str) -> Path:
 
 
 def read_state(path: Path) -> WorkerState:
-    """Return the state in a file; an empty one without a file. A damaged one is renamed: counters then begin again."""
+    """Return the state in a file; an empty one without a file. Raises DataError for a damaged one, which is renamed."""
     try:
         return decode_json(path.read_bytes(), WorkerState)
     except FileNotFoundError:
         return WorkerState()
     except OSError as error:
         raise from_os_error(error, path) from error
-    except msgspec.DecodeError:
+    except msgspec.DecodeError as error:
         with contextlib.suppress(OSError):
             os.replace(path, path.with_name(f"{path.name}.damaged"))
-        return WorkerState()
+        raise DataError("damaged: renamed to *.damaged; counters begin again", where=str(path)) from error
 
 
 def write_state(path: Path, state: WorkerState) -> None:

@@ -182,8 +182,11 @@ def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_pat
     path = state.state_path("alpha", "slurm")
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("{")
-    assert ("pit_jobs", "alpha", "gpu", "running") in cycle(site)
+    lines = list[str]()
+    assert not Board([site]).run_once(lambda: None, lines.append)
+    assert [line.partition(": damaged")[0] for line in lines] == [f"site alpha: state: {path}"]
     assert path.with_name("alpha.slurm.json.damaged").exists()
+    assert ("pit_jobs", "alpha", "gpu", "running") in cycle(site)
 
 
 def test_a_state_that_cannot_be_kept_is_no_fault_of_slurm(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +214,15 @@ def test_a_state_that_cannot_be_kept_is_no_fault_of_slurm(make_site: MakeSite, m
     assert [line.partition("state: ")[2] for line in lines] == ["no space left on device", "succeeds again"]
     left = state.read_state(state.state_path("alpha", "slurm"))
     assert left.queried["nodes"].began_s == board._slots["alpha", "slurm"].state.queried["nodes"].began_s
+
+
+def test_the_fabric_returns_with_its_slurm(make_site: MakeSite) -> None:
+    """In the cycle after jobs or nodes, though it was asked in vain a moment ago."""
+    fail = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    away = cycle(make_site(fail=fail), times=4)
+    assert away["pit_collector_success", "alpha", "topology"] == 0
+    back = cycle(make_site(), times=4)
+    assert {back["pit_collector_success", "alpha", name] for name in ("jobs", "nodes", "topology")} == {1}
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
