@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pitools.core import timestamps, user_dirs
-from pitools.core.errors import ConfigError
+from pitools.core.errors import ClusterError, ConfigError, NoSpace
 from pitools.core.fs import write_atomic
 from pitools.core.locks import lock
 from pitools.core.record import Record, decode_json
@@ -78,7 +78,9 @@ def notify(
     errors, path = [], state_path()
     place = "" if file == SHIPPED else str(file.resolve())  # the shipped one's changes with each version
     user_dirs.ensure_private_dir(path.parent)
-    with lock(path.with_suffix(".lock"), "notices of SLOs"):
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(ClusterError, NoSpace):  # a disk in trouble must not silence hooks
+            held.enter_context(lock(path.with_suffix(".lock"), "notices of SLOs"))
         before, names = _read(path).sent, {slo.name for slo in slos.slo}
         sent: dict[_Sent, Burning] = {
             key: was for key, was in before if (key.slo in names if key.file == place else Path(key.file).exists())
@@ -97,13 +99,19 @@ def notify(
                     errors.append(f"hook {hook.command[0]}, of slo {state.slo}: {error}")
                     continue
                 sent[key] = state.burning
-                _write(path, sent)
+                if error := _write(path, sent):
+                    errors.append(f"hook {hook.command[0]}, of slo {state.slo}, may be started again: {error}")
     return errors
 
 
-def _write(path: Path, sent: dict[_Sent, Burning]) -> None:
+def _write(path: Path, sent: dict[_Sent, Burning]) -> str:
+    """Keep what was sent; return why that failed, or ""."""
     kept = tuple((key, burning) for key, burning in sent.items() if burning)
-    write_atomic(path, msgspec.json.encode(SentNotices(sent=kept)), mode=0o600)
+    try:
+        write_atomic(path, msgspec.json.encode(SentNotices(sent=kept)), mode=0o600)
+    except (ClusterError, NoSpace) as error:
+        return str(error)
+    return ""
 
 
 def _read(path: Path) -> SentNotices:

@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pitools.core.errors import Unreachable
+from pitools.core.errors import NoSpace, Unreachable
 from pitools.ledger import believed
 from pitools.monitor.rules import prometheus_api
 from pitools.monitor.rules.from_records import record_shares
 from pitools.monitor.rules.judge import Share, SloState, judge_slos, prometheus_shares
 from pitools.monitor.rules.notify import notify, state_path
-from pitools.monitor.rules.schema import load_slos
+from pitools.monitor.rules.schema import SHIPPED, load_slos
 from pitools.run import run_folder
 from pitools.site.schema import Hook
 from pitools.slurm.records import AccountingRow
@@ -378,3 +378,20 @@ def test_an_slo_that_is_taken_out_is_forgotten(tmp_path: Path, monkeypatch: pyte
     files[1].rename(tmp_path / "c.toml")
     notify(slos, files[0], [burns], lambda _: [hook])
     assert {Path(key[0]) for key, _ in json.loads(state_path().read_text())["sent"]} == {files[0]}
+
+
+def test_hooks_are_started_though_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that is full or read-only: each time, which is said."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    state_path().with_suffix(".lock").mkdir(mode=0o700, parents=True)
+
+    def fail(*_: object, **__: object) -> None:
+        raise NoSpace("no space left")
+
+    monkeypatch.setattr("pitools.monitor.rules.notify.write_atomic", fail)
+    hook = Hook(on=("slo",), command=(sys.executable, "-c", COLLECT, str(tmp_path / "out")))
+    burns = SloState(cluster="alpha", slo="goodput", burning="page", objective=0.9, period="30d")
+    for count in (1, 2):
+        (error,) = notify(load_slos(), SHIPPED, [burns], lambda _: [hook])
+        assert "may be started again: no space left" in error
+        assert len((tmp_path / "out").read_text().splitlines()) == count
