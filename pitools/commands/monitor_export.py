@@ -93,9 +93,8 @@ def export(
     password = read_password(basic_auth) if basic_auth else b""
     port = serve(board, host, port, tls, password)
     board.run_forever(every_s, report)
-    report(
-        f"serving metrics of {len(sites)} sites on {'https' if tls else 'http'}://{listen.rpartition(':')[0]}:{port}"
-    )
+    address = f"{'https' if tls else 'http'}://{listen.rpartition(':')[0]}:{port}"
+    report(f"serving metrics of {len(sites)} sites on {address}")
     threading.Event().wait()
 
 

@@ -108,8 +108,7 @@ def _query(site: Site, name: str, before: WorkerState) -> WorkerState:
             after = replace(before, queried={**before.queried, **failed})
     queried = replace(queried, duration_s=time.monotonic() - started)
     after = replace(after, queried={**after.queried, name: queried})
-    if old.error and not queried.error and (fabric := after.queried.get("topology", queried)).error:
-        # Slurm is back: the fabric is due at once.
+    if old.error and not queried.error and (fabric := after.queried.get("topology", queried)).error:  # Slurm is back
         after = replace(after, queried={**after.queried, "topology": replace(fabric, began_s=0.0)})
     return after
 

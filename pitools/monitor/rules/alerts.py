@@ -28,11 +28,7 @@ _REASONS = f"pit site exec {_SITE} -- sinfo -R"
 _AWAY = 'max by (cluster) (last_over_time(pit_collector_success{collector=~"jobs|nodes"}[5m])) == 0'
 
 ALERTS = {
-    "PitSiteUnreachable": Alert(
-        _AWAY,
-        f"Slurm of {_SITE} does not answer",
-        _CHECK,
-    ),
+    "PitSiteUnreachable": Alert(_AWAY, f"Slurm of {_SITE} does not answer", _CHECK),
     "PitCollectorFailing": Alert(
         f"pit_collector_success == 0 unless on (cluster) {_AWAY}",
         f"The collector {{{{ $labels.collector }}}} of {_SITE} fails",
