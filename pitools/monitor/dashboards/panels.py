@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from pitools.monitor.rules.measures import site_sum
+
 Steps = tuple[tuple[float | None, str], ...]
 """Colours from a value on; the first is the base, None."""
 
@@ -46,15 +48,15 @@ def _up_to(limit: float) -> Steps:
 
 
 def _now(metric: str, *by: str) -> str:
-    return f"sum by ({', '.join(('cluster', *by))}) ({metric}{{C}})"
+    return site_sum(", ".join(("cluster", *by)), f"{metric}{{C}}")
 
 
 def _in(window: str, metric: str, *by: str) -> str:
-    return f"sum by ({', '.join(('cluster', *by))}) (increase({metric}{{C}}[{window}]))"
+    return site_sum(", ".join(("cluster", *by)), f"increase({metric}{{C}}[{window}])")
 
 
 def _at_once(metric: str, *by: str) -> str:
-    return f"sum by ({', '.join(('cluster', *by))}) (rate({metric}{{C}}[$__rate_interval]))"
+    return site_sum(", ".join(("cluster", *by)), f"rate({metric}{{C}}[$__rate_interval])")
 
 
 def _quantile(metric: str, *by: str) -> str:
@@ -86,7 +88,7 @@ _states = Panel(
     stacked=True,
     width=16,
 )
-_gpus = Panel("GPUs", "short", "pit_gpus{C}", _legend("state"), stacked=True)
+_gpus = Panel("GPUs", "short", _now("pit_gpus", "state"), _legend("state"), stacked=True)
 _nodes = Panel("Nodes", "short", _now("pit_nodes", "state"), _legend("state"), stacked=True)
 _queue = Panel(
     "Oldest pending job", "s", "pit_queue_age_seconds{C}", _legend("tier"), "More: pit site exec SITE -- squeue"
@@ -105,7 +107,7 @@ _cost = Panel("Cost in an hour", "short", _in("1h", "pit_cost_total", *_price), 
 
 
 def _free(what: str) -> Panel:
-    expr = f'pit_partition_{what.lower()}{{C, state="idle"}}'
+    expr = _where(_now(f"pit_partition_{what.lower()}", "partition"), 'state="idle"')
     return Panel(f"Free {what}", "short", expr, _legend("partition"), "More: pit place list", kind="bargauge")
 
 
@@ -170,12 +172,16 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
             "metrics",
             (
                 Panel("Jobs", "short", _now("pit_jobs", "state"), _legend("state"), stacked=True),
-                Panel("Pending jobs", "short", "pit_pending_reason_jobs{C}", _legend("reason"), stacked=True),
-                Panel("GPUs asked for", "short", "pit_pending_gpus{C}", _legend("partition"), stacked=True),
+                Panel(
+                    "Pending jobs", "short", _now("pit_pending_reason_jobs", "reason"), _legend("reason"), stacked=True
+                ),
+                Panel(
+                    "GPUs asked for", "short", _now("pit_pending_gpus", "partition"), _legend("partition"), stacked=True
+                ),
                 _queue,
                 _waits,
                 Panel("Leaf switches over the fewest", "short", "pit_job_leaf_spread_ratio{C}", _legend("statistic")),
-                Panel("Running jobs of several nodes", "short", "pit_job_leaf_spread_jobs{C}"),
+                Panel("Running jobs of several nodes", "short", _now("pit_job_leaf_spread_jobs")),
             ),
         ),
         Row("Cost", "usage", (_cost._replace(width=24),)),
@@ -185,10 +191,10 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
             "Runs",
             "goodput",
             (
-                Panel("Runs", "short", "pit_runs{C}", _legend("state"), stacked=True),
+                Panel("Runs", "short", _now("pit_runs", "state"), _legend("state"), stacked=True),
                 _goodput,
-                Panel("GPUs without a step for 10 min", "short", "pit_held_idle_gpus{C}", steps=_up_to(8)),
-                Panel("GPUs of runs with a step log", "short", "pit_held_watched_gpus{C}"),
+                Panel("GPUs without a step for 10 min", "short", _now("pit_held_idle_gpus"), steps=_up_to(8)),
+                Panel("GPUs of runs with a step log", "short", _now("pit_held_watched_gpus")),
                 _states,
                 Panel(
                     "Lost hours in a day",
@@ -233,7 +239,7 @@ DASHBOARDS: dict[str, tuple[Row, ...]] = {
             "Drained",
             "metrics",
             (
-                Panel("Drained GPUs", "short", "pit_drained_gpus{C}", _legend("cause"), stacked=True),
+                Panel("Drained GPUs", "short", _now("pit_drained_gpus", "cause"), _legend("cause"), stacked=True),
                 Panel(
                     "Drained GPU-hours in a day",
                     "h",

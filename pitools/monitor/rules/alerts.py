@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pitools.monitor.rules.measures import site_sum
+
 
 class Alert(NamedTuple):
     """An alert, whose limit, duration and severity are in `slos.toml`.
@@ -19,6 +21,7 @@ class Alert(NamedTuple):
     most: float = 1e9
 
 
+_STAGED = site_sum("cluster", "increase(pit_stage_bytes_total[6h])")
 _SITE = "{{ $labels.cluster }}"
 _VALUE = "{{ $value | humanize }}"
 _SHARE = "{{ $value | humanizePercentage }}"
@@ -40,18 +43,18 @@ ALERTS = {
         _CHECK,
     ),
     "PitNodesDrained": Alert(
-        'sum by (cluster) (pit_nodes{state=~"drained|down"}) / sum by (cluster) (pit_nodes) > LIMIT',
+        site_sum("cluster", 'pit_nodes{state=~"drained|down"}') + f" / {site_sum('cluster', 'pit_nodes')} > LIMIT",
         f"{_SHARE} of the nodes of {_SITE} are drained or down",
         _REASONS,
         most=1,
     ),
     "PitDrainedGpuHours": Alert(
-        "sum by (cluster, cause) (increase(pit_drained_gpu_seconds_total[1d])) / 3600 > LIMIT",
+        site_sum("cluster, cause", "increase(pit_drained_gpu_seconds_total[1d])") + " / 3600 > LIMIT",
         f"{_VALUE} GPU-hours of {_SITE} were drained in a day: {{{{ $labels.cause }}}}",
         _REASONS,
     ),
     "PitHeldIdleGpus": Alert(
-        "sum by (cluster) (pit_held_idle_gpus) > LIMIT",
+        site_sum("cluster", "pit_held_idle_gpus") + " > LIMIT",
         f"{_VALUE} GPUs of {_SITE} are allocated and idle",
         f"pit launch list --site {_SITE} --where state=running",
     ),
@@ -59,22 +62,21 @@ ALERTS = {
         # with samples that old: what a new exporter has not seen start may have started
         "max by (cluster, tier) (pit_queue_age_seconds) > LIMIT"
         ' and on (cluster) last_over_time(pit_collector_success{collector="jobs"}[1d] offset WINDOW)'
-        " unless sum by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0"
-        " unless sum by (cluster, tier) (pit_queue_wait_seconds_count"
-        " unless pit_queue_wait_seconds_count offset WINDOW) > 0",  # began with its first start: increases by nothing
+        " unless max by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0"
+        " unless (max by (cluster, tier) (pit_queue_wait_seconds_count)"  # began with its first start: did not increase
+        " unless max by (cluster, tier) (pit_queue_wait_seconds_count offset WINDOW)) > 0",
         f"No job of tier {{{{ $labels.tier }}}} at {_SITE} starts: the oldest waits for"
         " {{ $value | humanizeDuration }}",
         f"pit site exec {_SITE} -- squeue --start",
     ),
     "PitStageCacheCold": Alert(
-        'sum by (cluster) (increase(pit_stage_bytes_total{origin=~"node|linked"}[6h]))'
-        " / sum by (cluster) (increase(pit_stage_bytes_total[6h])) < LIMIT",
+        site_sum("cluster", 'increase(pit_stage_bytes_total{origin=~"node|linked"}[6h])') + f" / {_STAGED} < LIMIT",
         f"Only {_SHARE} of the staged bytes of {_SITE} were on the node's disk already",
         f"pit launch list --site {_SITE}",
         most=1,
     ),
     "PitRecoveries": Alert(
-        "sum by (cluster, cause) (increase(pit_recoveries_total[1h])) > LIMIT",
+        site_sum("cluster, cause", "increase(pit_recoveries_total[1h])") + " > LIMIT",
         f"{_VALUE} recoveries of runs at {_SITE} in an hour: {{{{ $labels.cause }}}}",
         f"pit launch list --site {_SITE}",
     ),

@@ -47,22 +47,27 @@ MEASURES: dict[str, MeasureInfo] = {
 }
 
 
+def site_sum(by: str, series: str) -> str:
+    """Return the sum of series by labels. Of what several exporters say of one site, the greatest counts, once."""
+    return f"sum by ({by}) (max without (instance, job) ({series}))"
+
+
 def bad_share(slo: Slo, window_s: int) -> str:
     """Return the share that was bad in a window. Goodput: of the hours that have evidence, `unaccounted` has none."""
     info, window = MEASURES[slo.measure], exact_duration(window_s)
     if not info.buckets:
-        bad = f'sum by ({info.by}) (rate({info.metric}{{state!~"productive|unaccounted"}}[{window}]))'
-        return f'{bad} / sum by ({info.by}) (rate({info.metric}{{state!="unaccounted"}}[{window}]))'
-    good = f"sum by ({info.by}) (rate({_selector(slo, 'bucket')}[{window}]))"
-    return f"1 - {good} / sum by ({info.by}) (rate({_selector(slo, 'count')}[{window}]))"
+        bad = site_sum(info.by, f'rate({info.metric}{{state!~"productive|unaccounted"}}[{window}])')
+        return bad + " / " + site_sum(info.by, f'rate({info.metric}{{state!="unaccounted"}}[{window}])')
+    good, count = (site_sum(info.by, f"rate({_selector(slo, suffix)}[{window}])") for suffix in ("bucket", "count"))
+    return f"1 - {good} / {count}"
 
 
 def event_count(slo: Slo, window_s: int) -> str:
     """Return the number of an SLO's events in a window; of goodput, of its accounted hours."""
     info, window = MEASURES[slo.measure], exact_duration(window_s)
     if not info.buckets:
-        return f'sum by ({info.by}) (increase({info.metric}{{state!="unaccounted"}}[{window}])) / 3600'
-    return f"sum by ({info.by}) (increase({_selector(slo, 'count')}[{window}]))"
+        return site_sum(info.by, f'increase({info.metric}{{state!="unaccounted"}}[{window}])') + " / 3600"
+    return site_sum(info.by, f"increase({_selector(slo, 'count')}[{window}])")
 
 
 def _selector(slo: Slo, suffix: Literal["bucket", "count"]) -> str:

@@ -168,6 +168,30 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         7 * 60,
         {'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "0+20x{n}"},
     ),
+    "two exporters of one site, each below the limits": (
+        set(),
+        60,
+        {
+            name.replace("}", f"{instance}}}"): values
+            for instance in ("", ',instance="y"')
+            for name, values in {
+                'pit_drained_gpu_seconds_total{cluster="alpha",cause="gpu"}': "0+7200x{n}",
+                'pit_held_idle_gpus{cluster="alpha"}': "5x{n}",
+                'pit_recoveries_total{cluster="alpha",cause="node"}': "7+0.05x{n}",
+                'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "0x{n}",
+                'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "0+0.1x{n}",
+            }.items()
+        },
+    ),
+    "a stuck queue, and a second exporter": (
+        {"PitQueueStuck:page"},
+        9 * 60,
+        {
+            'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "99x{n}",
+            'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "100x{n}",
+            'pit_queue_wait_seconds_count{cluster="alpha",tier="high",instance="y"}': "_x30 40x{n}",
+        },
+    ),
     "late jobs, but few": (
         set(),
         7 * 60,
