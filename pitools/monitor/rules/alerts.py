@@ -59,9 +59,9 @@ ALERTS = {
         f"pit launch list --site {_SITE} --where state=running",
     ),
     "PitQueueStuck": Alert(
-        # with samples that old: what a new exporter has not seen start may have started
-        "max by (cluster, tier) (pit_queue_age_seconds) > LIMIT"
-        ' and on (cluster) last_over_time(pit_collector_success{collector="jobs"}[1d] offset WINDOW)'
+        # nine tenths of the window are known: what was not seen to start, before or in a gap, may have started
+        "max by (cluster, tier) (pit_queue_age_seconds) > LIMIT and on (cluster) count_over_time("
+        '(max by (cluster) (pit_collector_success{collector="jobs"}) == 1)[WINDOW:1m]) * 60 >= 0.9 * LIMIT - 60'
         " unless max by (cluster, tier) (increase(pit_queue_wait_seconds_count[WINDOW])) > 0"
         " unless (max by (cluster, tier) (pit_queue_wait_seconds_count)"  # began with its first start: did not increase
         " unless max by (cluster, tier) (pit_queue_wait_seconds_count offset WINDOW)) > 0",

@@ -15,7 +15,7 @@ from pitools.monitor.rules.alerts import ALERTS
 from pitools.monitor.rules.generate import rules_text
 from pitools.monitor.rules.schema import load_slos
 
-STEP_S = {True: 600, False: 60}  # between samples: of cases of more than three hours, and of the others
+STEP_S = {True: 300, False: 60}  # between samples: of cases of more than three hours, and of the others
 # Series of a cluster that is well, by the minute: jobs start in the hour, nine of ten hours are productive.
 HEALTHY = {
     'pit_collector_success{cluster="alpha",collector="jobs"}': "1x{n}",
@@ -117,8 +117,17 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         {"PitQueueStuck:page"},
         9 * 60,
         {
+            'pit_collector_success{cluster="alpha",collector="jobs"}': "1x300 0x20 1x{n}",
             'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "99x{n}",
             'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "100x{n}",
+        },
+    ),
+    "a queue of which hours are not known": (
+        set(),
+        9 * 60,
+        {
+            'pit_collector_success{cluster="alpha",collector="jobs"}': "1x60 0x300 1x{n}",
+            'pit_queue_age_seconds{cluster="alpha",tier="low"}': "30000x{n}",
         },
     ),
     "a queue in which no job ever started": (
@@ -138,8 +147,8 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         set(),
         9 * 60,
         {
-            'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "_x30 1x{n}",
-            'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "_x30 1x{n}",
+            'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "_x60 1x{n}",
+            'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "_x60 1x{n}",
         },
     ),
     "a new exporter and an old job": (set(), 60, {'pit_queue_age_seconds{cluster="alpha",tier="low"}': "30000x{n}"}),
@@ -189,7 +198,7 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
         {
             'pit_queue_wait_seconds_bucket{cluster="alpha",tier="high",le="14400.0"}': "99x{n}",
             'pit_queue_wait_seconds_count{cluster="alpha",tier="high"}': "100x{n}",
-            'pit_queue_wait_seconds_count{cluster="alpha",tier="high",instance="y"}': "_x30 40x{n}",
+            'pit_queue_wait_seconds_count{cluster="alpha",tier="high",instance="y"}': "_x60 40x{n}",
         },
     ),
     "late jobs, but few": (
@@ -214,7 +223,7 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
 
 
 def per_step(values: str, step_s: int, n: int) -> str:
-    """Return promtool's values for steps of another length: `0+60x{n}` grows by 600 in ten minutes."""
+    """Return promtool's values for steps of another length: `0+60x{n}` grows by 300 in five minutes."""
     scale = step_s // 60
 
     def one(match: re.Match[str]) -> str:
