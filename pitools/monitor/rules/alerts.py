@@ -70,7 +70,8 @@ ALERTS = {
         f"pit site exec {_SITE} -- squeue --start",
     ),
     "PitStageCacheCold": Alert(
-        site_sum("cluster", 'increase(pit_stage_bytes_total{origin=~"node|linked"}[6h])') + f" / {_STAGED} < LIMIT",
+        site_sum("cluster", 'increase(pit_stage_bytes_total{origin=~"node|linked"}[6h])') + f" / {_STAGED} < LIMIT"
+        f" and {_STAGED} > 1e12",  # a new dataset, which no node has yet, is mostly less
         f"Only {_SHARE} of the staged bytes of {_SITE} were on the node's disk already",
         f"pit launch list --site {_SITE}",
         most=1,

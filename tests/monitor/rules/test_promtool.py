@@ -155,8 +155,12 @@ FAULTS: dict[str, tuple[set[str], int, dict[str, str]]] = {
     "a cold cache": (
         {"PitStageCacheCold:ticket"},
         90,
-        {'pit_stage_bytes_total{cluster="alpha",origin="node"}': "0+1e8x{n}"},
+        {
+            'pit_stage_bytes_total{cluster="alpha",origin="node"}': "0+1e8x{n}",
+            'pit_stage_bytes_total{cluster="alpha",origin="source"}': "0+5e10x{n}",
+        },
     ),
+    "a cold cache of a quiet night": (set(), 90, {'pit_stage_bytes_total{cluster="alpha",origin="node"}': "0x{n}"}),
     "recoveries": ({"PitRecoveries:ticket"}, 60, {'pit_recoveries_total{cluster="alpha",cause="node"}': "7+1x{n}"}),
     "hours without a productive one": (
         {"PitSloBurn:page", "PitSloBurn:ticket"},
