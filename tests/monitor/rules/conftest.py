@@ -43,6 +43,7 @@ def start_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [
+                    *("setpriv", "--pdeathsig", "KILL"),  # a killed pytest takes it along
                     "prometheus",
                     f"--config.file={folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={folder / 'data'}",
