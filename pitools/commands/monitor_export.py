@@ -22,7 +22,7 @@ from pitools.commands.options import LocalPath
 )
 @click.option("--textfile", type=LocalPath(), metavar="FILE.prom", help="Make one cycle, and write the metrics there.")
 @click.option("--listen", metavar="HOST:PORT", help="Serve until interrupted, such as 127.0.0.1:9341.")
-@click.option("--every", default="30s", show_default=True, metavar="TIME", help="Time between cycles of --listen.")
+@click.option("--every", default="30s", show_default=True, metavar="TIME", help="Cycle time of --listen: 5s to 60s.")
 @click.option("--tls-cert", type=LocalPath(), metavar="FILE", help="Serve HTTPS with this certificate chain.")
 @click.option("--tls-key", type=LocalPath(), metavar="FILE", help="The key of --tls-cert, of mode 0600.")
 @click.option("--basic-auth", type=LocalPath(), metavar="FILE", help="USER:PASSWORD for clients, of mode 0600.")

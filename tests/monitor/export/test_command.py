@@ -49,6 +49,17 @@ def test_metrics_for_everybody_are_said_to_be(
     assert (done.exit_code, done.stderr.count("whoever reaches 0.0.0.0 reads")) == (9, notes)
 
 
+@pytest.mark.parametrize(("every", "problem"), [("4s", "5s to 60s"), ("15m", "5s to 60s"), ("60s", "9")])
+def test_cycles_are_too_short_for_the_alert_of_a_dead_exporter(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, every: str, problem: str
+) -> None:
+    """At most a minute, far below its ten; 9 is the exit of the server that is not started."""
+    monkeypatch.setattr(snapshot, "load_sites", lambda _names: ([make_site()], []))
+    monkeypatch.setattr(serve, "serve", lambda *_: sys.exit(9))
+    done = CliRunner().invoke(export, ["--listen", "127.0.0.1:9341", "--every", every])
+    assert problem in str(done.exception)
+
+
 def test_a_site_without_slurms_commands_is_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 75, said once, and a file that says so for both collectors, once each was asked."""
     (tmp_path / "sites").mkdir()
