@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pitools.core.timestamps import rfc3339_to_unix
 from pitools.ledger.evidence import Attempt
-from pitools.slurm.fields import parse_count
+from pitools.slurm.fields import count_gpus
 from pitools.slurm.records import AccountingRow
 
 _CLOCKS_S = 2.0  # that the clocks of a node and of slurmctld may differ by
@@ -44,12 +44,6 @@ def in_order(rows: Iterable[AccountingRow]) -> list[AccountingRow]:
     return sorted(rows, key=lambda row: (not row.start, row.start, row.submit))
 
 
-def count_gpus(row: AccountingRow) -> int:
-    """Return the GPUs that a row has; 0 where Slurm does not track them."""
-    typed = sum(parse_count(count) or 0 for name, count in row.alloc_tres.items() if name.startswith("gres/gpu:"))
-    return (parse_count(row.alloc_tres.get("gres/gpu", "")) or 0) or typed
-
-
 def is_of(row: AccountingRow, attempt: Attempt) -> bool:
     """Return whether a row is of an attempt's job."""
     return attempt.job_id in (row.job_id, row.raw_id)
@@ -80,7 +74,7 @@ def _allocation(
     row: AccountingRow, begin: float, end: float, pairs: Sequence[Repeated], gpus_per_node: int | None
 ) -> Allocation:
     """Return a row's allocation with its attempts on one clock: Slurm's whole seconds are rounded down."""
-    resources = row.nodes if gpus_per_node is None else count_gpus(row) or row.nodes * gpus_per_node
+    resources = row.nodes if gpus_per_node is None else count_gpus(row.alloc_tres) or row.nodes * gpus_per_node
     if pairs:
         early = begin - pairs[0][0].started
         pairs = [(attempt.later(early), again_at) for attempt, again_at in pairs] if early > 0 else pairs

@@ -19,7 +19,6 @@ from pitools.core.fs import from_os_error, open_regular
 from pitools.core.record import decode_json
 from pitools.ledger.allocations import (
     Allocation,
-    count_gpus,
     from_folder,
     from_rows,
     in_order,
@@ -36,6 +35,7 @@ from pitools.run.attempt_records import AttemptStart, Verdict
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
+from pitools.slurm.fields import count_gpus
 from pitools.slurm.records import AccountingRow
 
 SHORT_TIMEOUT_S = 5.0  # of `sacct`, where the goodput stands beside what was asked for
@@ -106,7 +106,7 @@ def _run_ledger(run_dir: Path, by_job: Mapping[str, Sequence[AccountingRow]], on
     if is_over:  # accounting that lags behind, or that missed the end, has its job still running
         now = min(now, max((attempt.last_evidence for attempt in attempts), default=now))
     is_running = not is_over and _is_running(attempts, rows, now)
-    is_gpu = plan.job.gpus_per_node > 0 or any(map(count_gpus, rows))
+    is_gpu = plan.job.gpus_per_node > 0 or any(count_gpus(row.alloc_tres) for row in rows)
     in_rows = [any(is_of(row, attempt) for row in rows) for attempt in attempts]
     pairs = with_repeats(attempts)
     allocations, waited_s = from_folder(
@@ -152,7 +152,7 @@ def job_ledger(
     admin_comment: of its last start; jobstats' record is read from it. now: Unix time, s, for a running job.
     """
     rows, now = in_order(rows), time.time() if now is None else now
-    is_gpu = any(map(count_gpus, rows))
+    is_gpu = any(count_gpus(row.alloc_tres) for row in rows)
     allocations = from_rows(rows, (), 0 if is_gpu else None, now)
     seconds = [account(allocation, 0.0) for allocation in allocations]
     busy = gpu_utilization(admin_comment) if is_gpu and allocations else []

@@ -76,6 +76,12 @@ class SitePartition(Section, frozen=True, kw_only=True):
     throughput: dict[str, float] = {}
 
 
+def hourly_price(partition: SitePartition, nodes: int, gpus: int) -> float:
+    """Return the price of an hour of a job: of its nodes, by the share of their GPUs that it has, 1 without GPUs."""
+    shared = min(nodes, gpus / partition.gpus_per_node) if partition.gpus_per_node else nodes
+    return shared * partition.price_per_node_hour
+
+
 PreflightMode = Literal["none", "quick"]
 
 

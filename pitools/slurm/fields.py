@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, tzinfo
 
 from pitools.core import timestamps
@@ -123,6 +123,12 @@ def parse_count(text: str) -> int | None:
 def parse_tres(text: str) -> dict[str, str]:
     """Parse `cpu=4,gres/gpu:h100=2` into {"cpu": "4", "gres/gpu:h100": "2"}."""
     return {name: value for name, eq, value in (part.partition("=") for part in comma_list(text)) if eq}
+
+
+def count_gpus(tres: Mapping[str, str]) -> int:
+    """Return the GPUs of parsed TRES: their sum, or else those of each type; 0 where Slurm does not track them."""
+    typed = (parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))
+    return parse_count(tres.get("gres/gpu", "")) or sum(typed)
 
 
 def parse_gpus(gres: str) -> tuple[str, int]:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from pitools.core import hostlist
 from pitools.monitor.export.metrics import OTHER
 from pitools.monitor.export.samples import Samples
-from pitools.site.schema import Site
+from pitools.site.schema import Site, hourly_price
 from pitools.slurm import states
-from pitools.slurm.fields import none_to_empty, parse_count, parse_error, parse_gpus, parse_tres, split_rows
+from pitools.slurm.fields import count_gpus, none_to_empty, parse_count, parse_error, parse_gpus, parse_tres, split_rows
 
 SEVERAL = "several"
 _COLUMNS = (
@@ -135,11 +135,9 @@ def job_counts(rows: Sequence[JobRow], since_s: float, now_s: float, site: Site)
             counts.observe("pit_queue_wait_seconds", max(0.0, row.start_s - row.eligible_s), tier_of(site, row.qos))
         end_s = min(row.end_s, now_s) if states.is_final(row.state) else now_s
         partition = site.partitions.get(row.partition)
-        if partition and partition.price_per_node_hour and end_s > max(since_s, row.start_s):
-            hours = (end_s - max(since_s, row.start_s)) / 3600
-            gpus = row.nodes * partition.gpus_per_node
-            share = min(1.0, row.gpus / gpus) if row.gpus and gpus else 1.0
-            cost = row.nodes * share * hours * partition.price_per_node_hour
+        hours = (end_s - max(since_s, row.start_s)) / 3600
+        if partition and partition.price_per_node_hour and hours > 0 and row.state != "SUSPENDED":
+            cost = hours * hourly_price(partition, row.nodes, row.gpus)
             counts.add("pit_cost_total", cost, row.partition, site.currency)
     return counts
 
@@ -179,8 +177,7 @@ def _count_tasks(job_id: str, line: str) -> int:
 @lru_cache(maxsize=20000)
 def _count_gpus(tres: str, per_node: str, nodes: int) -> int:
     """Return the GPUs of a job. Its TRES have none where the site does not track them."""
-    allocated = parse_tres(tres).get("gres/gpu", "")
-    return parse_count(allocated) or 0 if allocated else parse_gpus(per_node)[1] * nodes
+    return count_gpus(parse_tres(tres)) or parse_gpus(per_node)[1] * nodes
 
 
 @lru_cache(maxsize=20000)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pitools.core.record import Record
 from pitools.core.timestamps import unix_to_rfc3339
-from pitools.site.schema import Site
+from pitools.site.schema import Site, SitePartition, hourly_price
 
 KEYS = ("user", "account", "qos", "partition", "site", "tag")
 
@@ -33,6 +33,7 @@ CAUSES = {
     "SPECIAL_EXIT": "requeued",
     "UNKNOWN": "unknown",
 }
+_UNPRICED = SitePartition()
 _OVERHEAD = "overhead"  # of a run with a ledger that ended well, or runs: all that is not productive
 
 
@@ -42,7 +43,7 @@ class UsageRow(Record, frozen=True, kw_only=True, tag="pit.usage/1"):
     by, group: the columns and their values, each joined by commas; "" for all jobs. jobs, starts: a requeued job starts
     several times. resource: gpu, or node for a group without GPUs: hours of it are what useful_hours and waste_hours
     (cause → hours) divide. useful_hours: of jobs that completed or run, times the goodput of runs whose ledger is
-    known. cost: by the site files' price_per_node_hour; a node's price is shared among its GPUs; None without a price.
+    known. cost: by the site files' price_per_node_hour; a node's price is shared among its GPUs; None without a cost.
     cost_per_hour, cost_per_useful_hour: of resource. efficiency: mean of goodput, or else of the GPU utilization that
     jobstats recorded, 0 to 1, over the share efficiency_known of the hours; None if that is 0. wait_p50_s, wait_p95_s:
     of the starts between since and until, from the time when the job could have started; None without any.
@@ -70,24 +71,19 @@ class UsageRow(Record, frozen=True, kw_only=True, tag="pit.usage/1"):
     wait_p95_s: int | None
 
 
-# The starts of jobs in the window, with their seconds in it, GPUs, and cost of a second; a job's starts follow each
-# other. When a job was suspended is not recorded, only for how long.
+# The starts of jobs in the window, with their seconds in it; a job's starts follow each other. When a job was suspended
+# is not recorded, only for how long.
 _STARTS = """
 WITH spans AS (
-    SELECT *, coalesce(end, start + elapsed_s) AS stop FROM job WHERE site IN (SELECT site FROM temp.sites)
+    SELECT *, coalesce(end, start + elapsed_s) AS stop FROM job WHERE site IN ({sites})
 ), inside AS (
     SELECT *, max(0, min(stop, :until) - max(start, :since)) AS s FROM spans
     WHERE start < :until AND (stop > :since OR start >= :since)
-), sized AS (
-    SELECT *, CASE WHEN has_gpus THEN gpus ELSE nodes * coalesce(gpus_per_node, 0) END AS n_gpus
-    FROM inside JOIN temp.sites USING (site) LEFT JOIN temp.prices USING (site, partition)
-    LEFT JOIN goodput USING (site, run)
 )
-SELECT {key}, currency, site, raw_id, state,
-CASE WHEN elapsed_s < stop - start THEN s * elapsed_s * 1.0 / (stop - start) ELSE s END, n_gpus, nodes, cpus,
-coalesce(price, 0) * CASE WHEN gpus_per_node THEN n_gpus * 1.0 / gpus_per_node ELSE nodes END / 3600,
+SELECT {key}, site, raw_id, partition, state,
+CASE WHEN elapsed_s < stop - start THEN s * elapsed_s * 1.0 / (stop - start) ELSE s END, gpus, nodes, cpus,
 goodput, coalesce(goodput, gpu_util), CASE WHEN start >= :since THEN max(0, start - eligible) END
-FROM sized ORDER BY site, raw_id
+FROM inside LEFT JOIN goodput USING (site, run) ORDER BY site, raw_id
 """
 
 
@@ -117,18 +113,29 @@ def usage_rows(
 
     by: of KEYS, joined by commas, for a row of each of their values; "" for one row of all jobs.
     """
-    _insert_prices(store, sites)
     groups: dict[tuple[str, str], _Group] = {}
-    query = _STARTS.format(key=" || ',' || ".join(key for key in by.split(",") if key in KEYS) or "''")
-    for name, currency, *job, state, s, gpus, nodes, cpus, cost, goodput, efficiency, wait_s in store.execute(
-        query, {"since": since, "until": until}
-    ):
+    by_name = {site.name: site for site in sites}
+    priced = {site.currency for site in sites if any(part.price_per_node_hour for part in site.partitions.values())}
+    # A Slurm that does not track gres/gpu reports no GPUs of any job: whole nodes are counted.
+    has_gpus = "SELECT EXISTS (SELECT 1 FROM job WHERE site = ? AND gpus > 0 AND start < ?)"
+    tracked = {name: store.execute(has_gpus, (name, until)).fetchone()[0] for name in by_name}
+    query = _STARTS.format(
+        key=" || ',' || ".join(key for key in by.split(",") if key in KEYS) or "''",
+        sites=", ".join(f":site{i}" for i in range(len(by_name))),
+    )
+    values = {"since": since, "until": until, **{f"site{i}": name for i, name in enumerate(by_name)}}
+    for name, *job, partition, state, s, gpus, nodes, cpus, goodput, efficiency, wait_s in store.execute(query, values):
+        site = by_name[job[0]]
+        part = site.partitions.get(partition, _UNPRICED)
+        if not tracked[site.name]:
+            gpus = nodes * part.gpus_per_node
+        currency = site.currency if len(priced) != 1 else min(priced)
         group = groups.get((name, currency)) or groups.setdefault((name, currency), _Group())
         group.starts += 1
         group.jobs += job != group.last_job
         group.last_job = job
         group.cpu_s += s * cpus
-        group.cost += s * cost
+        group.cost += s / 3600 * hourly_price(part, nodes, gpus)
         if wait_s is not None:
             group.waits_s.append(wait_s)
         cause = CAUSES.get(state, _OVERHEAD)
@@ -143,29 +150,6 @@ def usage_rows(
     window = unix_to_rfc3339(since), unix_to_rfc3339(until)
     rows = [_make_row(by, name, window, currency, group) for (name, currency), group in groups.items()]
     return sorted(rows, key=lambda row: (-(row.cost or 0), -row.gpu_hours, -row.node_hours, row.group))
-
-
-def _insert_prices(store: sqlite3.Connection, sites: Sequence[Site]) -> None:
-    """Fill the temporary tables of sites and of the prices of their partitions."""
-    priced = {site.currency for site in sites if any(part.price_per_node_hour for part in site.partitions.values())}
-    store.execute("DROP TABLE IF EXISTS temp.sites")
-    store.execute("DROP TABLE IF EXISTS temp.prices")
-    store.execute("CREATE TEMP TABLE sites (site TEXT PRIMARY KEY, currency TEXT, has_gpus INTEGER)")
-    store.execute(
-        "CREATE TEMP TABLE prices (site TEXT, partition TEXT, gpus_per_node INTEGER, price REAL,"
-        " PRIMARY KEY (site, partition))"
-    )
-    for site in sites:
-        # A Slurm that does not track gres/gpu reports no GPUs of any job: whole nodes are counted.
-        (has_gpus,) = store.execute(
-            "SELECT EXISTS (SELECT 1 FROM job WHERE site = ? AND gpus > 0)", (site.name,)
-        ).fetchone()
-        currency = site.currency if len(priced) != 1 else min(priced)
-        store.execute("INSERT OR REPLACE INTO temp.sites VALUES (?, ?, ?)", (site.name, currency, has_gpus))
-        store.executemany(
-            "INSERT OR REPLACE INTO temp.prices VALUES (?, ?, ?, ?)",
-            [(site.name, name, part.gpus_per_node, part.price_per_node_hour) for name, part in site.partitions.items()],
-        )
 
 
 def _make_row(by: str, name: str, window: tuple[str, str], currency: str, group: _Group) -> UsageRow:

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from pitools.core.errors import DataError, PitError
 from pitools.core.output import printable
 from pitools.ledger.job_stats import gpu_utilization
-from pitools.slurm.fields import none_to_empty, parse_count, parse_tres
+from pitools.slurm.fields import count_gpus, none_to_empty, parse_count, parse_tres
 from pitools.slurm.states import parse_job_state
 
 # Every version since 22.05 has these. The last one contains no text of users.
@@ -210,9 +210,7 @@ _job_state = lru_cache(maxsize=256)(parse_job_state)
 def _amounts(tres_text: str) -> tuple[int, int, int]:
     """Return the nodes, CPUs and GPUs of an allocation. Raises ClusterError for text that is no amount."""
     tres = parse_tres(tres_text)
-    nodes, cpus, gpus = (parse_count(tres.get(name, "")) for name in ("node", "cpu", "gres/gpu"))
-    typed = (parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))
-    return nodes or 0, cpus or 0, sum(typed) if gpus is None else gpus
+    return parse_count(tres.get("node", "")) or 0, parse_count(tres.get("cpu", "")) or 0, count_gpus(tres)
 
 
 class _Clock:

@@ -88,6 +88,23 @@ def test_waits_and_cost_are_of_the_time_since_the_query_before(site: Site) -> No
     assert not any(map(sum, jobs.job_counts(rows, 0, CLOCK_S, site).values()))
 
 
+@pytest.mark.parametrize(
+    ("changes", "node_hours"),
+    [
+        ({"tres-alloc": "cpu=8,node=2,gres/gpu=3"}, 0.75),
+        ({"tres-alloc": "cpu=8,node=2,gres/gpu:a100=2,gres/gpu:h100=3", "tres-per-node": ""}, 1.25),
+        ({"tres-alloc": "cpu=8,node=2,gres/gpu=99"}, 2),
+        ({"tres-alloc": "cpu=8,node=2", "tres-per-node": ""}, 0),
+        ({"State": "SUSPENDED"}, 0),
+    ],
+)
+def test_a_job_pays_its_share_of_gpus(site: Site, changes: dict[str, str], node_hours: float) -> None:
+    """At most its nodes; nothing for a job without GPUs on nodes with them, or while it is suspended."""
+    rows = jobs.parse_rows(job_text(**changes), SEP)
+    counts = jobs.job_counts(rows, CLOCK_S - 60, CLOCK_S, site)
+    assert counts.get(("pit_cost_total", ("gpu", "USD")), [0])[0] == pytest.approx(node_hours * 2.0 / 60)
+
+
 def test_gpus_that_are_no_tres_are_read_from_the_request(site: Site) -> None:
     """Where gres/gpu is not tracked, GPUs a node times nodes."""
     text = job_text(

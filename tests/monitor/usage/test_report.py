@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -74,7 +75,7 @@ STATES = ["COMPLETED", "FAILED", "CANCELLED by 7", "TIMEOUT", "NODE_FAIL", "PREE
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 40), st.integers(0, 40), st.sampled_from(STATES), st.integers(0, 9), st.integers(1, 3)
+            st.integers(0, 40), st.integers(0, 40), st.sampled_from(STATES), st.integers(0, 8), st.integers(1, 3)
         ),
         max_size=12,
     ),
@@ -96,7 +97,7 @@ def test_hours_are_those_inside_the_window(
     rows = report.usage_rows(memory, [SITE], since, until, "user")
     memory.close()
     inside = [sum((j.start or 0) <= t < (j.end or 0) for t in range(since, until)) for j in jobs]
-    has_gpus = any(j.gpus for j in jobs)
+    has_gpus = any(j.gpus for j in jobs if j.start is not None and j.start < until)
     if not rows:
         assert not any(inside)
         return
@@ -176,6 +177,17 @@ def test_what_is_missing_is_said(opened: sqlite3.Connection) -> None:
     (row,) = usage(opened, [job(1, gpus=0)], site=free)
     assert (row.resource, row.gpu_hours, row.cost, row.cost_per_hour) == ("node", 0.0, None, None)
     assert usage(opened, [], hours=(900, 1000)) == []
+
+
+def test_later_jobs_change_no_report(opened: sqlite3.Connection) -> None:
+    """Whether Slurm tracks GPUs is known from the jobs before the end; a job without GPUs pays none of their price."""
+    before = usage(opened, [job(1, gpus=0), job(2, hours=(0, 1))], hours=(0, 20))
+    assert (before[0].gpu_hours, before[0].cost) == (8.0, 40.0)
+    assert usage(opened, [job(3, hours=(20, 30))], hours=(0, 20)) == before
+    other = msgspec.structs.replace(SITE, name="beta")  # without GPUs until then
+    before = usage(opened, [job(1, gpus=0)], hours=(0, 20), site=other)
+    assert (before[0].gpu_hours, before[0].cost) == (80.0, 400.0)
+    assert usage(opened, [job(3, hours=(20, 30))], hours=(0, 20), site=other) == before
 
 
 def test_the_time_of_a_suspension_is_not_used(opened: sqlite3.Connection) -> None:
