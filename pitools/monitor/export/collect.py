@@ -34,6 +34,7 @@ from pitools.topology.show.occupancy import leaf_rows
 TOPOLOGY_EVERY_S = 3600.0
 RUNS_EVERY_S = 290.0  # 5 min, of a cron job that starts each minute
 _RETRY_S = 300.0
+_CLOCK_SET_S = 60.0  # more than a login takes, between the cluster's clock and ours
 SPARE_S = 5.0  # to read and write a state
 _CONTROLLER = ("jobs", "nodes", "topology")
 _DATE = ["date", "+%s"]
@@ -119,7 +120,7 @@ def _query_jobs(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]:
     clock, squeue = run_queries(transport, [_DATE, jobs.squeue_command(sep)])
     now_s = _read_clock(stdout_or_raise(transport, clock))
     rows = jobs.parse_rows(stdout_or_raise(transport, squeue), sep)
-    counts = jobs.job_counts(rows, before.clocks.get("jobs", 0.0), now_s, site)
+    counts = jobs.job_counts(rows, _since_s(before, "jobs", now_s), now_s, site)
     running = tuple(row.raw_id for row in rows if row.state == "RUNNING")
     after = _counted(before, "jobs", now_s, counts)
     tiers = {labels[0] for name, labels in state.totals_of(after) if name == "pit_queue_wait_seconds"}
@@ -132,7 +133,7 @@ def _query_nodes(site: Site, before: WorkerState) -> tuple[Queried, WorkerState]
     clock, scontrol = run_queries(transport, [_DATE, argv.show_nodes()])
     now_s = _read_clock(stdout_or_raise(transport, clock))
     gauges = nodes.node_gauges(parse_nodes.parse_nodes(stdout_or_raise(transport, scontrol)))
-    counts = nodes.node_counts(gauges, before.clocks.get("nodes", 0.0), now_s)
+    counts = nodes.node_counts(gauges, _since_s(before, "nodes", now_s), now_s)
     return _queried(gauges), _counted(before, "nodes", now_s, counts)
 
 
@@ -169,6 +170,12 @@ _QUERIES: dict[str, Callable[[Site, WorkerState], tuple[Queried, WorkerState]]] 
 
 def _queried(gauges: Samples) -> Queried:
     return Queried(gauges=gauges.bounded().rows())
+
+
+def _since_s(before: WorkerState, name: str, now_s: float) -> float:
+    """Return up to when a collector has counted; 0 if a clock was set since, so that nothing between counts."""
+    since_s, own_s = before.clocks.get(name, 0.0), time.time() - before.queried.get(name, Queried()).success_s
+    return since_s if abs(now_s - since_s - own_s) <= _CLOCK_SET_S else 0.0
 
 
 def _counted(before: WorkerState, name: str, now_s: float, counts: Samples) -> WorkerState:

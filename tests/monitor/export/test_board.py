@@ -18,7 +18,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from slurm_texts import job_text, node_text
+from slurm_texts import CLOCK_S, job_text, node_text
 
 from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.monitor.export import collect, state
@@ -187,6 +187,26 @@ def test_counters_outlive_restarts_and_lost_answers(make_site: MakeSite, tmp_pat
     assert [line.partition(": damaged")[0] for line in lines] == [f"site alpha: state: {path}"]
     assert path.with_name("alpha.slurm.json.damaged").exists()
     assert ("pit_jobs", "alpha", "gpu", "running") in cycle(site)
+
+
+def test_a_clock_that_is_set_counts_nothing(make_site: MakeSite, tmp_path: Path) -> None:
+    """No cost, wait or drained time of the hour by which Slurm's clock goes back, forward or right again."""
+    started = job_text(StartTime="2026-11-26T23:19:50")
+    site = make_site(
+        jobs=started, nodes=node_text("n01", "IDLE+DRAIN", tail=" Reason=dusty [root@2026-11-26T23:15:00]")
+    )
+    clock, found = tmp_path / "alpha" / "date", list[dict[tuple[str, ...], float]]()
+    for set_s in (-30, 0, -600, 0, 600, 0):
+        clock.write_text(f"#!/bin/sh\necho {CLOCK_S + set_s}\n")
+        found.append(cycle(site, times=3))
+    keys = [
+        ("pit_queue_wait_seconds_count", "alpha", "usual"),
+        ("pit_cost_total", "alpha", "USD", "gpu"),
+        ("pit_drained_gpu_seconds_total", "alpha", "other"),
+    ]
+    assert [[one.get(key, 0.0) for key in keys] for one in found[1:]] == [
+        [1, pytest.approx(2 * 2.0 * 10 / 3600), 120]
+    ] * 5
 
 
 def test_a_state_that_cannot_be_kept_is_no_fault_of_slurm(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
