@@ -21,8 +21,10 @@ KEYS = ("user", "account", "qos", "partition", "site", "tag")
 CAUSES = {
     "FAILED": "failed",
     "BOOT_FAIL": "failed",
+    "LAUNCH_FAILED": "failed",
     "OUT_OF_MEMORY": "out_of_memory",
     "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",  # a federated job that another cluster started
     "TIMEOUT": "timeout",
     "DEADLINE": "timeout",
     "NODE_FAIL": "node_fail",

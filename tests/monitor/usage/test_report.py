@@ -26,6 +26,7 @@ from pitools.monitor.usage.report import UsageRow
 from pitools.monitor.usage.sacct_text import COLUMNS
 from pitools.site.schema import Paths, Site, SitePartition, Slurm
 from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
+from pitools.slurm.states import JOB_STATES
 from pitools.slurm.transport import Transport
 from tests.ledger import run_maker
 from tests.monitor.usage.fake_sacct import T0, FakeJob, FakeSacct
@@ -129,6 +130,15 @@ def test_waste_has_its_cause(opened: sqlite3.Connection) -> None:
     assert (row.useful_hours, row.cost, row.currency) == (120.0, 1640.0, "EUR")
     assert (row.cost_per_hour, row.cost_per_useful_hour) == (5.0, pytest.approx(1640 / 120))
     assert (row.wait_p50_s, row.wait_p95_s, row.efficiency, row.efficiency_known) == (180, 300, None, 0.0)
+
+
+@pytest.mark.parametrize("state", sorted(JOB_STATES - {"COMPLETED"} | {"LAUNCH_FAILED"}))
+def test_only_jobs_that_completed_or_run_are_useful(opened: sqlite3.Connection, state: str) -> None:
+    """The hours of every other state have a cause."""
+    (row,) = usage(opened, [job(1, state)])
+    goes_on = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"}
+    goes_on |= {"SUSPENDED", "STOPPED", "RESV_DEL_HOLD"}
+    assert (row.useful_hours, sum(row.waste_hours.values())) == ((80, 0) if state in goes_on else (0, 80))
 
 
 def test_a_ledger_says_what_of_a_run_was_useful(opened: sqlite3.Connection) -> None:
