@@ -91,7 +91,8 @@ def read_jobs(
 ) -> Iterator[JobRow | BadRecord]:
     """Yield the jobs of `sacct -P` by its header line, and the records that cannot be read; steps are left out.
 
-    zone: of its times; None is this machine's, with its change of clocks. Raises DataError for a missing column.
+    zone: of its times; None is this machine's, with its change of clocks. Raises DataError for a missing column, and
+    for jobs of several clusters, whose numbers are the same.
     """
     first = file.readline(1 << 20).decode(errors="replace")
     header = first.rstrip("\r\n").split(sep)
@@ -103,6 +104,8 @@ def read_jobs(
         )
     parse = _row_parser(header, zone)
     id_column = header.index("JobIDRaw" if "JobIDRaw" in header else "JobID")
+    cluster_column = header.index("Cluster") if "Cluster" in header else None
+    cluster = ""
     for line, text, problem in _records(file, header, sep, id_column):
         cells = (text if text.isprintable() else printable(text)).split(sep)
         if problem:
@@ -111,9 +114,17 @@ def read_jobs(
             yield BadRecord(line, f"no job id: {cells[id_column][:40]!r}")
         elif "." not in cells[id_column]:
             try:
-                yield parse(cells)
+                row = parse(cells)
             except (ValueError, OverflowError, PitError) as error:
                 yield BadRecord(line, str(error))
+                continue
+            if cluster_column is not None and cells[cluster_column] != (cluster := cluster or cells[cluster_column]):
+                raise DataError(
+                    f"jobs of {cluster} and of {cells[cluster_column]} (expected one cluster)",
+                    where=f"{where}, line {line}",
+                    hint=f"write a file of each, and read it as its site: sacct -M {cluster} ...",
+                )
+            yield row
 
 
 def _records(file: BinaryIO, header: Sequence[str], sep: str, id_column: int) -> Iterator[tuple[int, str, str]]:

@@ -53,6 +53,16 @@ def test_a_file_without_the_columns_names_them() -> None:
         assert "sacct -a -X -D -P" in error.value.hint
 
 
+def test_a_file_of_two_clusters_is_refused() -> None:
+    """Their jobs have the same numbers; a file of one has the column too."""
+    lines = [f"{line()[:-1]}|{name}\n" for name in ("a", "a", "b")]
+    header = f"{HEADER[:-1]}|Cluster\n"
+    assert len(read(header + "".join(lines[:2]))[0]) == 2
+    with pytest.raises(DataError) as error:
+        read(header + "".join(lines))
+    assert error.value.where == "sacct, line 4"
+
+
 def test_the_last_column_may_have_lines() -> None:
     """In a file that someone else wrote, a comment is the last column, and its line break is the record's."""
     columns = [*COLUMNS[:-3], "AllocTRES", "Comment"]
