@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from pitools.monitor.export.metrics import OTHER
 from pitools.monitor.export.samples import Samples
 from pitools.node.control.incidents import incident_of_reason
 from pitools.slurm.records import Node
 from pitools.topology.show.occupancy import state_of
 
+_POWERING_DOWN = frozenset({"power_down", "powering_down"})
 MAX_GAP_S = 900.0
 """If no exporter looked for longer, nothing of the time between counts as drained: nobody knows."""
 
@@ -18,7 +21,9 @@ def node_gauges(nodes: Iterable[Node]) -> Samples:
     """Return the gauges of nodes and GPUs. GPUs of a node whose allocated GPUs are unknown are left out."""
     gauges = Samples()
     for node in nodes:
-        state = state_of(node)
+        if node.state == "future":
+            continue
+        state = state_of(_without_power_saving(node))
         gauges.add("pit_nodes", 1, state)
         allocated = node.gpus_allocated
         free = max(0, node.gpus - (allocated or 0))
@@ -33,6 +38,14 @@ def node_gauges(nodes: Iterable[Node]) -> Samples:
         if gpus and free_state != "idle":
             gauges.add("pit_drained_gpus", free, drain_cause(node, state))
     return gauges
+
+
+def _without_power_saving(node: Node) -> Node:
+    """Return the node as one that is powered down already: Slurm starts it for a job."""
+    if _POWERING_DOWN.isdisjoint(node.flags):
+        return node
+    flags = ("powered_down" if flag in _POWERING_DOWN else flag for flag in node.flags)
+    return msgspec.structs.replace(node, flags=tuple(flags))
 
 
 def drain_cause(node: Node, state: str) -> str:

@@ -42,6 +42,26 @@ def test_free_gpus_have_the_state_of_their_node() -> None:
     assert found["pit_nodes", ("drained",)] == [2]
 
 
+@pytest.mark.parametrize(
+    ("state", "exported"),
+    [
+        ("IDLE+CLOUD+POWERING_DOWN", "idle"),
+        ("IDLE+CLOUD+NOT_RESPONDING+POWERING_DOWN", "idle"),
+        ("IDLE+CLOUD+POWER_DOWN", "idle"),
+        ("IDLE+CLOUD+DRAIN+POWERING_DOWN", "drained"),
+        ("DOWN+CLOUD+POWERING_DOWN", "down"),
+        ("IDLE+NOT_RESPONDING", "down"),
+        ("FUTURE", None),
+    ],
+)
+def test_saving_power_is_no_drain(state: str, exported: str | None) -> None:
+    """Of cloud nodes that Slurm shuts down because no job needs them; future ones are not there."""
+    found = gauges(node_text("n01", state))
+    for metric in ("pit_nodes", "pit_gpus"):
+        states = [labels[0] for (name, labels), values in found.items() if name == metric and values[0]]
+        assert states == ([exported] if exported else [])
+
+
 def test_unknown_gpus_are_absent() -> None:
     """Of a node whose allocated GPUs Slurm does not print, none is called idle."""
     text = node_text("n01").replace("GresUsed=gpu:0(IDX:N/A) ", "")
