@@ -239,12 +239,13 @@ class _Clock:
         return max((time for time in times if time <= before), default=times[0])
 
     def span(self, start: str, end: str, elapsed_s: int) -> tuple[int | None, int | None]:
-        """Return start and end; of times that come twice, those that are as far apart as the job took."""
+        """Return start and end; of times that come twice, those that are as far apart as the job took, or just more."""
         starts, ends = self.candidates(start), self.candidates(end)
         if len(starts) == 1 and len(ends) == 1:
             return starts[0], ends[0]
-        pairs = [(one, other) for one in starts for other in ends if other - one == elapsed_s]
-        return pairs[0] if pairs else (starts[0] if starts else None, ends[0] if ends else None)
+        pairs = [(one, other) for one in starts for other in ends if other - one >= elapsed_s]  # suspended in between
+        first = starts[0] if starts else None, ends[0] if ends else None
+        return min(pairs, key=lambda pair: pair[1] - pair[0], default=first)
 
     def candidates(self, text: str) -> tuple[int, ...]:
         """Return the Unix times that a text can mean, earliest first: none if it is empty, two where clocks go back."""

@@ -115,6 +115,9 @@ def test_the_hour_that_comes_twice() -> None:
     for end, elapsed_s in (("2026-10-25T02:40:00", 600), (hour_later, 3600), (after, 3600), (after, 7200)):
         rows, _ = read(HEADER + line(Start=start, End=end, ElapsedRaw=str(elapsed_s)), zone="Europe/Berlin")
         assert (rows[0].end or 0) - (rows[0].start or 0) == elapsed_s
+    suspended = line(Start="2026-10-25T01:30:00", End="2026-10-25T02:30:00", ElapsedRaw="5400")  # for 30 min of 120
+    (row,), _ = read(HEADER + suspended, zone="Europe/Berlin")
+    assert (row.end or 0) - (row.start or 0) == 7200
     before = line(Start="2026-10-24T22:00:00", End="2026-10-25T03:00:00", ElapsedRaw="21600")
     (row,), _ = read(HEADER + before, zone="Europe/Berlin")
     assert (row.end or 0) - (row.start or 0) == 21600
