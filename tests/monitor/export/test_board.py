@@ -109,6 +109,23 @@ def test_a_dead_site_keeps_no_values_and_delays_nobody(make_site: MakeSite, fail
     assert not again  # said once
 
 
+def test_jobs_that_fail_each_time_are_no_failure_of_nodes(make_site: MakeSite, tmp_path: Path) -> None:
+    """Of a controller that stops to answer all values go, once: a squeue that always takes too long hides no nodes."""
+    site = make_site()
+    cycle(site, times=3)
+    (tmp_path / "alpha" / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    found = [cycle(site) for _ in range(6)]
+    success = [[one["pit_collector_success", "alpha", name] for name in ("jobs", "nodes")] for one in found]
+    assert [0, 0] in success[:2]
+    assert success[2:] == [[0, 1]] * 4
+
+
+def test_a_query_is_due_when_a_clock_was_set_back() -> None:
+    """At once, not when the clock will show the time of the last query again."""
+    queried = state.Queried(began_s=5000.0)
+    assert collect._due_s(queried, 290.0, 1000.0) <= 1000.0 < 5100.0 < collect._due_s(queried, 290.0, 5100.0)
+
+
 def test_a_worker_outlives_the_reader_of_its_lines(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cycle follows cycle, though a line about a failure cannot be written: stderr's reader may have gone."""
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()

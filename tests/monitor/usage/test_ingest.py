@@ -134,6 +134,22 @@ def test_what_slurm_forgot_ends_and_what_comes_late_is_found(opened: sqlite3.Con
     assert any("--jobs=" in word for words in sacct.asked for word in words)
 
 
+def test_what_slurm_forgot_may_come_back(opened: sqlite3.Connection) -> None:
+    """A job of which Slurm says again that it runs runs; one whose record cannot be read is not forgotten."""
+    job = FakeJob(1, T0, T0)
+    sacct = FakeSacct([], now=T0 + HOUR)
+    for jobs, values, state in (
+        ([job], {}, "RUNNING"),
+        ([job], {"ElapsedRaw": "nine"}, "RUNNING"),
+        ([], {}, "UNKNOWN"),
+        ([job], {"ElapsedRaw": "0"}, "RUNNING"),
+    ):
+        sacct.jobs, job.values = jobs, values
+        read(opened, sacct, T0)
+        assert rows(opened)[0][2] == state
+        sacct.now += HOUR
+
+
 def test_each_start_of_a_requeued_job_is_a_row(opened: sqlite3.Connection) -> None:
     """They have one number, and differ in their submission."""
     starts = [FakeJob(1, T0, T0, T0 + 60, "REQUEUED"), FakeJob(1, T0 + 60, T0 + 90, T0 + 500)]

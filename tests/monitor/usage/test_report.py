@@ -29,7 +29,7 @@ from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.states import JOB_STATES
 from pitools.slurm.transport import Transport
 from tests.ledger import run_maker
-from tests.monitor.usage.fake_sacct import T0, FakeJob, FakeSacct
+from tests.monitor.usage.fake_sacct import T0, FakeJob, FakeSacct, text
 
 SITE = Site(name="alpha", currency="EUR", partitions={"gpu": SitePartition(gpus_per_node=8, price_per_node_hour=40.0)})
 HOUR = 3600
@@ -204,6 +204,12 @@ def test_the_time_of_a_suspension_is_not_used(opened: sqlite3.Connection) -> Non
     """A job of ten hours that ran for five: half of each hour."""
     rows = usage(opened, [job(1, values={"ElapsedRaw": str(5 * HOUR)})], hours=(2, 6))
     assert rows[0].gpu_hours == 16.0
+
+
+def test_no_wait_is_negative(opened: sqlite3.Connection) -> None:
+    """Of a job that Slurm lets start before the time when it could."""
+    (row,) = usage(opened, [job(1, values={"Eligible": text(T0 + 60)})])
+    assert (row.wait_p50_s, row.wait_p95_s) == (0, 0)
 
 
 def test_a_store_is_its_users_alone(tmp_path: Path) -> None:

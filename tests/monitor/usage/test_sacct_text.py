@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pitools.core.errors import DataError
 from pitools.monitor.usage.sacct_text import COLUMNS, BadRecord, JobRow, read_jobs
 from tests.monitor.usage.fake_sacct import T0, FakeJob
+from tests.monitor.usage.fake_sacct import text as slurm_time
 
 HEADER = "|".join(COLUMNS) + "\n"
 
@@ -118,6 +119,9 @@ def test_the_hour_that_comes_twice() -> None:
     suspended = line(Start="2026-10-25T01:30:00", End="2026-10-25T02:30:00", ElapsedRaw="5400")  # for 30 min of 120
     (row,), _ = read(HEADER + suspended, zone="Europe/Berlin")
     assert (row.end or 0) - (row.start or 0) == 7200
+    for set_back_s, stored in ((3600, 1), (3601, 0)):  # by UTC: a start that slurmdbd took for the later one
+        rows, bad = read(HEADER + line(End=slurm_time(T0 + 5 - set_back_s)))
+        assert (len(rows), len(bad)) == (stored, 1 - stored)
     before = line(Start="2026-10-24T22:00:00", End="2026-10-25T03:00:00", ElapsedRaw="21600")
     (row,), _ = read(HEADER + before, zone="Europe/Berlin")
     assert (row.end or 0) - (row.start or 0) == 21600
