@@ -270,10 +270,15 @@ def _decode(lines: bytes) -> Iterator[_Line]:
 
 
 def _never_decreasing(end: Floats, wall: Floats) -> Floats:
-    """Return the ends of steps without the times by which the clock was set back: a step then follows the last."""
-    back = np.where(np.diff(end) < 0, end[:-1] - end[1:] + wall[1:], 0.0)
-    shift = np.minimum(np.concatenate([[0.0], np.cumsum(back)])[: len(end)], _MAX_SET_BACK_S)
-    shifted: Floats = np.maximum.accumulate(end + shift)
+    """Return the ends of steps without the times by which the clock was set back: a step then follows the last.
+
+    A pause after that, up to its length, is the clock being set right.
+    """
+    gap = np.append(end[:1] * 0.0, end[1:] - wall[1:] - end[:-1])
+    is_set = (gap > 0) | (np.diff(end, prepend=end[:1]) < 0)
+    shift = np.cumsum(np.where(is_set, np.minimum(-gap, _MAX_SET_BACK_S), 0.0))
+    shift -= np.minimum.accumulate(np.minimum(shift, 0.0))
+    shifted: Floats = np.maximum.accumulate(end + np.minimum(shift, _MAX_SET_BACK_S))
     return shifted
 
 

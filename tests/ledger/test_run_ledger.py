@@ -201,6 +201,15 @@ def test_clocks_that_are_set_back(tmp_path: Path) -> None:
     assert of(ledger) == {"start": 1, "productive": 15, "recovery": 1, "idle": 1}
 
 
+def test_a_clock_that_is_set_back_and_right_again(tmp_path: Path) -> None:
+    """Twice, by an hour for two steps: no second is missing, and a longer pause is one for the rest of its length."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 40)
+    for first, count, error_s in ((0, 10, 0), (10, 2, -3600), (12, 8, 0), (20, 2, -3600), (22, 8, 5)):
+        add_steps(attempt, 0, first + error_s, [1.0] * count, first=first)
+    assert of(run_ledger(run)) == {"productive": 30, "unaccounted": 5, "idle": 5}
+
+
 def test_impossible_times_make_no_allocation(tmp_path: Path) -> None:
     """Times before the submission, after the exit or after now are left out, of steps and of other records."""
     ahead = ("9999-12-31T23:59:59Z", text(30 * 86400), text(200), "1970-01-01T00:00:09Z")
