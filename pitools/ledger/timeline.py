@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pitools.ledger.allocations import Allocation
-from pitools.ledger.evidence import Attempt, Floats, StepTimes
+from pitools.ledger.evidence import Attempt, Floats, Ints, StepTimes
 from pitools.ledger.records import State
 
 Seconds = dict[State, float]
@@ -64,16 +64,26 @@ class _Window(NamedTuple):
 
 def straggler_waits(steps: Sequence[StepTimes]) -> list[Floats]:
     """Return for each rank and step how long it waited for the slowest rank: its time in collectives, less the least
-    of all ranks, that of the last to come."""
+    of all ranks, that of the last to come. A step that is made again is another."""
     if len(steps) < 2:
         return [np.zeros(len(times.number)) for times in steps]
     numbers = np.concatenate([times.number for times in steps])
     comm = np.concatenate([times.comm for times in steps])
-    unique, column, ranks = np.unique(numbers, return_inverse=True, return_counts=True)
+    column = np.unique(numbers, return_inverse=True)[1] * len(numbers)  # a step's number, and which of that number
+    column += np.concatenate([_made_before(times.number) for times in steps])
+    unique, column, ranks = np.unique(column, return_inverse=True, return_counts=True)
     least = np.full(len(unique), np.inf)
     np.minimum.at(least, column, comm)
     waits = np.where(ranks[column] > 1, comm - least[column], 0.0)
     return np.split(waits, np.cumsum([len(times.number) for times in steps])[:-1])
+
+
+def _made_before(number: Ints) -> Ints:
+    """Return of each step how many before it have its number."""
+    order = np.argsort(number, kind="stable")
+    before = np.empty_like(number)
+    before[order] = np.arange(len(number)) - np.searchsorted(number[order], number[order])
+    return before
 
 
 def typical_step_s(attempts: Sequence[Attempt]) -> float:

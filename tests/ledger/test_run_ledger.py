@@ -137,6 +137,16 @@ def test_ranks_wait_for_the_slowest(tmp_path: Path) -> None:
     assert of(run_ledger(run)) == {"straggler": 2.0, "input": 2.0, "productive": 6.0}
 
 
+def test_ranks_do_not_wait_for_a_step_that_was_made_before(tmp_path: Path) -> None:
+    """All wait as long in the steps that are made again; in the first of them, one did not."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 30)
+    for rank in (0, 1):
+        end = add_steps(attempt, rank, 0, [1.0] * 10, comm_s=rank / 2)
+        add_steps(attempt, rank, end, [1.0] * 20, comm_s=0.5)
+    assert of(run_ledger(run)) == {"lost": 10, "productive": 20}
+
+
 def test_several_jobs_and_their_queues(tmp_path: Path) -> None:
     """Each start of a job is an allocation by Slurm's times; a start without an attempt is not accounted for.
 
