@@ -150,7 +150,7 @@ def read_attempts(run_dir: Path, now: float) -> list[Attempt]:
 def _read_attempt(
     folder: Path, span: tuple[float, float], every: int, max_bytes: int, previous: Attempt | None
 ) -> Attempt | None:
-    """Return an attempt's times; None if nothing says when it was. previous: whose job it has without start.json."""
+    """Return an attempt's times; None if nothing says when it was. previous: whose job it has without a record."""
 
     def known(moment: float | None) -> float | None:
         return moment if moment is not None and span[0] <= moment <= span[1] else None
@@ -171,9 +171,10 @@ def _read_attempt(
     last_end = max((float(times.end[-1]) for times in steps), default=-math.inf)
     saved = [known(_saved_at(folder.parent.parent, int(times.number[-1]) + 1)) for times in steps[:1]]
     saved_steps = start.saved_steps if start else 0
+    record = start or ended
     return Attempt(
         job_number=start.job_number if start else previous.job_number if previous else 0,
-        job_id=start.job_id if start else previous.job_id if previous else "",
+        job_id=record.job_id if record else previous.job_id if previous else _only_job(folder),
         start=start.restart_count if start else previous.start if previous else 0,
         task=folder.name.rpartition(".")[0],
         nodes=start.nodes if start else previous.nodes if previous else 1,
@@ -192,6 +193,12 @@ def _read_attempt(
             if times.bad_lines or (ended and not len(times.number))
         ),
     )
+
+
+def _only_job(attempt: Path) -> str:
+    """Return the id of the run's job if it has one, which is no array; else ""."""
+    jobs = submitted(attempt.parent.parent)
+    return next(iter(jobs)) if len(jobs) == 1 and "." not in attempt.name else ""
 
 
 def _logs(folder: Path) -> list[Path]:

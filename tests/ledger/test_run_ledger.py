@@ -147,6 +147,19 @@ def test_ranks_do_not_wait_for_a_step_that_was_made_before(tmp_path: Path) -> No
     assert of(run_ledger(run)) == {"lost": 10, "productive": 20}
 
 
+@pytest.mark.parametrize("missing", [("start.json",), ("start.json", "exit.json")])
+def test_an_attempt_without_its_begin_is_in_its_jobs_allocation(tmp_path: Path, missing: tuple[str, ...]) -> None:
+    """The job is that of its end, or else the run's only one: no second allocation beside the row's."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 1, 30)
+    add_steps(attempt, 0, 5, [1.0] * 20)
+    for name in missing:
+        (attempt / name).unlink()
+    ledger = run_ledger(run, [row(0, 0, 30)])
+    assert of(ledger) == {"start": 5, "productive": 20, "idle": 5}
+    assert ledger.is_accounted
+
+
 def test_several_jobs_and_their_queues(tmp_path: Path) -> None:
     """Each start of a job is an allocation by Slurm's times; a start without an attempt is not accounted for.
 
