@@ -12,17 +12,27 @@ from pitools.slurm.records import AccountingRow
 
 _CLOCKS_S = 2.0  # that the clocks of a node and of slurmctld may differ by
 _SLURM_ROUNDS_S = 1.0
+_HOUR_S = 3600.0
 Repeated = tuple[Attempt, int | None]  # an attempt, and the step at which a later one began again, None without one
 
 
 class Allocation(NamedTuple):
-    """Resources that a job held. begin, end: Unix time, s. resources: their number. is_open: it has not ended."""
+    """Resources that a job held. begin, end: Unix time, s. resources: their number. is_open: it has not ended.
+
+    suspended_s: for how long it was suspended in between, which Slurm does not count.
+    """
 
     begin: float
     end: float
     resources: int
     attempts: tuple[Repeated, ...] = ()
     is_open: bool = False
+    suspended_s: float = 0.0
+
+    @property
+    def length_s(self) -> float:
+        """For how long the job had its resources, s."""
+        return self.end - self.begin - self.suspended_s
 
 
 def with_repeats(attempts: Sequence[Attempt]) -> list[Repeated]:
@@ -82,18 +92,22 @@ def _allocation(
             late = max(attempt.last_evidence for attempt, _ in pairs) - end
             phase = min(max(late, 0.0), _SLURM_ROUNDS_S, pairs[0][0].started - begin)
             begin, end = begin + phase, end + phase
-    return Allocation(begin, end, resources, tuple(pairs), not row.end)
+    suspended_s = end - begin - row.elapsed_s if row.end else 0.0
+    return Allocation(begin, end, resources, tuple(pairs), not row.end, suspended_s)
 
 
 def _span(row: AccountingRow, now: float) -> tuple[float, float] | None:
     """Return a row's begin and end; None before its start.
 
-    By its end and length: in the hour that a clock goes back twice its start may be wrong by an hour.
+    By its end and length, unless it was suspended: in the hour that comes twice its start may be wrong by an hour.
     """
     begin, end = rfc3339_to_unix(row.start), rfc3339_to_unix(row.end)
     if begin is None:
         return None
-    return (end - row.elapsed_s, end) if end is not None else (begin, max(begin, now))
+    if end is None:
+        return begin, max(begin, now)
+    other_s = end - begin - row.elapsed_s
+    return (begin if other_s > _SLURM_ROUNDS_S and other_s != _HOUR_S else end - row.elapsed_s), end
 
 
 def queued_s(rows: Sequence[AccountingRow], now: float) -> float:

@@ -158,7 +158,7 @@ def job_ledger(
     busy = gpu_utilization(admin_comment) if is_gpu and allocations else []
     if busy:
         last = allocations[-1]
-        of_one = last.end - last.begin
+        of_one = last.length_s
         known = min(len(busy), last.resources)
         productive = of_one * known * sum(busy) / len(busy)
         seconds[-1] = dict.fromkeys(State, 0.0) | {
@@ -195,7 +195,7 @@ def _ledger(
 ) -> RunLedger:
     """Return the sum of allocations. parts: the seconds of each."""
     seconds = {state: sum(part[state] for part in parts) for state in State}
-    allocated = sum((each.end - each.begin) * each.resources for each in allocations)
+    allocated = sum(each.length_s * each.resources for each in allocations)
     ordered = sorted(allocations, key=lambda each: each.begin)
     latest = itertools.accumulate((each.end for each in ordered), max)  # tasks of an array overlap
     free = sum(max(each.begin - end, 0.0) * each.resources for end, each in zip(latest, ordered[1:], strict=False))

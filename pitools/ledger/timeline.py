@@ -23,7 +23,10 @@ _RESOLUTION_S = 0.001  # of the times in step logs: a shorter gap between steps 
 
 
 def account(allocation: Allocation, typical_s: float) -> Seconds:
-    """Return the resource-seconds of each state. typical_s: a step of the run, for an attempt with a single one."""
+    """Return the resource-seconds of each state. typical_s: a step of the run, for an attempt with a single one.
+
+    For how long the job was suspended is known, but not when: it is taken from pauses, and the rest from each state.
+    """
     total = dict.fromkeys(State, 0.0)
     lows = [allocation.begin]
     for attempt, _ in allocation.attempts[1:]:  # an attempt lasts until the next begins
@@ -46,7 +49,11 @@ def account(allocation: Allocation, typical_s: float) -> Seconds:
         for part in parts:
             for state, seconds in part:
                 total[state] += seconds / len(parts)
-    return {state: seconds * allocation.resources for state, seconds in total.items()}
+    gaps_s = min(allocation.suspended_s, total[State.UNACCOUNTED])
+    total[State.UNACCOUNTED] -= gaps_s
+    rest_s = allocation.end - allocation.begin - gaps_s
+    share = allocation.length_s / rest_s if rest_s else 1.0
+    return {state: seconds * share * allocation.resources for state, seconds in total.items()}
 
 
 class _Window(NamedTuple):

@@ -97,5 +97,5 @@ def row(submit: float, start: float | None, end: float | None, *, job_id: str = 
     return AccountingRow(
         job_id=job_id, state="COMPLETED" if end is not None else "RUNNING", submit=text(submit),
         start="" if start is None else text(start), end="" if end is None else text(end),
-        elapsed_s=int((end or 0) - (start or 0)) if end is not None else 0, **{"nodes": 1, "raw_id": job_id, **fields},
+        **{"nodes": 1, "raw_id": job_id, "elapsed_s": int(end - (start or 0)) if end is not None else 0, **fields},
     )  # fmt: skip

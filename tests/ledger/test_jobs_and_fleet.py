@@ -46,6 +46,8 @@ def test_a_job_of_another_program() -> None:
     assert ledger.seconds["unaccounted"] == 4 * 28
     assert (ledger.goodput, ledger.greatest_loss) == (None, "unaccounted")
     assert job_ledger([row(20, 10, 30), row(30, 40, 50)]).queue_s == 10  # no less for a clock that was set back
+    assert job_ledger([row(0, 0, 3700, elapsed_s=100)]).since == text(3600)  # not suspended: an hour that came twice
+    assert job_ledger([row(0, 0, 3700, elapsed_s=99)]).since == text(0)
 
 
 def test_jobstats_says_how_busy_gpus_were() -> None:

@@ -147,6 +147,20 @@ def test_ranks_do_not_wait_for_a_step_that_was_made_before(tmp_path: Path) -> No
     assert of(run_ledger(run)) == {"lost": 10, "productive": 20}
 
 
+@pytest.mark.parametrize("wall", [1.0, 301.0])
+def test_a_job_that_was_suspended(tmp_path: Path, wall: float) -> None:
+    """For 300 s between two steps: exactly known; in one of them: by the share of each state."""
+    run = make_run(tmp_path)
+    attempt = add_attempt(run, 0, 1000)
+    add_steps(attempt, 0, 10, [1.0] * 400)
+    end = add_steps(attempt, 0, 711 - wall, [wall], first=400)
+    add_steps(attempt, 0, end, [1.0] * 279, first=401)
+    ledger = run_ledger(run, [row(0, 0, 1000, elapsed_s=700)])
+    assert ledger.allocated_s == 700
+    assert ledger.goodput == pytest.approx(680 / 700, abs=0 if wall == 1 else 0.02)
+    assert set(of(ledger)) == {"start", "productive", "idle"}
+
+
 @pytest.mark.parametrize("missing", [("start.json",), ("start.json", "exit.json")])
 def test_an_attempt_without_its_begin_is_in_its_jobs_allocation(tmp_path: Path, missing: tuple[str, ...]) -> None:
     """The job is that of its end, or else the run's only one: no second allocation beside the row's."""
