@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -168,7 +167,6 @@ def _read_attempt(
         started = min((float(times.end[0] - times.wall[0]) for times in steps), default=ended_at)
     if started is None:
         return None
-    last_end = max((float(times.end[-1]) for times in steps), default=-math.inf)
     saved = [known(_saved_at(folder.parent.parent, int(times.number[-1]) + 1)) for times in steps[:1]]
     saved_steps = start.saved_steps if start else 0
     record = start or ended
@@ -179,12 +177,11 @@ def _read_attempt(
         task=folder.name.rpartition(".")[0],
         nodes=start.nodes if start else previous.nodes if previous else 1,
         started=started,
-        # A clock that was set back in between would have it end before its last step.
-        ended=None if ended_at is None else max(ended_at, last_end),
+        ended=ended_at,
         time_limit_at=rfc3339_to_unix(start.time_limit_at) if start else None,
         staged=_staged(folder),
         ranks_began=None if steps else known(_ranks_began(folder)),
-        saved_at=next((moment for moment in saved if moment and moment > last_end), None),
+        saved_at=saved[0] if saved else None,
         first_step=min((int(times.number.min()) for times in steps), default=saved_steps or None),
         steps=steps,
         bad_logs=tuple(

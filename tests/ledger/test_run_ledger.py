@@ -13,6 +13,8 @@ from pitools.ledger import evidence
 from pitools.ledger.records import RunLedger, State
 from pitools.ledger.recoveries import read_recoveries
 from pitools.ledger.run_ledger import describe, run_ledger
+from pitools.run import run_folder
+from pitools.run.attempt_records import Cause
 from tests.ledger.run_maker import (
     EPOCH,
     add_attempt,
@@ -174,6 +176,13 @@ def test_an_attempt_without_its_begin_is_in_its_jobs_allocation(tmp_path: Path, 
     assert ledger.is_accounted
 
 
+def test_parts_that_are_longer_than_their_step(tmp_path: Path) -> None:
+    """A save takes its time before an input, and both no more than the step."""
+    run = make_run(tmp_path)
+    add_steps(add_attempt(run, 0, 10), 0, 0, [1.0] * 10, checkpoint_s=0.75, input_s=0.5)
+    assert of(run_ledger(run)) == {"checkpoint": 7.5, "input": 2.5}
+
+
 def test_several_jobs_and_their_queues(tmp_path: Path) -> None:
     """Each start of a job is an allocation by Slurm's times; a start without an attempt is not accounted for.
 
@@ -195,6 +204,9 @@ def test_slurms_whole_seconds_cut_no_step(tmp_path: Path) -> None:
     add_steps(add_attempt(run, 1.0, 11.8), 0, 1.8, [1.0] * 10)
     ledger = run_ledger(run, [row(0, 0, 11)])
     assert of(ledger) == {"start": 1, "productive": 10}
+    other = make_run(tmp_path / "late")  # no later than its attempt's begin
+    add_steps(add_attempt(other, 0.25, 11.75), 0, 1.25, [1.0] * 10)
+    assert of(run_ledger(other, [row(0, 0, 11)])) == {"start": 1, "productive": 10}
 
 
 @pytest.mark.parametrize("has_record", [True, False])
@@ -298,6 +310,9 @@ def test_a_recovery_lasts_until_the_ranks_begin(tmp_path: Path) -> None:
     assert [(one.attempt, one.kind, one.took_s) for one in read_recoveries(run)] == [
         ("0", "unknown", 8), ("1", "unknown", 19), ("2", "unknown", None)
     ]  # fmt: skip
+    cause = Cause(attempt="0", kind="succeeded", confidence="certain", reason="")
+    run_folder.write_record(run / "attempts" / "0" / "cause.json", cause)  # which needs no recovery
+    assert [one.attempt for one in read_recoveries(run)] == ["1", "2"]
 
 
 def test_what_is_damaged_is_left_out(tmp_path: Path) -> None:
