@@ -90,7 +90,9 @@ def _allocation(
         pairs = [(attempt.later(early), again_at) for attempt, again_at in pairs] if early > 0 else pairs
         if row.end:
             late = max(attempt.last_evidence for attempt, _ in pairs) - end
-            phase = min(max(late, 0.0), _SLURM_ROUNDS_S, pairs[0][0].started - begin)
+            first = pairs[0][0]
+            worked = min((float(times.end[0] - times.wall[0]) for times in first.steps), default=first.started)
+            phase = min(max(late, 0.0), _SLURM_ROUNDS_S, max(worked - begin, 0.0))
             begin, end = begin + phase, end + phase
     suspended_s = end - begin - row.elapsed_s if row.end else 0.0
     return Allocation(begin, end, resources, tuple(pairs), not row.end, suspended_s)

@@ -109,11 +109,9 @@ def _of_rank(
 ) -> Iterator[tuple[State, float]]:
     """Yield the seconds of one rank in a window, in order; their sum is its length."""
     low, high = window.low, window.high
-    # A rank that was stopped between a step and its line logs too late an end: the next step began before it.
-    ends = np.maximum.accumulate(np.append(np.minimum(times.end[:-1], (times.end - times.wall)[1:]), times.end[-1]))
-    end = np.clip(ends, low, high)
+    end = np.clip(times.end, low, high)
     last = np.append(low, end[:-1])
-    begin = np.maximum(np.clip(ends - times.wall, low, high), last)
+    begin = np.maximum(np.clip(times.end - times.wall, low, high), last)
     begin[1:] = np.where(begin[1:] - last[1:] <= _RESOLUTION_S, last[1:], begin[1:])
     begin = np.minimum(begin, end)
     yield from _until(window, attempt, float(begin[0]))

@@ -80,16 +80,6 @@ def test_a_program_that_begins_again_in_one_attempt(tmp_path: Path) -> None:
     assert of(ledger) == {"productive": 6, "lost": 1, "compile": 3, "unaccounted": 1, "idle": 1}
 
 
-def test_a_line_that_is_written_late(tmp_path: Path) -> None:
-    """A rank is stopped for 0.6 s between its third step and the time in that step's line: no second is missing."""
-    run = make_run(tmp_path)
-    attempt = add_attempt(run, 0, 10)
-    add_steps(attempt, 0, 2, [1.0] * 2)
-    add_steps(attempt, 0, 4.6, [1.0], first=2)
-    add_steps(attempt, 0, 5, [1.0] * 3, first=3)
-    assert of(run_ledger(run)) == {"start": 2, "productive": 6, "idle": 2}
-
-
 def test_starts_that_go_back_in_one_allocation(tmp_path: Path) -> None:
     """The begin of the last that is before another's takes no time twice: what was until then is recovery."""
     run = make_run(tmp_path)
@@ -204,9 +194,12 @@ def test_slurms_whole_seconds_cut_no_step(tmp_path: Path) -> None:
     add_steps(add_attempt(run, 1.0, 11.8), 0, 1.8, [1.0] * 10)
     ledger = run_ledger(run, [row(0, 0, 11)])
     assert of(ledger) == {"start": 1, "productive": 10}
-    other = make_run(tmp_path / "late")  # no later than its attempt's begin
-    add_steps(add_attempt(other, 0.25, 11.75), 0, 1.25, [1.0] * 10)
-    assert of(run_ledger(other, [row(0, 0, 11)])) == {"start": 1, "productive": 10}
+    quick = make_run(tmp_path / "quick")  # its attempt begins at once, and its last step ends just before the job
+    add_steps(add_attempt(quick, 0.05, 11.8), 0, 1.7, [1.0] * 10)
+    assert of(run_ledger(quick, [row(0, 0, 11)])) == {"start": 0.9, "productive": 10, "idle": 0.1}
+    full = make_run(tmp_path / "full")  # no later than its first step
+    add_steps(add_attempt(full, 0.05, 11.8), 0, 0.25, [1.0] * 11)
+    assert of(run_ledger(full, [row(0, 0, 11)])) == {"productive": 11}
 
 
 @pytest.mark.parametrize("has_record", [True, False])
