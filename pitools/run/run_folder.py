@@ -175,9 +175,9 @@ def make_run_dir(path: Path, access: str) -> None:
 def run_dirs(root: Path) -> list[Path]:
     """Return the folders of all runs below a root, oldest first; [] without the root.
 
-    Names that are not UTF-8 are left out: no record can hold them. So are links, which would be runs once more. An
-    unreadable folder (a stale file handle, unreachable storage) is included, so that reading it reports the error.
-    Raises ClusterError where the root cannot be read.
+    Names that are not UTF-8 are left out: no record can hold them. So are links of other names, which would be runs
+    once more. An unreadable folder (a stale file handle, unreachable storage) is included, so that reading it reports
+    the error. Raises ClusterError where the root cannot be read.
     """
     try:
         names = [name for name in os.listdir(root) if _is_utf8(name) and not name.startswith(".")]
@@ -207,7 +207,7 @@ def _has_plan(path: Path) -> bool:
         return False
     except OSError:
         return True
-    return not path.is_symlink()
+    return not path.is_symlink() or path.resolve().name == path.name
 
 
 def run_id_sort_key(run_id: str) -> tuple[str, str]:
@@ -310,7 +310,8 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     """Return the record in a file; None without the file. Raises DataError, OSError."""
     try:
         with open_regular(path) as file:
-            return decode_json(file.read(_MAX_RECORD_BYTES), kind)
+            size = min(os.fstat(file.fileno()).st_size, _MAX_RECORD_BYTES)  # read() allocates what it is asked for
+            return decode_json(file.read(size), kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
