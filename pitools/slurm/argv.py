@@ -104,6 +104,13 @@ def associations(user: str = "") -> list[str]:
     return ["sacctmgr", "-n", "-P", "show", "assoc", *only, f"format={','.join(ASSOCIATION_FORMAT)}"]
 
 
+def assoc_mgr(accounts: Sequence[str], qos: Sequence[str]) -> list[str]:
+    """Show what slurmctld counts against the limits of these accounts, their users, and these QOS."""
+    names = {"accounts": accounts, "qos": qos}
+    only = [f"{key}={','.join(_require_match(name, _NAME, key) for name in given)}" for key, given in names.items()]
+    return ["scontrol", "show", "assoc_mgr", *only, "flags=assoc,qos"]
+
+
 def default_accounts(user: str) -> list[str]:
     """Show a user's default accounts, one line per cluster and association."""
     valid_user = _require_match(user, _NAME, "user")

@@ -131,6 +131,17 @@ def count_gpus(tres: Mapping[str, str]) -> int:
     return parse_count(tres.get("gres/gpu", "")) or sum(typed)
 
 
+def parse_tres_amounts(limits: Mapping[str, str]) -> dict[str, int]:
+    """Return amounts of TRES as numbers, memory in MiB, as Slurm counts it; what is no number is no limit."""
+    amounts: dict[str, int] = {}
+    for name, text in limits.items():
+        match = _COUNT.fullmatch(text)
+        if match:
+            power = _POWERS[match[2]] - (2 if name == "mem" and match[2] else 0)
+            amounts[name] = round(float(match[1]) * 1024**power)
+    return amounts
+
+
 def parse_gpus(gres: str) -> tuple[str, int]:
     """Return type and number of the GPUs in `gpu:h100:8(S:0-1),shard:16`: ("h100", 8). Types are joined by commas."""
     total, types = 0, []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import tzinfo
+from typing import Any
 
 from pitools.slurm import states
 from pitools.slurm.fields import (
@@ -42,28 +43,57 @@ ACCOUNTING_FORMAT = (
     "AllocTRES",
 )
 _OPTIONAL = frozenset({"Reason", "Comment"})
-ASSOCIATION_FORMAT = (
-    "Cluster",
-    "Account",
-    "User",
-    "Partition",
-    "QOS",
-    "DefaultQOS",
-    "GrpTRES",
-    "MaxTRES",
-    "ParentName",
-)
-QOS_FORMAT = (
-    "Name",
-    "Priority",
-    "Preempt",
-    "GraceTime",
-    "Flags",
-    "GrpTRES",
-    "MaxTRESPU",
-    "MaxWall",
-    "MaxTRES",
-)
+# Columns of sacctmgr → field of the record, and its parser. Every version since 22.05 has them.
+_Columns = dict[str, tuple[str, Callable[[str], object]]]
+_ASSOCIATION_COLUMNS: _Columns = {
+    "Cluster": ("cluster", str),
+    "Account": ("account", str),
+    "User": ("user", str),
+    "Partition": ("partition", str),
+    "QOS": ("qos", comma_list),
+    "DefaultQOS": ("default_qos", str),
+    "GrpTRES": ("grp_tres", parse_tres),
+    "MaxTRES": ("max_tres", parse_tres),
+    "ParentName": ("parent", str),
+    "GrpJobs": ("grp_jobs", parse_count),
+    "GrpSubmit": ("grp_submit", parse_count),
+    "GrpWall": ("grp_wall_s", parse_slurm_duration),
+    "GrpTRESMins": ("grp_tres_mins", parse_tres),
+    "GrpTRESRunMins": ("grp_tres_run_mins", parse_tres),
+    "MaxJobs": ("max_jobs", parse_count),
+    "MaxSubmit": ("max_submit", parse_count),
+    "MaxWall": ("max_wall_s", parse_slurm_duration),
+    "MaxTRESMins": ("max_tres_mins", parse_tres),
+    "MaxTRESPerNode": ("max_tres_per_node", parse_tres),
+}
+_QOS_COLUMNS: _Columns = {
+    "Name": ("qos", str),
+    "Priority": ("priority", parse_count),
+    "Preempt": ("preempt", comma_list),
+    "GraceTime": ("grace_s", parse_slurm_duration),
+    "Flags": ("flags", comma_list),
+    "GrpTRES": ("grp_tres", parse_tres),
+    "MaxTRESPU": ("max_tres_per_user", parse_tres),
+    "MaxWall": ("max_wall_s", parse_slurm_duration),
+    "MaxTRES": ("max_tres", parse_tres),
+    "GrpJobs": ("grp_jobs", parse_count),
+    "GrpSubmit": ("grp_submit", parse_count),
+    "GrpWall": ("grp_wall_s", parse_slurm_duration),
+    "GrpTRESMins": ("grp_tres_mins", parse_tres),
+    "GrpTRESRunMins": ("grp_tres_run_mins", parse_tres),
+    "MaxTRESMins": ("max_tres_mins", parse_tres),
+    "MaxTRESPerNode": ("max_tres_per_node", parse_tres),
+    "MinTRES": ("min_tres", parse_tres),
+    "MaxJobsPU": ("max_jobs_per_user", parse_count),
+    "MaxSubmitPU": ("max_submit_per_user", parse_count),
+    "MaxJobsPA": ("max_jobs_per_account", parse_count),
+    "MaxSubmitPA": ("max_submit_per_account", parse_count),
+    "MaxTRESPA": ("max_tres_per_account", parse_tres),
+    "PreemptMode": ("preempt_mode", str),
+    "UsageFactor": ("usage_factor", float),
+}
+ASSOCIATION_FORMAT = tuple(_ASSOCIATION_COLUMNS)
+QOS_FORMAT = tuple(_QOS_COLUMNS)
 _MIN_COLUMNS = 8  # of both formats; the columns after these are optional
 
 _CANCELLED_BY = re.compile(r" by (\d+)$")
@@ -117,18 +147,8 @@ def _parse_row(values: dict[str, str], line: str, zone: tzinfo | None) -> Accoun
 def parse_associations(text: str) -> list[Association]:
     """Parse `sacctmgr -n -P show assoc`. Raises ClusterError."""
     return [
-        Association(
-            cluster=row[0],
-            account=row[1],
-            user=row[2],
-            partition=row[3],
-            qos=comma_list(row[4]),
-            default_qos=row[5],
-            grp_tres=parse_tres(row[6]),
-            max_tres=parse_tres(row[7]),
-            parent=row[8],
-        )
-        for row in _sacctmgr_rows(text, ASSOCIATION_FORMAT, "sacctmgr show assoc")
+        Association(**_sacctmgr_values(row, _ASSOCIATION_COLUMNS, "sacctmgr show assoc"))
+        for row in _sacctmgr_rows(text, "sacctmgr show assoc")
     ]
 
 
@@ -144,26 +164,28 @@ def parse_default_accounts(text: str) -> dict[str, str]:
 def parse_qos(text: str) -> list[Qos]:
     """Parse `sacctmgr -n -P show qos`. Raises ClusterError."""
     return [
-        Qos(
-            qos=row[0],
-            priority=parse_count(row[1]) or 0,
-            preempt=comma_list(row[2]),
-            grace_s=parse_slurm_duration(row[3]) or 0,
-            flags=comma_list(row[4]),
-            grp_tres=parse_tres(row[5]),
-            max_tres_per_user=parse_tres(row[6]),
-            max_wall_s=parse_slurm_duration(row[7]),
-            max_tres=parse_tres(row[8]),
-        )
-        for row in _sacctmgr_rows(text, QOS_FORMAT, "sacctmgr show qos")
+        Qos(**_sacctmgr_values(row, _QOS_COLUMNS, "sacctmgr show qos"))
+        for row in _sacctmgr_rows(text, "sacctmgr show qos")
     ]
 
 
-def _sacctmgr_rows(text: str, columns: Sequence[str], command: str) -> Iterator[list[str]]:
+def _sacctmgr_values(row: Sequence[str], columns: _Columns, command: str) -> dict[str, Any]:
+    """Return the fields of a row; an empty value leaves the field's default."""
+    try:
+        return {
+            name: value
+            for (name, parse), text in zip(columns.values(), row, strict=False)
+            if (value := parse(text) if text else None) is not None
+        }
+    except ValueError as error:
+        raise parse_error(command, str(error), "|".join(row)) from error
+
+
+def _sacctmgr_rows(text: str, command: str) -> Iterator[list[str]]:
     """Yield rows. sacctmgr always separates by |, which administrators' names do not contain."""
     for line in text.split("\n"):
         if line:
             row = line.split("|")
             if len(row) < _MIN_COLUMNS:
                 raise parse_error(command, f"{len(row)} values (expected {_MIN_COLUMNS})", line)
-            yield row + [""] * (len(columns) - len(row))
+            yield row

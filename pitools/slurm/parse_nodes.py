@@ -104,6 +104,8 @@ def _parse_partition(line: str) -> Partition:
             deny_qos=comma_list(values.get("DenyQos", "")),
             qos=none_to_empty(values.get("QoS", "")),
             over_subscribe=none_to_empty(values.get("OverSubscribe", "")),
+            billing_weights=parse_tres(values.get("TRESBillingWeights", "")),
+            tres=parse_tres(values.get("TRES", "")),
         )
     except KeyError as error:
         raise parse_error("scontrol show partition", f"missing key {error}", line) from error

@@ -33,7 +33,7 @@ class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
 
 
 class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
-    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit."""
+    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit. tres: of all its nodes."""
 
     partition: str
     state: str
@@ -52,6 +52,8 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
     deny_qos: tuple[str, ...] = ()
     qos: str = ""
     over_subscribe: str = ""
+    billing_weights: dict[str, str] = {}
+    tres: dict[str, str] = {}
 
 
 class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
@@ -145,7 +147,8 @@ class AccountingRow(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
 class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
     """A row of the accounting tree: user "" is the account itself, partition "" is every partition.
 
-    parent: the account's parent account; "" for a user's row, whose parent is `account`.
+    parent: the account's parent account; "" for a user's row, whose parent is `account`. A user's row also has the
+    limits per job (max_*) of the accounts above, as sacctmgr prints them. None, {}: no limit.
     """
 
     cluster: str
@@ -157,10 +160,20 @@ class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
     grp_tres: dict[str, str] = {}
     max_tres: dict[str, str] = {}
     parent: str = ""
+    grp_jobs: int | None = None
+    grp_submit: int | None = None
+    grp_wall_s: int | None = None
+    grp_tres_mins: dict[str, str] = {}
+    grp_tres_run_mins: dict[str, str] = {}
+    max_jobs: int | None = None
+    max_submit: int | None = None
+    max_wall_s: int | None = None
+    max_tres_mins: dict[str, str] = {}
+    max_tres_per_node: dict[str, str] = {}
 
 
 class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
-    """A quality of service. preempt: the QOS that it may preempt. max_tres: limits per job."""
+    """A quality of service. preempt: the QOS that it may preempt. max_*, min_tres: limits of a job. None, {}: none."""
 
     qos: str
     priority: int = 0
@@ -171,6 +184,40 @@ class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
     max_tres_per_user: dict[str, str] = {}
     max_wall_s: int | None = None
     max_tres: dict[str, str] = {}
+    grp_jobs: int | None = None
+    grp_submit: int | None = None
+    grp_wall_s: int | None = None
+    grp_tres_mins: dict[str, str] = {}
+    grp_tres_run_mins: dict[str, str] = {}
+    max_tres_mins: dict[str, str] = {}
+    max_tres_per_node: dict[str, str] = {}
+    min_tres: dict[str, str] = {}
+    max_jobs_per_user: int | None = None
+    max_submit_per_user: int | None = None
+    max_jobs_per_account: int | None = None
+    max_submit_per_account: int | None = None
+    max_tres_per_account: dict[str, str] = {}
+    preempt_mode: str = ""
+    usage_factor: float = 1.0
+
+
+class LimitUsage(Record, frozen=True, kw_only=True, tag="pit.limit-usage/1"):
+    """What slurmctld counts against limits now: of a QOS, of one user or account in it, or of an association.
+
+    qos: "" for an association's row. jobs: running. submitted: running and pending. wall_s, tres_mins: used so far,
+    decayed. tres: allocated, memory in MiB. tres_run_mins: what the running jobs may still use until their time limits.
+    """
+
+    qos: str = ""
+    account: str = ""
+    user: str = ""
+    partition: str = ""
+    jobs: int = 0
+    submitted: int = 0
+    wall_s: int = 0
+    tres: dict[str, int] = {}
+    tres_mins: dict[str, int] = {}
+    tres_run_mins: dict[str, int] = {}
 
 
 class Config(Record, frozen=True, kw_only=True, tag="pit.config/1"):

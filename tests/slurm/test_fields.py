@@ -161,3 +161,10 @@ def test_pairs_take_any_text(text: str) -> None:
     fields.parse_gpus(text)
     fields.parse_gpus(f"gpu:{text}")
     fields.parse_tres(text)
+
+
+def test_amounts_of_tres_are_in_slurms_units() -> None:
+    """Memory is in MiB whatever its suffix, as sacctmgr prints it; a word is no limit."""
+    limits = {"cpu": "4K", "mem": "7812.50G", "gres/gpu": "0", "node": "UNLIMITED"}
+    assert fields.parse_tres_amounts(limits) == {"cpu": 4096, "mem": 8000000, "gres/gpu": 0}
+    assert fields.parse_tres_amounts({"mem": "2000"}) == fields.parse_tres_amounts({"mem": "2000M"}) == {"mem": 2000}

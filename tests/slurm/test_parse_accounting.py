@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,22 @@ def test_recorded_qos(recorded: Recorded) -> None:
         grp_tres={"gres/gpu": "32"},
         max_wall_s=172800,
     )
+
+
+def test_recorded_limits(repo: Path) -> None:
+    """Every kind of limit that a policy of a real cluster had, of accounts, of users (with those above) and of QOS."""
+    replay = repo / "tests/replay/slurm-22.05"
+    rows = parse_accounting.parse_associations((replay / "assoc_limits.txt").read_text())
+    user = next(row for row in rows if (row.account, row.user) == ("s5x05l", "www-data"))
+    assert (user.qos, user.default_qos, user.grp_wall_s) == (("s5x05qa", "s5x05qb"), "s5x05qb", 7200)
+    assert (user.max_tres, user.max_tres_mins) == ({"cpu": "64", "node": "1"}, {"cpu": "16000"})
+    account = next(row for row in rows if (row.account, row.user) == ("s5x05m", ""))
+    assert (account.parent, account.grp_tres_run_mins) == ("s5x05r", {"cpu": "7680", "gres/gpu": "480"})
+    qos = {row.qos: row for row in parse_accounting.parse_qos((replay / "qos_limits.txt").read_text())}
+    assert qos["s5x05qa"].grp_wall_s == 7200
+    assert (qos["s5x05qa"].min_tres, qos["s5x05qa"].max_jobs_per_user) == ({"cpu": "8", "gres/gpu": "4"}, 5)
+    assert qos["s5x05qa"].max_tres_per_account == {"gres/gpu": "8", "node": "4"}
+    assert (qos["s5x05qb"].max_jobs_per_user, qos["s5x05qp"].max_tres_mins["node"]) == (3, "960")
 
 
 def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:

@@ -56,6 +56,14 @@ def test_recorded_partitions(recorded: Recorded) -> None:
         cpus=32,
         max_time_s=14400,
         over_subscribe="NO",
+        tres={
+            "cpu": "32",
+            "mem": "40000M",
+            "node": "4",
+            "billing": "32",
+            "gres/gpu": "16",
+            "gres/gpu:a100": "16",
+        },
     )
     assert full.node_list == "a[01-04],h[01-08]"
 

@@ -15,15 +15,19 @@ KEYS = {
     "pit.node/1": "node state flags partitions gres gpu_type gpus gpus_allocated cpus cpus_allocated memory_mib"
     " features reason address",
     "pit.partition/1": "partition state is_default node_list nodes cpus min_nodes max_nodes max_time_s"
-    " grace_s allow_accounts allow_qos allow_groups deny_accounts deny_qos qos over_subscribe",
+    " grace_s allow_accounts allow_qos allow_groups deny_accounts deny_qos qos over_subscribe billing_weights tres",
     "pit.reservation/1": "reservation start end state node_list cpus flags users accounts",
     "pit.job/1": "job_id raw_id state array_job_id array_task name user account qos partition reason nodes node_list"
     " start end time_limit_s elapsed_s priority gres comment work_dir restarts",
     "pit.accounting/1": "job_id raw_id state cancelled_by_uid exit_code signal name user account qos"
     " partition submit start end elapsed_s time_limit_s nodes node_list alloc_tres reason comment"
     " restarts",
-    "pit.association/1": "cluster account user partition qos default_qos grp_tres max_tres parent",
-    "pit.qos/1": "qos priority preempt grace_s flags grp_tres max_tres_per_user max_wall_s max_tres",
+    "pit.association/1": "cluster account user partition qos default_qos grp_tres max_tres parent grp_jobs grp_submit"
+    " grp_wall_s grp_tres_mins grp_tres_run_mins max_jobs max_submit max_wall_s max_tres_mins max_tres_per_node",
+    "pit.qos/1": "qos priority preempt grace_s flags grp_tres max_tres_per_user max_wall_s max_tres grp_jobs grp_submit"
+    " grp_wall_s grp_tres_mins grp_tres_run_mins max_tres_mins max_tres_per_node min_tres max_jobs_per_user"
+    " max_submit_per_user max_jobs_per_account max_submit_per_account max_tres_per_account preempt_mode usage_factor",
+    "pit.limit-usage/1": "qos account user partition jobs submitted wall_s tres tres_mins tres_run_mins",
     "pit.config/1": "cluster version values",
     "pit.switch/1": "switch level node_list switches",
     "pit.block/1": "block index node_list size is_aggregated",
