@@ -132,6 +132,14 @@ def test_topology_of_a_choice(clusters: Path, repo: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slurm
+def test_limits(clusters: Path, repo: Path, tmp_path: Path) -> None:
+    """What keeps a job of eight hours from a partition of four."""
+    conf = str(clusters / "alpha" / "slurm.conf")
+    lines = follow(repo, tmp_path, "pitools/limits/README.md", 0, SLURM_CONF=conf).splitlines()
+    assert lines == ["pends PartitionTimeLimit time limit 08:00:00 (at most 04:00:00)"]
+
+
+@pytest.mark.slurm
 def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """A request runs at the best place, and three more from a queue that both sites serve."""
     queue = {name: str(tmp_path / name) for name in ("PIT_QUEUE", "XDG_CACHE_HOME", "XDG_STATE_HOME")}

@@ -1,0 +1,112 @@
+"""Limits that a job shares with others, and which of the queue's jobs count against each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from pitools.limits import rules
+from pitools.limits.levels import Level, applicable_limits, find_levels
+from pitools.limits.records import JobRequest, LimitState
+from pitools.limits.rules import Scope
+from pitools.slurm.fields import parse_gpus
+from pitools.slurm.records import Association, LimitUsage, Qos, SlurmJob
+
+
+class SharedLimit(NamedTuple):
+    """A limit on a TRES of several jobs. counts: selects the jobs whose use counts."""
+
+    level: str
+    limit: str
+    tres: str
+    value: int
+    counts: Callable[[SlurmJob], bool]
+
+
+def shared_limits(request: JobRequest, state: LimitState) -> Iterator[SharedLimit]:
+    """Yield the limits on TRES that the job would share with other jobs, in Slurm's order."""
+    if "limits" not in state.enforced:
+        return
+    levels, _ = find_levels(request, state)
+    for limit in applicable_limits(levels.chain, rules.FOR_NODES):
+        rule = rules.RULES[limit.name]
+        if rule.scope and rule.asks == "tres":
+            counts = _counted_jobs(limit.level, rule.scope, request, levels.account, state)
+            yield SharedLimit(limit.level.name, limit.name, limit.tres, limit.value, counts)
+
+
+def usage_of_jobs(request: JobRequest, state: LimitState, jobs: Iterable[SlurmJob]) -> tuple[LimitUsage, ...]:
+    """Return what the queue's jobs use of the limits of this request, where slurmctld does not tell its own counts.
+
+    Counts jobs, nodes and GPUs; a row of an array counts as one job. CPUs, memory and minutes are left out.
+    """
+    levels, _ = find_levels(request, state)
+    queue = list(jobs)
+    rows = []
+    for level in levels.chain:
+        scopes: tuple[Scope, ...] = ("all", "user", "account") if level.kind == "qos" else ("all",)
+        for scope in scopes:
+            counts = _counted_jobs(level, scope, request, levels.account, state)
+            rows.append(_usage(_key(level, scope, request.user, levels.account), [job for job in queue if counts(job)]))
+    return tuple(rows)
+
+
+def _key(level: Level, scope: Scope, user: str, account: str) -> LimitUsage:
+    if isinstance(level.limits, Qos):
+        return LimitUsage(
+            qos=level.limits.qos,
+            user=user if scope == "user" else "",
+            account=account if scope == "account" else "",
+        )
+    return LimitUsage(account=level.limits.account, user=level.limits.user, partition=level.limits.partition)
+
+
+def _usage(row: LimitUsage, jobs: list[SlurmJob]) -> LimitUsage:
+    running = [job for job in jobs if job.state != "PENDING"]
+    return LimitUsage(
+        qos=row.qos,
+        account=row.account,
+        user=row.user,
+        partition=row.partition,
+        jobs=len(running),
+        submitted=len(jobs),
+        tres={
+            "node": sum(job.nodes for job in running),
+            "gres/gpu": sum(job.nodes * parse_gpus(job.gres)[1] for job in running),
+        },
+    )
+
+
+def _counted_jobs(
+    level: Level, scope: Scope, request: JobRequest, account: str, state: LimitState
+) -> Callable[[SlurmJob], bool]:
+    """Return a filter for the jobs that count against a level's limits of this scope."""
+    limits = level.limits
+    if isinstance(limits, Association):
+        return _counts_below(limits, state)
+    name = limits.qos
+    # The QOS of the partition counts every job there; that of the job, its jobs anywhere.
+    of_partition = {row.partition for row in state.partitions if row.qos == name}
+
+    def counts(job: SlurmJob) -> bool:
+        if job.qos != name and job.partition not in of_partition:
+            return False
+        return scope == "all" or (job.user == request.user if scope == "user" else job.account == account)
+
+    return counts
+
+
+def _counts_below(row: Association, state: LimitState) -> Callable[[SlurmJob], bool]:
+    if row.user:
+        return lambda job: (job.user, job.account) == (row.user, row.account)
+    parents = {other.account: other.parent for other in state.associations if not other.user}
+    within = {row.account} | {account for account in parents if row.account in _path(account, parents)}
+    return lambda job: job.account in within
+
+
+def _path(account: str, parents: Mapping[str, str]) -> list[str]:
+    """Return the accounts above one, nearest first."""
+    above: list[str] = []
+    while (account := parents.get(account, "")) and account not in above:
+        above.append(account)
+    return above
