@@ -112,7 +112,7 @@ def _make_candidate(request: Request, site: Site, name: str, snapshot: Snapshot,
     if plan:
         reasons += [
             *_node_reasons(request, nodes, suited, able),
-            *slurm_limits.refusal_reasons(plan.job, partition, snapshot),
+            *slurm_limits.refusal_reasons(plan.job, site, snapshot),
         ]
         reasons += _quota_reasons(plan, site, snapshot)
         # The features of a node may change; its size does not.

@@ -105,16 +105,13 @@ def limit_wait_s(candidate: Candidate, snapshot: Snapshot) -> float:
     """Return the seconds until limits of the account and QOS admit the job; `--test-only` ignores those limits."""
     assert candidate.plan
     longest_s = 0.0
-    requested = slurm_limits.requested_tres(candidate.plan.job)
-    partition = next(row for row in snapshot.partitions if row.partition == candidate.partition)
-    for group in slurm_limits.limit_groups(candidate.plan.job, partition, snapshot):
-        for name, limit in group.limits.items():
-            if name in ("node", "gres/gpu") and requested[name]:
-                by_end = pools.units_by_end(
-                    snapshot, candidate.site_partition.gpus_per_node if name != "node" else 0, group.counts
-                )
-                excess = requested[name] + sum(units for _, units in by_end) - limit
-                longest_s = max(longest_s, pools.wait_until_free_s(by_end, excess, time.time()))
+    job, per_node = candidate.plan.job, candidate.site_partition.gpus_per_node
+    requested = {"node": job.nodes, "gres/gpu": job.nodes * job.gpus_per_node}
+    for shared in slurm_limits.limits_shared_with_others(job, candidate.site, snapshot):
+        if requested.get(shared.tres):
+            by_end = pools.units_by_end(snapshot, per_node if shared.tres != "node" else 0, shared.counts)
+            excess = requested[shared.tres] + sum(units for _, units in by_end) - shared.value
+            longest_s = max(longest_s, pools.wait_until_free_s(by_end, excess, time.time()))
     return longest_s
 
 

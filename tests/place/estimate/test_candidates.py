@@ -164,7 +164,7 @@ def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any)
     small, other = Qos(qos="small", max_tres={"node": "1"}, max_wall_s=60), Qos(qos="other", max_tres={"node": "0"})
     normal = Qos(qos="normal", max_tres={"node": "2"}, max_wall_s=7200)
     for flags, reasons in (
-        ((), ('2 nodes (at most 1 for a job of QOS "small")', 'time limit 02:00:00 (at most 00:01:00 in QOS "small")')),
+        ((), ('time limit 02:00:00 (at most 00:01:00 in QOS "small")', '2 nodes (at most 1 for a job of QOS "small")')),
         (("OverPartQOS",), ()),
     ):
         qos = (other, msgspec.structs.replace(normal, flags=flags), small)
