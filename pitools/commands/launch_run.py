@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
 
+_LIMITS_WAIT_S = 2.0
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs_dir")
 
 
@@ -51,9 +53,11 @@ def plan(
 ) -> None:
     """Show the plan that `run` would make from REQUEST (a TOML file). `run -` accepts it on stdin.
 
-    Does not query the cluster: `pit place plan` checks its nodes, and whether it would accept the job.
+    Queries the site's limits: exit code 4 for a job that sbatch would refuse, a note for one that would wait for them.
+    `pit place plan` checks its nodes, too.
     """
     from pitools.core.output import Output
+    from pitools.launch.limit_check import check_limits
     from pitools.launch.plan import require_workdir
     from pitools.launch.sweep.points import parse_point
     from pitools.site.load import load_site
@@ -61,6 +65,8 @@ def plan(
     site = load_site(site_name)
     job_plan = _make_plan(request, site, data, nodes, parse_point(sets))
     require_workdir(job_plan, site)
+    for line in check_limits(job_plan, site):
+        click.echo(f"pit: note: {line}", err=True)
     with Output(form, PLAN_COLUMNS) as out:
         out(job_plan)
 
@@ -138,7 +144,9 @@ def _run_one(
     form: str,
 ) -> None:
     """Run one request or plan."""
+    from pitools.core.daemon_pool import DaemonPool
     from pitools.core.errors import TryLater
+    from pitools.launch.limit_check import limits_for_ever
     from pitools.launch.submission import submit
     from pitools.run import run_folder
     from pitools.run.attempt_records import first_failure
@@ -149,7 +157,11 @@ def _run_one(
     else:
         planned = _make_plan(request, load_site(site_name), data, nodes, point, name)
     site = load_site(planned.site)
+    limits = DaemonPool(1, "limits").submit(limits_for_ever, planned, site)
     run_dir = submit.submit_run(planned, site)
+    with suppress(TimeoutError):  # the job is submitted: whoever waits for it should not wait for a note
+        for line in limits.result(_LIMITS_WAIT_S):
+            click.echo(f"pit: note: {line}", err=True)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
     show_runs(form, [ended or _current_record(run_dir, site)])
