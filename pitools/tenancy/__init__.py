@@ -1,0 +1,1 @@
+"""Who may have what: a policy file ↔ the accounts, users, QOS and limits of Slurm's accounting."""

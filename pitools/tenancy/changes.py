@@ -1,0 +1,248 @@
+"""Order the changes from one state to another so that Slurm accepts each, and each leaves a usable state.
+
+Slurm refuses a change after which an association's default QOS, its own or inherited, is not among those it may use.
+So a list of QOS that changes together with a default, or with a parent, is first widened by what is needed on the way,
+then the defaults and parents change, then the list gets its final value. The order:
+
+    1 tiers      new QOS, then the values of all: a QOS may name another
+    2 widen      lists of QOS of existing associations, where 3 and 4 need it
+    3 defaults   new default QOS
+    4 place      accounts, parents first: new, moved, inheriting again; then all other values; then users
+    5 users      default accounts, administrators, coordinators
+    6 remove     users' associations, then accounts, children first
+    7 narrow     lists of QOS to their final values
+    8 forget     QOS that nothing names any more
+
+An account's list that becomes a change to the inherited one (`+urgent`) is the exception: for a moment it is not set,
+and Slurm refuses that where an association below has one of the added QOS as its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pitools.tenancy.cluster_state import ClusterState, Key, Values, teams_top_down
+from pitools.tenancy.columns import COLUMNS, setting
+
+_TIERS, _DEFAULT, _PARENT = "QOS", "DefaultQOS", "Parent"
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of sacctmgr. before: None makes the object, after: None removes it, a user with all associations."""
+
+    key: Key
+    before: Values | None
+    after: Values | None
+
+
+def order_changes(now: ClusterState, then: ClusterState) -> list[Change]:
+    """Return the changes that make one state the other, in an order in which Slurm accepts each."""
+    walk = _Walk(now, then)
+    changes = [change for stage in walk.stages() for change in stage]
+    assert walk.objects == then.objects, "the changes do not lead to the desired state"
+    return changes
+
+
+class _Walk:
+    """The state on the way, and the stages that change it."""
+
+    def __init__(self, now: ClusterState, then: ClusterState) -> None:
+        self.now, self.then = now, then
+        self.objects = {key: dict(values) for key, values in now.objects.items()}
+        self.teams = teams_top_down(then)
+        self.old_teams = teams_top_down(now)
+
+    def stages(self) -> Iterator[Iterator[Change]]:
+        """Yield the stages in order; each is consumed before the next is made."""
+        yield self.tiers()
+        yield self.widen()
+        yield self.defaults()
+        yield self.place()
+        yield self.users()
+        yield self.remove()
+        yield self.narrow()
+        yield self.forget()
+
+    def put(self, key: Key, after: Values | None) -> Iterator[Change]:
+        """Yield the change of an object to these values, if it is one."""
+        before = self.objects.get(key)
+        if before == after:
+            return
+        if after is None:
+            del self.objects[key]
+        else:
+            self.objects[key] = dict(after)
+        yield Change(key=key, before=before, after=after)
+
+    def update(self, key: Key, **values: str) -> Iterator[Change]:
+        """Yield the change of some values of an object; "" unsets one."""
+        both = {**self.objects[key], **values}
+        yield from self.put(key, {option: text for option, text in both.items() if text})
+
+    def tiers(self) -> Iterator[Change]:
+        """Make new QOS, then set the values of all."""
+        wanted = {key: values for key, values in self.then.objects.items() if key[0] == "tier"}
+        for key, values in wanted.items():
+            if key not in self.objects:
+                yield from self.put(key, {option: text for option, text in values.items() if option != "Preempt"})
+        for key, values in wanted.items():
+            yield from self.put(key, values)
+
+    def rows(self, state: ClusterState, teams: list[str]) -> list[Key]:
+        """Return the associations of a state: each account, then its users."""
+        members: dict[str, list[Key]] = {}
+        for key in sorted(state.objects):
+            if key[0] == "member":
+                members.setdefault(key[1], []).append(key)
+        return [key for team in teams for key in (("team", team), *members.get(team, []))]
+
+    def widen(self) -> Iterator[Change]:
+        """Let existing associations use what they had, what they will have, and each default on the way."""
+        if not self.has_new_inheritance():
+            return
+        for key in self.rows(self.now, self.old_teams):
+            old, new = self.now.objects[key], self.then.objects.get(key, {})
+            is_moved = old.get(_PARENT) != new.get(_PARENT) and key in self.then.objects
+            if not (is_moved or old.get(_TIERS) or new.get(_TIERS)):
+                continue
+            need = effective_tiers(self.now, key) | effective_tiers(self.then, key) | self.defaults_near(key)
+            if is_moved or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
+                yield from self.update(key, QOS=",".join(sorted(need)))
+
+    def has_new_inheritance(self) -> bool:
+        """Return whether a default QOS, a list of QOS or a parent of an existing association changes."""
+        return any(
+            values.get(option) != self.then.objects.get(key, values).get(option)
+            for key, values in self.now.objects.items()
+            if key[0] in ("team", "member")
+            for option in (_TIERS, _DEFAULT, _PARENT)
+        )
+
+    def defaults_near(self, key: Key) -> set[str]:
+        """Return each default QOS that an association may inherit on the way: of all old and new accounts above it."""
+        names: set[str] = set()
+        keys, names_seen = [key], {key}
+        for above in keys:
+            for state in (self.now, self.then):
+                names |= set(filter(None, [state.objects.get(above, {}).get(_DEFAULT)]))
+                parent = _above(state, above)
+                if parent and parent not in names_seen:
+                    names_seen.add(parent)
+                    keys.append(parent)
+        return names & {name for kind, name, *_ in self.objects if kind == "tier"}
+
+    def defaults(self) -> Iterator[Change]:
+        """Set the new default QOS of existing associations."""
+        for key in reversed(self.rows(self.now, self.old_teams)):
+            if new := self.then.objects.get(key, {}).get(_DEFAULT, ""):
+                yield from self.update(key, DefaultQOS=new)
+
+    def place(self) -> Iterator[Change]:
+        """Make and move accounts, parents first, then users' associations; with all values but the lists of QOS."""
+        for key in self.rows(self.then, self.teams):
+            values = self.then.objects[key]
+            if key in self.objects:
+                own = {_TIERS: self.objects[key].get(_TIERS, "")}
+                values = {option: text for option, text in {**values, **own}.items() if text}
+                parent = values.get(_PARENT, "")
+                if parent != self.objects[key].get(_PARENT, ""):
+                    yield from self.update(key, Parent=parent)
+            yield from self.put(key, values)
+            if key[0] == "member" and ("user", key[2]) not in self.objects:
+                self.objects["user", key[2]] = {"DefaultAccount": key[1]}  # as Slurm does with a user's first
+
+    def users(self) -> Iterator[Change]:
+        """Set default accounts, administrators and coordinators; take coordinators away."""
+        for key, values in self.then.objects.items():
+            if key[0] in ("user", "lead"):
+                yield from self.put(key, values)
+        for key in [key for key in self.objects if key[0] == "lead" and key not in self.then.objects]:
+            yield from self.put(key, None)
+
+    def remove(self) -> Iterator[Change]:
+        """Remove users with all their associations, other associations, then accounts, children first."""
+        for key in [key for key in self.objects if key[0] == "user" and key not in self.then.objects]:
+            yield from self.put(key, None)
+            for row in [row for row in self.objects if row[0] == "member" and row[2] == key[1]]:
+                del self.objects[row]
+        for key in reversed(self.rows(self.now, self.old_teams)):
+            if key in self.objects and key not in self.then.objects:
+                yield from self.put(key, None)
+
+    def narrow(self) -> Iterator[Change]:
+        """Give the lists of QOS their final values: own lists from below, then what is inherited from above.
+
+        A list becomes a change to the inherited one (`+urgent`) only by way of no list, and so without the default.
+        """
+        keys = self.rows(self.then, self.teams)
+        final = {key: self.then.objects[key].get(_TIERS, "") for key in keys}
+        for key in reversed(keys):
+            if final[key] and final[key][0] not in "+-":
+                yield from self.update(key, QOS=final[key])
+        for key in keys:
+            if final[key] and self.objects[key].get(_TIERS) not in (None, final[key]):
+                yield from self.update(key, QOS="", DefaultQOS="")
+            yield from self.update(key, QOS=final[key], DefaultQOS=self.then.objects[key].get(_DEFAULT, ""))
+
+    def forget(self) -> Iterator[Change]:
+        """Remove QOS; first what they may preempt, which may be one of them."""
+        keys = [key for key in self.objects if key[0] == "tier" and key not in self.then.objects]
+        for key in keys:
+            yield from self.update(key, Preempt="")
+        for key in keys:
+            yield from self.put(key, None)
+
+
+def effective_tiers(state: ClusterState, key: Key) -> set[str]:
+    """Return the QOS that an association may use, its own or inherited; empty for none of the state's."""
+    if key not in state.objects:
+        return set()
+    names = [name for name in state.objects[key].get(_TIERS, "").split(",") if name]
+    signed = [name for name in names if name[0] in "+-"]
+    if names and not signed:
+        return set(names)
+    above = _above(state, key)
+    inherited = effective_tiers(state, above) if above else set()
+    added = {name[1:] for name in signed if name[0] == "+"}
+    return (inherited | added) - {name[1:] for name in signed if name[0] == "-"}
+
+
+def _above(state: ClusterState, key: Key) -> Key | None:
+    if key not in state.objects or key == ("team", "root"):
+        return None
+    return ("team", key[1]) if key[0] == "member" else ("team", state.objects[key].get(_PARENT, "root"))
+
+
+def command(change: Change, cluster: str) -> list[str]:
+    """Return the call of sacctmgr that makes a change."""
+    verb = "add" if change.before is None else "delete" if change.after is None else "modify"
+    before, after = change.before or {}, change.after or {}
+    differing = [column for column in COLUMNS[change.key[0]] if before.get(column.option) != after.get(column.option)]
+    settings = [setting(c, before.get(c.option, ""), after.get(c.option, ""), change.key[1]) for c in differing]
+    if verb == "delete":
+        settings = []
+    what, names, where = _target(change.key, cluster)
+    if change.key[0] == "lead":  # removed from the account, not the user: a coordinator is no object of its own
+        return ["sacctmgr", "-i", verb, what, names, *where]
+    if verb == "modify":
+        return ["sacctmgr", "-i", verb, what, "where", f"name={names}", *where, "set", *settings]
+    if verb == "delete":
+        return ["sacctmgr", "-i", verb, what, f"name={names}", *where]
+    return ["sacctmgr", "-i", verb, what, names, *where, *settings]
+
+
+def _target(key: Key, cluster: str) -> tuple[str, str, list[str]]:
+    """Return sacctmgr's word for an object, its name, and what narrows it down."""
+    kind, name, *rest = key
+    if kind == "tier":
+        return "qos", name, []
+    if kind == "team":
+        return "account", name, [f"cluster={cluster}"]
+    if kind == "user":
+        return "user", name, [f"cluster={cluster}"]
+    if kind == "lead":
+        return "coordinator", f"account={name}", [f"names={rest[0]}"]
+    # Without a partition, modify and delete would take the rows of each partition too.
+    return "user", rest[0], [f"account={name}", f"cluster={cluster}", f"partition={rest[1]}"]

@@ -1,0 +1,128 @@
+"""What accounting has of a cluster: QOS, accounts, users, their associations; read from sacctmgr, as flat objects.
+
+An object is a key and its set values, by sacctmgr's option. Keys: ("tier", QOS), ("team", account),
+("member", account, user, partition), ("user", name), ("lead", account, user). A member is an association of a user;
+a lead is a coordinator. Values are canonical, and unset ones are left out: so two states differ only where Slurm's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pitools.core.errors import UsageError
+from pitools.slurm.fields import comma_list, parse_error
+from pitools.tenancy.columns import ASSOCIATION, QOS, Column, canonical
+
+Key = tuple[str, ...]
+Values = dict[str, str]
+
+_ASSOCIATION_KEY = ("Account", "User", "Partition")
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """The accounting of one cluster."""
+
+    cluster: str
+    objects: dict[Key, Values]
+
+
+def queries(cluster: str) -> list[list[str]]:
+    """Return the commands whose answers `parse_state` reads, in order.
+
+    WOPInfo, WOPLimits and WithRawQOSLimits show each association's own values: sacctmgr otherwise adds those that it
+    inherits. The second query has the parents that WOPInfo leaves out.
+    """
+    show = ["sacctmgr", "-n", "-P", "show"]
+    here = f"cluster={cluster}"
+    columns = ",".join((*_ASSOCIATION_KEY, *(column.option for column in ASSOCIATION)))
+    return [
+        [*show, "qos", "format=" + ",".join(("Name", *(column.option for column in QOS)))],
+        [*show, "assoc", here, "wopinfo", "woplimits", "withrawqoslimits", f"format={columns}"],
+        [*show, "assoc", here, "format=Account,User,Partition,ParentName"],
+        [*show, "assoc", here, "onlydefaults", "format=User,Account"],
+        [*show, "user", "format=User,AdminLevel"],
+        [*show, "account", "withcoordinators", "format=Account,Description,Organization,Coordinators"],
+    ]
+
+
+def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
+    """Parse the answers to `queries`. Raises ClusterError.
+
+    Users and accounts without an association on this cluster are other clusters', or nobody's: they are left out.
+    """
+    qos, associations, parents, defaults, users, accounts = map(_rows, answers)
+    objects: dict[Key, Values] = {}
+    for name, *texts in qos:
+        objects["tier", name] = _values(QOS, texts, "show qos")
+    parent_of = {account: parent for account, user, _, parent in parents if not user}
+    about = {row[0]: row[1:] for row in accounts}
+    for account, user, partition, *texts in associations:
+        values = _values(ASSOCIATION, texts, "show assoc")
+        if user:
+            objects["member", account, user, partition] = values
+            objects["user", user] = {}
+            continue
+        description, organization, coordinators = about.get(account, ["", "", ""])
+        named = {"Parent": parent_of.get(account, ""), "Description": description, "Organization": organization}
+        implied = {"", account, *(["root"] if named["Parent"] in ("", "root") else [named["Parent"]])}
+        texts_set = {key: text for key, text in named.items() if key == "Parent" or text not in implied}
+        if texts_set["Parent"] in ("", "root"):
+            del texts_set["Parent"]
+        objects["team", account] = {**texts_set, **values}
+        for lead in comma_list(coordinators):
+            objects["lead", account, lead] = {}
+    for user, account in defaults:
+        if ("user", user) in objects:
+            objects["user", user]["DefaultAccount"] = account
+    for user, level in users:
+        if ("user", user) in objects and level not in ("", "None"):
+            objects["user", user]["AdminLevel"] = level
+    return without_inherited_leads(ClusterState(cluster=cluster, objects=objects))
+
+
+def without_inherited_leads(state: ClusterState) -> ClusterState:
+    """Return the state without leads of a team that also lead a team above: Slurm shows both alike."""
+    redundant = {
+        key
+        for key in state.objects
+        if key[0] == "lead" and any(("lead", above, key[2]) in state.objects for above in teams_above(state, key[1]))
+    }
+    kept = {key: values for key, values in state.objects.items() if key not in redundant}
+    return ClusterState(cluster=state.cluster, objects=kept)
+
+
+def teams_above(state: ClusterState, team: str) -> list[str]:
+    """Return the accounts above one, the nearest first, up to root."""
+    names: list[str] = []
+    while team != "root" and len(names) < len(state.objects):
+        team = state.objects.get(("team", team), {}).get("Parent", "root")
+        names.append(team)
+    return names
+
+
+def teams_top_down(state: ClusterState) -> list[str]:
+    """Return the accounts, parents first."""
+    children: dict[str, list[str]] = {}
+    for kind, name, *_ in sorted(state.objects):
+        if kind == "team" and name != "root":
+            children.setdefault(state.objects[kind, name].get("Parent", "root"), []).append(name)
+    names = ["root"]
+    for name in names:
+        names += children.get(name, [])
+    return [name for name in names if ("team", name) in state.objects]
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [line.split("|") for line in text.split("\n") if line]
+
+
+def _values(columns: Sequence[Column], texts: Sequence[str], command: str) -> Values:
+    if len(texts) < len(columns):
+        raise parse_error(f"sacctmgr {command}", f"{len(texts)} values (expected {len(columns)})", "|".join(texts))
+    try:
+        pairs = [(column.option, canonical(column, text)) for column, text in zip(columns, texts, strict=False)]
+    except (ValueError, UsageError) as error:
+        raise parse_error(f"sacctmgr {command}", str(error), "|".join(texts)) from error
+    return {option: text for option, text in pairs if text}

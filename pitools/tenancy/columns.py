@@ -1,0 +1,156 @@
+"""The columns of sacctmgr that a policy holds: their option, their key in a policy, and their values in both forms.
+
+A value has one canonical text, so that equal settings are equal texts: `mem=16G` and `mem=16384M` are the same limit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from pitools.core import units
+from pitools.core.errors import ConfigError, UsageError
+from pitools.slurm.fields import comma_list, none_to_empty, parse_tres
+
+Kind = Literal["tres", "count", "time", "list", "number", "text"]
+TomlValue = int | float | str | list[str] | dict[str, int | str]
+
+_NO_NUMBER = "-1"  # sacctmgr's value that removes a limit
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
+_MIB = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+
+
+class Column(NamedTuple):
+    """A column. option: of sacctmgr. key: in a policy. unset: its canonical value if sacctmgr was never told one."""
+
+    option: str
+    key: str
+    kind: Kind
+    unset: str = ""
+
+
+ASSOCIATION = (
+    Column("Fairshare", "shares", "text", "1"),
+    Column("Priority", "priority", "count"),
+    Column("QOS", "tiers", "list"),
+    Column("DefaultQOS", "default_tier", "text"),
+    Column("GrpTRES", "grp_tres", "tres"),
+    Column("GrpTRESMins", "grp_tres_mins", "tres"),
+    Column("GrpTRESRunMins", "grp_tres_run_mins", "tres"),
+    Column("GrpJobs", "grp_jobs", "count"),
+    Column("GrpJobsAccrue", "grp_jobs_accrue", "count"),
+    Column("GrpSubmit", "grp_submit", "count"),
+    Column("GrpWall", "grp_wall", "time"),
+    Column("MaxTRES", "max_tres", "tres"),
+    Column("MaxTRESPerNode", "max_tres_per_node", "tres"),
+    Column("MaxTRESMins", "max_tres_mins", "tres"),
+    Column("MaxJobs", "max_jobs", "count"),
+    Column("MaxJobsAccrue", "max_jobs_accrue", "count"),
+    Column("MaxSubmit", "max_submit", "count"),
+    Column("MaxWall", "max_wall", "time"),
+    Column("MinPrioThresh", "min_prio_thresh", "count"),
+)
+QOS = (
+    Column("Priority", "priority", "count", "0"),
+    Column("Preempt", "preempts", "list"),
+    Column("PreemptMode", "preempt_mode", "text", "cluster"),
+    Column("PreemptExemptTime", "preempt_exempt_time", "time"),
+    Column("GraceTime", "grace_time", "time", "00:00:00"),
+    Column("Flags", "flags", "list"),
+    Column("UsageFactor", "usage_factor", "number", "1"),
+    Column("UsageThres", "usage_threshold", "number"),
+    Column("LimitFactor", "limit_factor", "number"),
+    Column("GrpTRES", "grp_tres", "tres"),
+    Column("GrpTRESMins", "grp_tres_mins", "tres"),
+    Column("GrpTRESRunMins", "grp_tres_run_mins", "tres"),
+    Column("GrpJobs", "grp_jobs", "count"),
+    Column("GrpJobsAccrue", "grp_jobs_accrue", "count"),
+    Column("GrpSubmit", "grp_submit", "count"),
+    Column("GrpWall", "grp_wall", "time"),
+    Column("MaxTRES", "max_tres", "tres"),
+    Column("MaxTRESPerNode", "max_tres_per_node", "tres"),
+    Column("MaxTRESMins", "max_tres_mins", "tres"),
+    Column("MaxWall", "max_wall", "time"),
+    Column("MinTRES", "min_tres", "tres"),
+    Column("MaxTRESPU", "max_tres_per_user", "tres"),
+    Column("MaxTRESPA", "max_tres_per_account", "tres"),
+    Column("MaxTRESRunMinsPU", "max_tres_run_mins_per_user", "tres"),
+    Column("MaxTRESRunMinsPA", "max_tres_run_mins_per_account", "tres"),
+    Column("MaxJobsPU", "max_jobs_per_user", "count"),
+    Column("MaxJobsPA", "max_jobs_per_account", "count"),
+    Column("MaxSubmitPU", "max_submit_per_user", "count"),
+    Column("MaxSubmitPA", "max_submit_per_account", "count"),
+    Column("MaxJobsAccruePU", "max_jobs_accrue_per_user", "count"),
+    Column("MaxJobsAccruePA", "max_jobs_accrue_per_account", "count"),
+    Column("MinPrioThresh", "min_prio_thresh", "count"),
+)
+ACCOUNT = (
+    Column("Parent", "parent", "text", "root"),
+    Column("Description", "description", "text"),
+    Column("Organization", "organization", "text"),
+    *ASSOCIATION,
+)
+USER = (Column("DefaultAccount", "default_team", "text"), Column("AdminLevel", "admin", "text", "None"))
+COLUMNS = {"tier": QOS, "team": ACCOUNT, "member": ASSOCIATION, "user": USER, "lead": ()}
+
+
+def canonical(column: Column, text: str) -> str:
+    """Return the canonical text of a value as sacctmgr prints or reads it; "" if it is unset. Raises UsageError."""
+    text = text.strip() if column.kind == "text" else none_to_empty(text)
+    if column.kind == "tres":
+        text = ",".join(f"{name}={_amount(name, value)}" for name, value in sorted(parse_tres(text).items()))
+    elif column.kind == "time":
+        text = units.to_slurm_time(units.parse_duration(text)) if text else ""
+    elif column.kind == "list":
+        text = ",".join(sorted(set(comma_list(text))))
+    elif column.kind == "number" and text:
+        text = f"{float(text):g}"
+    return "" if text == column.unset else text
+
+
+def _amount(name: str, value: str) -> str:
+    match = _AMOUNT.fullmatch(value)
+    if not match:
+        raise UsageError(f'"{name}={value}" is not an amount of a resource', hint="write a whole number, memory as 16G")
+    if name == "mem":
+        return f"{round(float(match[1]) * _MIB[match[2]])}M"
+    return value
+
+
+def to_toml(column: Column, text: str) -> TomlValue:
+    """Return a canonical value as a policy writes it."""
+    if column.kind == "tres":
+        return {name: int(value) if value.isdecimal() else value for name, value in parse_tres(text).items()}
+    if column.kind == "list":
+        return list(comma_list(text))
+    if column.kind == "number":
+        return float(text)
+    return int(text) if column.kind == "count" or (column.key == "shares" and text.isdecimal()) else text
+
+
+def from_toml(column: Column, value: TomlValue, where: str) -> str:
+    """Return the canonical text of a policy's value. Raises ConfigError."""
+    if isinstance(value, dict):
+        text = ",".join(f"{name}={amount}" for name, amount in value.items())
+    else:
+        text = ",".join(value) if isinstance(value, list) else str(value)
+    try:
+        return canonical(column, text)
+    except (UsageError, ValueError) as error:
+        raise ConfigError(f'key "{column.key}": {error}', where=where) from error
+
+
+def setting(column: Column, before: str, after: str, name: str) -> str:
+    """Return the argument of sacctmgr that changes a value; what `before` had and `after` lacks is removed.
+
+    name: of the object, which describes it if nothing else does.
+    """
+    if column.kind == "tres":
+        new = parse_tres(after)
+        gone = {name: _NO_NUMBER for name in parse_tres(before) if name not in new}
+        return f"{column.option}=" + ",".join(f"{name}={value}" for name, value in {**new, **gone}.items())
+    if after:
+        return f"{column.option}={after}"
+    if column.option in ("Description", "Organization"):
+        return f"{column.option}={name}"
+    return f"{column.option}={column.unset or ('' if column.option in ('QOS', 'Preempt') else _NO_NUMBER)}"

@@ -1,0 +1,49 @@
+"""Write the tables of a policy as TOML text: short tables on one line, one key per line, lists of names folded."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_INLINE = ("grp_tres", "max_tres", "min_tres")  # tables of amounts
+_WIDTH = 100
+
+
+def policy_text(tables: dict[str, Any]) -> str:
+    """Return TOML text whose tables are these."""
+    lines: list[str] = []
+    _write(tables, (), lines)
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _write(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    is_inline = {key: not isinstance(value, dict) or key.startswith(_INLINE) for key, value in table.items()}
+    if path and (not table or any(is_inline.values())):
+        lines += ["", f"[{'.'.join(map(_key, path))}]"]
+    for key, value in table.items():
+        if is_inline[key]:
+            lines.append(f"{_key(key)} = {_value(value)}")
+    for key, value in table.items():
+        if not is_inline[key]:
+            _write(value, (*path, key), lines)
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        items = [_value(item) for item in value]
+        line = f"[{', '.join(items)}]"
+        return line if len(line) <= _WIDTH else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+    return _text(value) if isinstance(value, str) else repr(value)
+
+
+def _text(text: str) -> str:
+    """Return a TOML basic string: JSON's, whose DEL TOML does not allow raw."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
