@@ -154,12 +154,15 @@ class _Walk:
                 self.objects["user", key[2]] = {"DefaultAccount": key[1]}  # as Slurm does with a user's first
 
     def users(self) -> Iterator[Change]:
-        """Set default accounts, administrators and coordinators; take coordinators away."""
+        """Take coordinators away, then set default accounts, administrators and coordinators.
+
+        In this order, as a coordinator of an account is shown as one of each account below.
+        """
+        for key in [key for key in self.objects if key[0] == "lead" and key not in self.then.objects]:
+            yield from self.put(key, None)
         for key, values in self.then.objects.items():
             if key[0] in ("user", "lead"):
                 yield from self.put(key, values)
-        for key in [key for key in self.objects if key[0] == "lead" and key not in self.then.objects]:
-            yield from self.put(key, None)
 
     def remove(self) -> Iterator[Change]:
         """Remove users with all their associations, other associations, then accounts, children first."""

@@ -77,7 +77,9 @@ class Sacctmgr:
         for key in self._matching(kind, where):
             del self.objects[key]
             if kind == "team":
-                cascade = [k for k in self.objects if k[0] in ("member", "lead") and k[1] == key[1]]
+                for lead in [k for k in self.objects if k[0] == "lead" and k[1] == key[1]]:
+                    del self.objects[lead]
+                cascade = [k for k in self.objects if k[0] == "member" and k[1] == key[1]]
                 assert not cascade, "members would vanish with their account"
                 children = [k for k, v in self.objects.items() if k[0] == "team" and v.get("Parent") == key[1]]
                 assert not children, "accounts would vanish with the one above"

@@ -1,0 +1,129 @@
+"""Carry out changes, each noted in a journal before its call; find what an undo restores, and what locks users out.
+
+A run that ends in the middle needs no repair: the next one reads what accounting has, and finishes from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pitools.core import timestamps
+from pitools.core.errors import ClusterError, UsageError, suggest
+from pitools.core.journal import append_record, read_journal
+from pitools.core.record import Record
+from pitools.tenancy.changes import command, effective_tiers, order_changes
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
+
+Call = Callable[[Sequence[str]], None]
+
+
+class ObjectChange(Record, frozen=True, kw_only=True, tag="pit.tenancy-object/1"):
+    """What an object had and gets. None: no object."""
+
+    key: Key
+    before: Values | None
+    after: Values | None
+
+
+class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1"):
+    """A line of a cluster's journal. kind: a run starts, a call is about to be made, the run made all calls.
+
+    objects: of a start, each object that differs at its end; of a call, the one that it changes.
+    """
+
+    kind: Literal["start", "call", "end"]
+    run: str
+    at: str
+    user: str
+    cluster: str
+    argv: list[str] = []
+    objects: list[ObjectChange] = []
+
+
+def apply_changes(now: ClusterState, then: ClusterState, journal: Path, user: str, call: Call) -> str:
+    """Make one state the other, one call of sacctmgr after another; return the run's ID, "" if nothing differs.
+
+    call: runs an argv, and raises PitError if it failed: then the rest is left for the next run.
+    """
+    changes = order_changes(now, then)
+    if not changes:
+        return ""
+    run = secrets.token_hex(4)
+
+    def note(kind: Literal["start", "call", "end"], argv: list[str], objects: list[ObjectChange]) -> None:
+        at = timestamps.now_rfc3339()
+        entry = JournalEntry(kind=kind, run=run, at=at, user=user, cluster=now.cluster, argv=argv, objects=objects)
+        append_record(journal, entry)
+
+    note("start", [], differences(now, then))
+    for change in changes:
+        argv = command(change, now.cluster)
+        note("call", argv, [ObjectChange(key=change.key, before=change.before, after=change.after)])
+        call(argv)
+    note("end", [], [])
+    return run
+
+
+def differences(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
+    """Return the objects that two states do not share."""
+    return [
+        ObjectChange(key=key, before=now.objects.get(key), after=then.objects.get(key))
+        for key in sorted({*now.objects, *then.objects})
+        if now.objects.get(key) != then.objects.get(key)
+    ]
+
+
+def undone_state(now: ClusterState, journal: Path, run: str) -> ClusterState:
+    """Return the state with each object that a run changed as it was before.
+
+    Raises UsageError for an unknown run, ClusterError if an object was changed by somebody else since.
+    """
+    entries = [entry for entry in read_journal(journal, JournalEntry) if entry.cluster == now.cluster]
+    starts = {entry.run: entry for entry in entries if entry.kind == "start"}
+    if run not in starts:
+        raise UsageError(f'no run "{run}" changed cluster {now.cluster}', hint=suggest(run, starts))
+    on_the_way = [change for entry in entries if entry.run == run for change in entry.objects]
+    objects = dict(now.objects)
+    for change in starts[run].objects:
+        values = now.objects.get(change.key)
+        if values not in [
+            own for other in on_the_way if other.key == change.key for own in (other.before, other.after)
+        ]:
+            problem = f"{' '.join(filter(None, change.key))} was changed after run {run}"
+            raise ClusterError(problem, where=str(journal), hint="undo the later run first, or change the policy")
+        if change.before is None:
+            objects.pop(change.key, None)
+        else:
+            objects[change.key] = change.before
+    return ClusterState(cluster=now.cluster, objects=objects)
+
+
+def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
+    """Return how a desired state would lock users or administrators out, as sentences."""
+    problems = []
+    rows = {name: _rows(state) for name, state in (("now", now), ("then", then))}
+    if rows["now"] and not rows["then"]:
+        problems.append("nobody could submit any more: no user is left in any team")
+    if _administrators(now) and not _administrators(then):
+        problems.append(f"no administrator is left (now: {', '.join(_administrators(now))})")
+    problems += [
+        f'user "{key[2]}" could submit nothing in team "{key[1]}": no tier is left'
+        for key in rows["then"]
+        if effective_tiers(now, key) and not effective_tiers(then, key)
+    ]
+    gone = sorted({key[2] for key in rows["now"]} - {key[2] for key in rows["then"]})
+    if gone and rows["then"]:
+        problems.append(f"in no team any more: {', '.join(gone)}")
+    return problems
+
+
+def _rows(state: ClusterState) -> list[Key]:
+    return [key for key in sorted(state.objects) if key[0] == "member"]
+
+
+def _administrators(state: ClusterState) -> list[str]:
+    users = sorted(key[1] for key in state.objects if key[0] == "user")
+    return [user for user in users if state.objects["user", user].get("AdminLevel") == "Administrator"]
