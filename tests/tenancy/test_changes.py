@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from pitools.tenancy.changes import command, order_changes
+from pitools.tenancy.changes import Change, command, order_changes
 from pitools.tenancy.cluster_state import ClusterState, parse_state
+from pitools.tenancy.words import describe
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import states
 
@@ -32,3 +33,16 @@ def test_changes_are_accepted_in_order(now: ClusterState, then: ClusterState) ->
 def test_same_state_needs_no_change(state: ClusterState) -> None:
     """A state needs no change to become itself."""
     assert order_changes(state, state) == []
+
+
+def test_changes_are_said_in_words() -> None:
+    """A change names the object, each key of the policy, from and to."""
+    member = ("member", "vision", "ann", "gpu")
+    assert describe(Change(key=member, before=None, after={"MaxJobs": "3"})) == (
+        "add ann in team vision, partition gpu: max_jobs 3"
+    )
+    assert describe(Change(key=("team", "a"), before={"MaxJobs": "3"}, after={"Fairshare": "7"})) == (
+        "team a: shares 1 → 7, max_jobs 3 removed"
+    )
+    assert describe(Change(key=("user", "ann"), before={}, after=None)) == "remove user ann from all teams"
+    assert describe(Change(key=("lead", "a", "ann"), before=None, after={})) == "add lead ann of team a"

@@ -1,0 +1,38 @@
+"""Say a change of accounting as a sentence, for a team lead: `team vision: shares 1 → 7, max_jobs removed`."""
+
+from __future__ import annotations
+
+from pitools.tenancy.changes import Change
+from pitools.tenancy.cluster_state import Values
+from pitools.tenancy.columns import COLUMNS
+
+
+def describe(change: Change) -> str:
+    """Return what a change does, in the words of the policy."""
+    name = _name(change)
+    if change.after is None:
+        return f"remove {name}" + (" from all teams" if change.key[0] == "user" else "")
+    if change.before is None:
+        values = _differences(change.key[0], {}, change.after)
+        return f"add {name}" + (f": {values}" if values else "")
+    return f"{name}: {_differences(change.key[0], change.before, change.after)}"
+
+
+def _name(change: Change) -> str:
+    kind, name, *rest = change.key
+    if kind == "lead":
+        return f"lead {rest[0]} of team {name}"
+    if kind == "member":
+        return f"{rest[0]} in team {name}" + (f", partition {rest[1]}" if rest[1] else "")
+    return f"{kind} {name}"
+
+
+def _differences(kind: str, before: Values, after: Values) -> str:
+    parts = []
+    for column in COLUMNS[kind]:
+        old = before.get(column.option, "") or column.unset
+        new = after.get(column.option, "") or column.unset
+        if old != new:
+            removed = f"{column.key} {old} removed"
+            parts.append(f"{column.key} {f'{old} → ' if old else ''}{new}" if new else removed)
+    return ", ".join(parts)
