@@ -18,30 +18,30 @@ from pitools.tenancy.columns import ASSOCIATION, QOS, Column, canonical
 Key = tuple[str, ...]
 Values = dict[str, str]
 
-_ASSOCIATION_KEY = ("Account", "User", "Partition")
+_ASSOCIATION_KEY = ("Cluster", "Account", "User", "Partition")
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """The accounting of one cluster."""
+    """The accounting of one cluster. others: each cluster that shares its database and QOS → the QOS in use there."""
 
     cluster: str
     objects: dict[Key, Values]
+    others: dict[str, frozenset[str]] = {}
 
 
-def queries(cluster: str) -> list[list[str]]:
-    """Return the commands whose answers `parse_state` reads, in order.
+def queries() -> list[list[str]]:
+    """Return the commands whose answers `parse_state` reads, in order; of all clusters that share the database.
 
-    WOPInfo, WOPLimits and WithRawQOSLimits show each association's own values: sacctmgr otherwise adds those that it
+    WOPInfo, WOPLimits and WithRawQOSLevel show each association's own values: sacctmgr otherwise adds those that it
     inherits. The second query has the parents that WOPInfo leaves out.
     """
     show = ["sacctmgr", "-n", "-P", "show"]
-    here = f"cluster={cluster}"
     columns = ",".join((*_ASSOCIATION_KEY, *(column.option for column in ASSOCIATION)))
     return [
         [*show, "qos", "format=" + ",".join(("Name", *(column.option for column in QOS)))],
-        [*show, "assoc", here, "wopinfo", "woplimits", "withrawqoslimits", f"format={columns}"],
-        [*show, "assoc", here, "format=Account,User,Partition,ParentName"],
-        [*show, "assoc", here, "onlydefaults", "format=User,Account"],
+        [*show, "assoc", "wopinfo", "woplimits", "withrawqoslevel", f"format={columns}"],
+        [*show, "assoc", "format=Cluster,Account,User,ParentName"],
+        [*show, "assoc", "onlydefaults", "format=Cluster,User,Account"],
         [*show, "user", "format=User,AdminLevel"],
         [*show, "account", "withcoordinators", "format=Account,Description,Organization,Coordinators"],
     ]
@@ -54,12 +54,17 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     """
     qos, associations, parents, defaults, users, accounts = map(_rows, answers)
     objects: dict[Key, Values] = {}
+    others: dict[str, frozenset[str]] = {}
     for name, *texts in qos:
         objects["tier", name] = _values(QOS, texts, "show qos")
-    parent_of = {account: parent for account, user, _, parent in parents if not user}
+    parent_of = {account: parent for of, account, user, parent in parents if of == cluster and not user}
     about = {row[0]: row[1:] for row in accounts}
-    for account, user, partition, *texts in associations:
+    for of, account, user, partition, *texts in associations:
         values = _values(ASSOCIATION, texts, "show assoc")
+        if of != cluster:
+            names = f"{values.get('QOS', '')},{values.get('DefaultQOS', '')}".split(",")
+            others[of] = others.get(of, frozenset()) | {name.lstrip("+-") for name in names if name}
+            continue
         if user:
             objects["member", account, user, partition] = values
             objects["user", user] = {}
@@ -73,13 +78,13 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
         objects["team", account] = {**texts_set, **values}
         for lead in comma_list(coordinators):
             objects["lead", account, lead] = {}
-    for user, account in defaults:
-        if ("user", user) in objects:
+    for of, user, account in defaults:
+        if of == cluster and ("user", user) in objects:
             objects["user", user]["DefaultAccount"] = account
     for user, level in users:
         if ("user", user) in objects and level not in ("", "None"):
             objects["user", user]["AdminLevel"] = level
-    return without_inherited_leads(ClusterState(cluster=cluster, objects=objects))
+    return without_inherited_leads(ClusterState(cluster=cluster, objects=objects, others=others))
 
 
 def without_inherited_leads(state: ClusterState) -> ClusterState:
@@ -90,7 +95,7 @@ def without_inherited_leads(state: ClusterState) -> ClusterState:
         if key[0] == "lead" and any(("lead", above, key[2]) in state.objects for above in teams_above(state, key[1]))
     }
     kept = {key: values for key, values in state.objects.items() if key not in redundant}
-    return ClusterState(cluster=state.cluster, objects=kept)
+    return msgspec.structs.replace(state, objects=kept)
 
 
 def teams_above(state: ClusterState, team: str) -> list[str]:

@@ -45,12 +45,16 @@ def desired_state(policy: Policy, now: ClusterState, where: str = "policy") -> C
 
 
 def _with_unlisted(policy: Policy, objects: dict[Key, Values], now: ClusterState) -> dict[Key, Values]:
-    """Add what the policy leaves alone: the root account, and with `listed` what it does not name, with members."""
+    """Add what the policy leaves alone: the root account, tiers that other clusters of the database use.
+
+    With `listed` also what it does not name, with members.
+    """
+    used_elsewhere = frozenset[str]().union(*now.others.values())
     kept = {
         key: values
         for key, values in now.objects.items()
         if key[0] != "user" and key[1] not in (policy.tiers if key[0] == "tier" else policy.teams)
-        if policy.manage == "listed" or (key[0] != "tier" and key[1] == "root")
+        if policy.manage == "listed" or (key[1] in used_elsewhere if key[0] == "tier" else key[1] == "root")
     }
     members = {key[2] for key in (*objects, *kept) if key[0] == "member"}
     users = {key: values for key, values in now.objects.items() if key[0] == "user" and key[1] in members}

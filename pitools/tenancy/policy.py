@@ -4,7 +4,7 @@
     [teams.vision]                       an account: parent, shares, tiers, members, limits
     [teams.vision.members.ann]           what differs for one member
     [users.ann]                          default team, administrator
-    [sites.alpha]                        a cluster, and what differs there
+    [sites.alpha]                        a site, and what differs there
 
 Keys of limits are Slurm's options in snake case. Times are Slurm's (`2-00:00:00`, minutes alone), memory `16G`.
 """
@@ -12,6 +12,7 @@ Keys of limits are Slurm's options in snake case. Times are Slurm's (`2-00:00:00
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,18 +127,22 @@ class Policy(_Table, frozen=True, kw_only=True):
 
 
 class _Site(_Table, frozen=True, kw_only=True):
-    """A site. cluster: Slurm's name. without: keys that are left out there, with dots between tables."""
+    """A site. without: keys that are left out there, with dots between tables."""
 
-    cluster: str = ""
     without: list[str] = []
     tiers: dict[str, Any] = {}
     teams: dict[str, Any] = {}
     users: dict[str, Any] = {}
 
 
-def load_policy(path: Path, site: str = "") -> Policy:
-    """Read the policy of a site. Raises ConfigError."""
-    return policy_of(read_toml(path), site, str(path))
+def load_policies(path: Path, sites: Sequence[str] = (), default: str = "local") -> dict[str, Policy]:
+    """Read the policy of each site: of those named, else of all in its [sites], else of the default.
+
+    A policy without [sites] holds for any site. Raises ConfigError.
+    """
+    tables = read_toml(path)
+    own = tables.get("sites", {})
+    return {name: policy_of(tables, name if own else "", str(path)) for name in sites or own or [default]}
 
 
 def policy_of(tables: dict[str, Any], site: str, where: str) -> Policy:

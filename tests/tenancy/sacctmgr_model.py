@@ -171,11 +171,13 @@ class Sacctmgr:
                 rows[0].append([name, *(values.get(c.option, c.unset) for c in QOS)])
             elif kind in ("team", "member"):
                 user, partition = rest or ("", "")
-                rows[1].append([name, user, partition, *(values.get(c.option, c.unset) for c in ASSOCIATION)])
+                rows[1].append(
+                    [self.cluster, name, user, partition, *(values.get(c.option, c.unset) for c in ASSOCIATION)]
+                )
                 parent = "" if user or name == "root" else values.get("Parent", "root")
-                rows[2].append([name, user, partition, parent])
+                rows[2].append([self.cluster, name, user, parent])
             elif kind == "user":
-                rows[3].append([name, values["DefaultAccount"]])
+                rows[3].append([self.cluster, name, values["DefaultAccount"]])
                 rows[4].append([name, values.get("AdminLevel", "None")])
         leads = [key for key in self.objects if key[0] == "lead"]
         for kind, name, *_ in [key for key in self.objects if key[0] == "team"]:
