@@ -29,6 +29,7 @@ NOUNS = {
     "script": "The sbatch files of a site: list, render, check.",
     "site": "List, show, check and generate site files.",
     "stage": "Move datasets to a node's own NVMe, verified (also: pit-stage).",
+    "tenancy": "Who may have what: a policy of teams, tiers and limits, and Slurm's accounting.",
     "topology": "Choose nodes and order ranks by the network fabric.",
 }
 # Packages that only some commands import, by the extra that installs them.

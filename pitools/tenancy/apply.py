@@ -6,14 +6,19 @@ A run that ends in the middle needs no repair: the next one reads what accountin
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from pitools.core import timestamps
-from pitools.core.errors import ClusterError, UsageError, suggest
+from pitools.core.errors import ClusterError, UsageError
 from pitools.core.journal import append_record, read_journal
+from pitools.core.locks import lock
 from pitools.core.record import Record
+from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 from pitools.tenancy.changes import command, effective_tiers, order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 
@@ -29,7 +34,7 @@ class ObjectChange(Record, frozen=True, kw_only=True, tag="pit.tenancy-object/1"
 
 
 class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1"):
-    """A line of a cluster's journal. kind: a run starts, a call is about to be made, the run made all calls.
+    """A line of the journal. kind: a run starts, a call is about to be made, the run made all calls.
 
     objects: of a start, each object that differs at its end; of a call, the one that it changes.
     """
@@ -38,33 +43,54 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1")
     run: str
     at: str
     user: str
+    site: str
     cluster: str
     argv: list[str] = []
     objects: list[ObjectChange] = []
 
 
-def apply_changes(now: ClusterState, then: ClusterState, journal: Path, user: str, call: Call) -> str:
-    """Make one state the other, one call of sacctmgr after another; return the run's ID, "" if nothing differs.
+def tenancy_dir() -> Path:
+    """Return the folder of the journal, private to the user; create it if it is missing. Raises ClusterError."""
+    return ensure_private_dir(xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "tenancy")
+
+
+def journal_path() -> Path:
+    """Return the journal of all sites. Raises ClusterError."""
+    return tenancy_dir() / "journal.jsonl"
+
+
+def lock_journal() -> AbstractContextManager[None]:
+    """Hold the lock of all runs: sites may share a database. Raises TryLater while another process holds it."""
+    return lock(tenancy_dir() / "lock", "the accounting of all sites", is_own=True)
+
+
+def apply_changes(
+    now: ClusterState, then: ClusterState, call: Call, *, site: str, user: str, journal: Path
+) -> Iterator[JournalEntry]:
+    """Make one state the other, one call of sacctmgr after another; yield each when it is made.
 
     call: runs an argv, and raises PitError if it failed: then the rest is left for the next run.
     """
     changes = order_changes(now, then)
     if not changes:
-        return ""
+        return
     run = secrets.token_hex(4)
 
-    def note(kind: Literal["start", "call", "end"], argv: list[str], objects: list[ObjectChange]) -> None:
-        at = timestamps.now_rfc3339()
-        entry = JournalEntry(kind=kind, run=run, at=at, user=user, cluster=now.cluster, argv=argv, objects=objects)
+    def note(kind: Literal["start", "call", "end"], argv: list[str], objects: list[ObjectChange]) -> JournalEntry:
+        at, cluster = timestamps.now_rfc3339(), now.cluster
+        entry = JournalEntry(
+            kind=kind, run=run, at=at, user=user, site=site, cluster=cluster, argv=argv, objects=objects
+        )
         append_record(journal, entry)
+        return entry
 
     note("start", [], differences(now, then))
     for change in changes:
         argv = command(change, now.cluster)
-        note("call", argv, [ObjectChange(key=change.key, before=change.before, after=change.after)])
+        entry = note("call", argv, [ObjectChange(key=change.key, before=change.before, after=change.after)])
         call(argv)
+        yield entry
     note("end", [], [])
-    return run
 
 
 def differences(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
@@ -76,18 +102,23 @@ def differences(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
     ]
 
 
+def site_of_run(journal: Path, run: str) -> str:
+    """Return the site that a run changed. Raises UsageError for an unknown run."""
+    sites = {entry.run: entry.site for entry in read_journal(journal, JournalEntry)}
+    if run not in sites:
+        raise UsageError(f'no run "{run}" in the journal', where=str(journal), hint="list them: pit tenancy history")
+    return sites[run]
+
+
 def undone_state(now: ClusterState, journal: Path, run: str) -> ClusterState:
     """Return the state with each object that a run changed as it was before.
 
-    Raises UsageError for an unknown run, ClusterError if an object was changed by somebody else since.
+    Raises ClusterError if an object was changed by somebody else since.
     """
-    entries = [entry for entry in read_journal(journal, JournalEntry) if entry.cluster == now.cluster]
-    starts = {entry.run: entry for entry in entries if entry.kind == "start"}
-    if run not in starts:
-        raise UsageError(f'no run "{run}" changed cluster {now.cluster}', hint=suggest(run, starts))
-    on_the_way = [change for entry in entries if entry.run == run for change in entry.objects]
+    entries = [entry for entry in read_journal(journal, JournalEntry) if entry.run == run]
+    on_the_way = [change for entry in entries for change in entry.objects]
     objects = dict(now.objects)
-    for change in starts[run].objects:
+    for change in next(entry for entry in entries if entry.kind == "start").objects:
         values = now.objects.get(change.key)
         if values not in [
             own for other in on_the_way if other.key == change.key for own in (other.before, other.after)
@@ -98,7 +129,7 @@ def undone_state(now: ClusterState, journal: Path, run: str) -> ClusterState:
             objects.pop(change.key, None)
         else:
             objects[change.key] = change.before
-    return ClusterState(cluster=now.cluster, objects=objects)
+    return msgspec.structs.replace(now, objects=objects)
 
 
 def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
@@ -114,9 +145,12 @@ def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
         for key in rows["then"]
         if effective_tiers(now, key) and not effective_tiers(then, key)
     ]
-    gone = sorted({key[2] for key in rows["now"]} - {key[2] for key in rows["then"]})
-    if gone and rows["then"]:
-        problems.append(f"in no team any more: {', '.join(gone)}")
+    users = {key[2] for key in rows["now"]}
+    gone = users - {key[2] for key in rows["then"]}
+    if rows["then"] and 2 * len(gone) > len(users):
+        problems.append(
+            f"{len(gone)} of {len(users)} users would be in no team any more: {', '.join(sorted(gone)[:5])}"
+        )
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of a policy as TOML text: short tables on one line, one key per line, lists of names folded."""
+"""Fold the tables of several sites into one policy, and write it as TOML text: one key per line, amounts on one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,34 @@ def policy_text(tables: dict[str, Any]) -> str:
     lines: list[str] = []
     _write(tables, (), lines)
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def site_tables(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return one policy for several sites' tables: what all have alike, and below `sites` what each has besides."""
+    common = _common(list(tables.values()))
+    return {**common, "sites": {site: _besides(own, common) for site, own in tables.items()}}
+
+
+def _common(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    first, *others = tables
+    both: dict[str, Any] = {}
+    for key, value in first.items():
+        values = [value, *(other.get(key) for other in others)]
+        if all(isinstance(each, dict) for each in values) and not key.startswith(_INLINE):
+            both[key] = _common(values)
+        elif all(each == value for each in values):
+            both[key] = value
+    return both
+
+
+def _besides(table: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    rest = {}
+    for key, value in table.items():
+        if key not in common:
+            rest[key] = value
+        elif value != common[key]:
+            rest[key] = _besides(value, common[key])
+    return rest
 
 
 def _write(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:

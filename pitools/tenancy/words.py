@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pitools.tenancy.changes import Change
-from pitools.tenancy.cluster_state import Values
+from pitools.tenancy.cluster_state import Key, Values
 from pitools.tenancy.columns import COLUMNS
 
 
 def describe(change: Change) -> str:
     """Return what a change does, in the words of the policy."""
-    name = _name(change)
+    name = name_of(change.key)
     if change.after is None:
         return f"remove {name}" + (" from all teams" if change.key[0] == "user" else "")
     if change.before is None:
@@ -18,8 +18,9 @@ def describe(change: Change) -> str:
     return f"{name}: {_differences(change.key[0], change.before, change.after)}"
 
 
-def _name(change: Change) -> str:
-    kind, name, *rest = change.key
+def name_of(key: Key) -> str:
+    """Return an object's name: `team vision`, `ann in team vision`."""
+    kind, name, *rest = key
     if kind == "lead":
         return f"lead {rest[0]} of team {name}"
     if kind == "member":

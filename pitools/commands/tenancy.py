@@ -1,0 +1,20 @@
+"""`pit tenancy`: who may have what on the clusters."""
+
+from __future__ import annotations
+
+import click
+
+from pitools.commands.lazy_group import LazyGroup
+
+COMMANDS = {
+    "import": ("tenancy_plan", "import_command", "Print the policy that sites have now."),
+    "plan": ("tenancy_plan", "plan", "Show what a policy would change, in words and as commands."),
+    "run": ("tenancy_run", "run", "Change accounting to a policy, or undo a run."),
+    "check": ("tenancy_plan", "check", "Find what differs from a policy, for cron."),
+    "history": ("tenancy_run", "history", "List the changes that were made, with who and when."),
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Teams, users, tiers and limits of Slurm's accounting, from a policy file, over several sites."""

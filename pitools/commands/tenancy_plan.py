@@ -1,0 +1,125 @@
+"""`pit tenancy import|plan|check`: read accounting, and compare it with a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.completion import complete_files
+from pitools.commands.options import LocalPath, rows_format_option, sites_option
+
+if TYPE_CHECKING:
+    from pitools.core.errors import PitError
+    from pitools.tenancy.policy import Policy
+    from pitools.tenancy.read import SiteAccounting
+
+CHANGE_COLUMNS = ("site", "change", "command")
+policy_argument = click.argument("policy", type=LocalPath(dir_okay=False), shell_complete=complete_files)
+policy_sites_option = sites_option("A site of the policy; repeatable; by default each of its [sites].")
+
+
+def load_policies(path: Path, sites: Iterable[str]) -> dict[str, Policy]:
+    """Return the policy of each site: those named by --site, else those of the policy, else the default."""
+    from pitools.tenancy.policy import load_policies as load
+
+    source = click.get_current_context().get_parameter_source("sites")
+    is_named = source is not click.core.ParameterSource.DEFAULT
+    return load(path, tuple(sites) if is_named else (), next(iter(sites)))
+
+
+def read_accounting(names: Iterable[str]) -> tuple[dict[str, SiteAccounting], list[PitError]]:
+    """Return the accounting of the sites that answered, and the errors of the others."""
+    from pitools.core.errors import PitError
+    from pitools.site.load import load_site
+    from pitools.tenancy.read import read_sites
+
+    answers = read_sites([load_site(name) for name in dict.fromkeys(names)])
+    errors = []
+    for name, answer in answers.items():
+        if isinstance(answer, PitError):
+            answer.where = f"site {name}: {answer.where}" if answer.where else f"site {name}"
+            errors.append(answer)
+    return {name: answer for name, answer in answers.items() if not isinstance(answer, PitError)}, errors
+
+
+def raise_last(errors: list[PitError]) -> None:
+    """Print all errors but the last on stderr, and raise the last."""
+    for error in errors[:-1]:
+        click.echo(f"pit: {error}" + (f"; {error.hint}" if error.hint else ""), err=True)
+    if errors:
+        raise errors[-1]
+
+
+def print_lock_outs(problems: Mapping[str, list[str]]) -> None:
+    """Print what would lock users out on stderr."""
+    for site, texts in problems.items():
+        for text in texts:
+            click.echo(f"pit: site {site}: {text}; pit tenancy run refuses this without --lock-out {site}", err=True)
+
+
+@click.command("import")
+@sites_option("A site to read; repeatable.")
+def import_command(sites: tuple[str, ...]) -> None:
+    """Print the policy (TOML) that sites have now; `plan` of it changes nothing.
+
+    Of several sites: what all have alike, and in [sites] what differs.
+    """
+    from pitools.tenancy.desired import policy_tables
+    from pitools.tenancy.policy_text import policy_text, site_tables
+
+    accounting, errors = read_accounting(sites)
+    raise_last(errors)
+    tables = site_tables({name: policy_tables(each.state) for name, each in accounting.items()})
+    click.echo(policy_text(tables), nl=False)
+
+
+@click.command()
+@policy_argument
+@policy_sites_option
+@rows_format_option
+def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
+    """Show what `run` would change to make accounting what POLICY says; nothing is changed.
+
+    Each record is one call of sacctmgr, in the order of the calls: `pit tenancy run -` accepts them.
+    Exit 75: a site did not answer; the others are shown.
+    """
+    _compare(policy, sites, form)
+
+
+@click.command()
+@policy_argument
+@policy_sites_option
+@rows_format_option
+@click.pass_context
+def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -> None:
+    """Find what accounting has that POLICY does not say, for cron.
+
+    Exit 1: something differs; 75: a site did not answer.
+    """
+    if _compare(policy, sites, form):
+        ctx.exit(1)
+
+
+def _compare(path: Path, sites: tuple[str, ...], form: str) -> int:
+    """Print the changes from accounting to a policy, and return their number. Raises the error of a silent site."""
+    from pitools.core.output import Output
+    from pitools.tenancy.apply import lock_outs
+    from pitools.tenancy.desired import desired_state
+    from pitools.tenancy.site_plan import plan_rows, require_agreement
+
+    policies = load_policies(path, sites)
+    accounting, errors = read_accounting(policies)
+    require_agreement({name: policies[name] for name in accounting}, accounting, str(path))
+    then = {name: desired_state(policies[name], each.state, str(path)) for name, each in accounting.items()}
+    count = 0
+    with Output(form, CHANGE_COLUMNS) as out:
+        for name, each in accounting.items():
+            for row in plan_rows(name, each.state, then[name]):
+                out(row)
+                count += 1
+    print_lock_outs({name: lock_outs(each.state, then[name]) for name, each in accounting.items()})
+    raise_last(errors)
+    return count

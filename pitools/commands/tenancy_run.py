@@ -1,0 +1,124 @@
+"""`pit tenancy run|history`: change accounting, undo it, and list what was changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.completion import complete_files, complete_sites
+from pitools.commands.options import rows_format_option
+from pitools.commands.tenancy_plan import load_policies, policy_sites_option, raise_last, read_accounting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pitools.tenancy.cluster_state import ClusterState
+    from pitools.tenancy.policy import Policy
+
+    DesiredState = Callable[[ClusterState], ClusterState]
+
+DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
+
+
+@click.command()
+@click.argument("policy", required=False, default="", shell_complete=complete_files)
+@policy_sites_option
+@click.option("--undo", metavar="RUN", default="", help="Instead of a policy: restore what this run changed.")
+@click.option(
+    "--lock-out",
+    "lock_outs",
+    metavar="SITE",
+    multiple=True,
+    shell_complete=complete_sites,
+    help="Even if users or all administrators of this site are locked out.",
+)
+@rows_format_option
+def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ...], form: str) -> None:
+    """Make accounting what POLICY (TOML, or - for the records of a plan on stdin) says; a record for each change.
+
+    Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
+    Needs an administrator of Slurm's accounting.
+    Exit 3: users would be locked out, and nothing was changed; 75: a site did not answer, or another run is at work.
+    """
+    from pitools.core.errors import UsageError
+    from pitools.core.output import Output
+    from pitools.site.load import load_site
+    from pitools.tenancy.apply import lock_journal
+    from pitools.tenancy.read import read_site
+    from pitools.tenancy.site_plan import require_agreement, require_no_lock_out, run_changes
+
+    if bool(policy) == bool(undo):
+        raise UsageError("no policy" if not undo else "a policy and --undo", hint="pit tenancy run POLICY | --undo RUN")
+    with Output(form, DONE_COLUMNS) as out, lock_journal():
+        policies = load_policies(Path(policy), sites) if policy not in ("", "-") else {}
+        wanted = _policy_states(policies, policy) or (_plan_states() if policy else _undone_states(undo))
+        accounting, errors = read_accounting(wanted)
+        raise_last(errors)
+        require_agreement(policies, accounting, policy)
+        for name, each in accounting.items():
+            if not undo:
+                require_no_lock_out(name, each.state, wanted[name](each.state), lock_outs)
+        for i, name in enumerate(accounting):
+            # Sites may share a database: what the first changed is read again.
+            each = read_site(load_site(name)) if i else accounting[name]
+            for row in run_changes(each, wanted[name](each.state)):
+                out(row)
+
+
+def _policy_states(policies: dict[str, Policy], where: str) -> dict[str, DesiredState]:
+    from functools import partial
+
+    from pitools.tenancy.desired import desired_state
+
+    return {name: partial(desired_state, policy, where=where) for name, policy in policies.items()}
+
+
+def _plan_states() -> dict[str, DesiredState]:
+    """Return the states to which the records of a plan on stdin lead. Raises UsageError."""
+    import sys
+    from functools import partial
+
+    import msgspec
+
+    from pitools.core.errors import UsageError
+    from pitools.core.record import decode_json
+    from pitools.tenancy.site_plan import ChangeRow, planned_state
+
+    rows: dict[str, list[ChangeRow]] = {}
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            row = decode_json(line, ChangeRow)
+        except msgspec.DecodeError as error:
+            hint = "pit tenancy plan POLICY --format jsonl | pit tenancy run -"
+            raise UsageError(f"no record of a plan: {error}", where=f"stdin:{number}", hint=hint) from error
+        rows.setdefault(row.site, []).append(row)
+    return {site: partial(planned_state, site, rows=planned) for site, planned in rows.items()}
+
+
+def _undone_states(run: str) -> dict[str, DesiredState]:
+    from functools import partial
+
+    from pitools.tenancy.apply import journal_path, site_of_run, undone_state
+
+    journal = journal_path()
+    return {site_of_run(journal, run): partial(undone_state, journal=journal, run=run)}
+
+
+@click.command()
+@click.option(
+    "--site", "sites", metavar="NAME", multiple=True, shell_complete=complete_sites, help="Of this site alone."
+)
+@rows_format_option
+def history(sites: tuple[str, ...], form: str) -> None:
+    """List the changes that this user's runs made, the oldest first: who, when, from, to.
+
+    The state `unknown` is of a call during which a run was ended.
+    """
+    from pitools.core.output import Output
+    from pitools.tenancy import site_plan
+
+    with Output(form, DONE_COLUMNS) as out:
+        for row in site_plan.history(sites):
+            out(row)

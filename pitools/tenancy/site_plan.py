@@ -1,0 +1,177 @@
+"""Plan a policy for sites: the rows of a plan, what is refused; run it, and list what runs did."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from pitools.core.errors import ClusterError, ConfigError
+from pitools.core.journal import read_journal
+from pitools.core.record import Record
+from pitools.core.trust import user_name
+from pitools.tenancy.apply import (
+    JournalEntry,
+    ObjectChange,
+    apply_changes,
+    differences,
+    journal_path,
+    lock_outs,
+)
+from pitools.tenancy.changes import Change, command, order_changes
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.policy import Policy, User
+from pitools.tenancy.read import SiteAccounting, read_site
+from pitools.tenancy.words import describe, name_of
+
+_HINT = "it may have been carried out; run the same command again: it goes on from what accounting has"
+
+
+class ChangeRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-change/1"):
+    """A change of accounting: in words, as a command, and as an object's values (None: no object).
+
+    state: planned, done, or unknown: a run ended during the call. run, at, user: of the run, "" in a plan.
+    """
+
+    site: str
+    cluster: str
+    change: str
+    command: str
+    key: Key
+    before: Values | None
+    after: Values | None
+    state: Literal["planned", "done", "unknown"] = "planned"
+    run: str = ""
+    at: str = ""
+    user: str = ""
+
+
+def plan_rows(site: str, now: ClusterState, then: ClusterState) -> list[ChangeRow]:
+    """Return the changes that make one state of a site's cluster the other, in order."""
+    return [_row(site, now.cluster, change, command(change, now.cluster)) for change in order_changes(now, then)]
+
+
+def planned_state(site: str, now: ClusterState, rows: Iterable[ChangeRow]) -> ClusterState:
+    """Return the state to which the rows of a plan lead. Raises ClusterError if one of their objects changed since."""
+    steps: dict[Key, list[Values | None]] = {}
+    objects = dict(now.objects)
+    for row in rows:
+        steps.setdefault(row.key, [row.before]).append(row.after)
+        if row.after is None:
+            objects = {key: values for key, values in objects.items() if not _goes_with(key, row.key)}
+            continue
+        objects[row.key] = row.after
+        if row.key[0] == "member":  # a user's first association makes the user, with this default account
+            user = ("user", row.key[2])
+            if user not in objects:
+                objects[user] = {"DefaultAccount": row.key[1]}
+                steps[user] = [None, objects[user]]
+    for key, values in steps.items():  # any of them: an earlier run of the same plan may have ended in the middle
+        if now.objects.get(key) not in values:
+            hint = "make a new plan: pit tenancy plan"
+            raise ClusterError(f"{name_of(key)} has changed since the plan", where=f"site {site}", hint=hint)
+    return msgspec.structs.replace(now, objects=objects)
+
+
+def _goes_with(key: Key, removed: Key) -> bool:
+    """Return whether an object goes with a removed one: itself, or an association of a removed user."""
+    return key == removed or (removed[0] == "user" and key[0] == "member" and key[2] == removed[1])
+
+
+def require_agreement(policies: Mapping[str, Policy], accounting: Mapping[str, SiteAccounting], where: str) -> None:
+    """Raise ConfigError if sites that share a database want different values of what the database has once."""
+    for first, one in policies.items():
+        for second, other in policies.items():
+            if first < second and _share(accounting[first].state, accounting[second].state):
+                for key in _disagreements(one, other):
+                    problem = f'"{key}" differs between sites {first} and {second}, which share a database'
+                    hint = f"[sites.{second}] must not change it, or name it alike in both"
+                    raise ConfigError(problem, where=where, hint=hint, key=key)
+
+
+def _share(one: ClusterState, other: ClusterState) -> bool:
+    return other.cluster in one.others and one.cluster in other.others
+
+
+def _disagreements(one: Policy, other: Policy) -> Iterator[str]:
+    for tier in sorted({*one.tiers, *other.tiers}):
+        pair = one.tiers.get(tier), other.tiers.get(tier)
+        if pair[0] != pair[1] and (None not in pair or one.manage == other.manage == "all"):
+            yield f"tiers.{tier}"
+    for name in sorted({*one.teams} & {*other.teams}):
+        teams = one.teams[name], other.teams[name]
+        for key in ("description", "organization", "leads"):
+            if getattr(teams[0], key) != getattr(teams[1], key):
+                yield f"teams.{name}.{key}"
+    for user in sorted({*one.users, *other.users} & _members(one) & _members(other)):
+        if one.users.get(user, User()).admin != other.users.get(user, User()).admin:
+            yield f"users.{user}.admin"
+
+
+def _members(policy: Policy) -> set[str]:
+    return {user for team in policy.teams.values() for user in (*team.users, *team.members)}
+
+
+def require_no_lock_out(site: str, now: ClusterState, then: ClusterState, allowed: Sequence[str]) -> None:
+    """Raise ConfigError if a state locks users or administrators out, unless it is allowed for this site."""
+    if site not in allowed and (problems := lock_outs(now, then)):
+        hint = f"if that is wanted: --lock-out {site}"
+        raise ConfigError("; ".join(problems), where=f"site {site}", hint=hint)
+
+
+def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[ChangeRow]:
+    """Make a site's accounting the state, yield each change when it is made, and read the result.
+
+    The caller holds the lock. Raises ClusterError if accounting then differs: somebody else changed it meanwhile.
+    """
+    site, slurm = accounting.site.name, accounting.client
+    user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
+    entries = apply_changes(
+        accounting.state,
+        then,
+        lambda argv: slurm.run_once(argv, _HINT) and None,
+        site=site,
+        user=user,
+        journal=journal_path(),
+    )
+    is_changed = False
+    for entry in entries:
+        is_changed = True
+        yield _entry_row(entry, "done")
+    if is_changed and (left := differences(read_site(accounting.site).state, then)):
+        problem = f"{name_of(left[0].key)} is not as set by this run: {left[0].before} (expected {left[0].after})"
+        hint = "somebody else may have changed it meanwhile: pit tenancy plan shows what differs"
+        raise ClusterError(problem, where=f"site {site}", hint=hint)
+
+
+def history(sites: Sequence[str] = ()) -> list[ChangeRow]:
+    """Return the changes of all runs at these sites, or at all, the oldest first. Raises DataError."""
+    entries = [entry for entry in read_journal(journal_path(), JournalEntry) if not sites or entry.site in sites]
+    last = {entry.run: entry for entry in entries}
+    return [
+        _entry_row(entry, "unknown" if entry is last[entry.run] else "done")
+        for entry in entries
+        if entry.kind == "call"
+    ]
+
+
+def _entry_row(entry: JournalEntry, state: Literal["done", "unknown"]) -> ChangeRow:
+    changed: ObjectChange = entry.objects[0]
+    change = Change(key=changed.key, before=changed.before, after=changed.after)
+    row = _row(entry.site, entry.cluster, change, entry.argv)
+    return msgspec.structs.replace(row, state=state, run=entry.run, at=entry.at, user=entry.user)
+
+
+def _row(site: str, cluster: str, change: Change, argv: list[str]) -> ChangeRow:
+    return ChangeRow(
+        site=site,
+        cluster=cluster,
+        change=describe(change),
+        command=shlex.join(argv),
+        key=change.key,
+        before=change.before,
+        after=change.after,
+    )
