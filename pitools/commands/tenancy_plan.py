@@ -1,4 +1,4 @@
-"""`pit tenancy import|plan|check`: read accounting, and compare it with a policy."""
+"""`pit tenancy import|plan`: read accounting, and compare it with a policy."""
 
 from __future__ import annotations
 
@@ -86,40 +86,18 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
     Each record is one call of sacctmgr, in the order of the calls: `pit tenancy run -` accepts them.
     Exit 75: a site did not answer; the others are shown.
     """
-    _compare(policy, sites, form)
-
-
-@click.command()
-@policy_argument
-@policy_sites_option
-@rows_format_option
-@click.pass_context
-def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -> None:
-    """Find what accounting has that POLICY does not say, for cron.
-
-    Exit 1: something differs; 75: a site did not answer.
-    """
-    if _compare(policy, sites, form):
-        ctx.exit(1)
-
-
-def _compare(path: Path, sites: tuple[str, ...], form: str) -> int:
-    """Print the changes from accounting to a policy, and return their number. Raises the error of a silent site."""
     from pitools.core.output import Output
     from pitools.tenancy.apply import lock_outs
     from pitools.tenancy.desired import desired_state
     from pitools.tenancy.site_plan import plan_rows, require_agreement
 
-    policies = load_policies(path, sites)
+    policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
-    require_agreement({name: policies[name] for name in accounting}, accounting, str(path))
-    then = {name: desired_state(policies[name], each.state, str(path)) for name, each in accounting.items()}
-    count = 0
+    require_agreement({name: policies[name] for name in accounting}, accounting, str(policy))
+    then = {name: desired_state(policies[name], each.state, str(policy)) for name, each in accounting.items()}
     with Output(form, CHANGE_COLUMNS) as out:
         for name, each in accounting.items():
             for row in plan_rows(name, each.state, then[name]):
                 out(row)
-                count += 1
     print_lock_outs({name: lock_outs(each.state, then[name]) for name, each in accounting.items()})
     raise_last(errors)
-    return count

@@ -13,9 +13,9 @@ def describe(change: Change) -> str:
     if change.after is None:
         return f"remove {name}" + (" from all teams" if change.key[0] == "user" else "")
     if change.before is None:
-        values = _differences(change.key[0], {}, change.after)
+        values = difference_text(change.key[0], {}, change.after)
         return f"add {name}" + (f": {values}" if values else "")
-    return f"{name}: {_differences(change.key[0], change.before, change.after)}"
+    return f"{name}: {difference_text(change.key[0], change.before, change.after)}"
 
 
 def name_of(key: Key) -> str:
@@ -28,7 +28,8 @@ def name_of(key: Key) -> str:
     return f"{kind} {name}"
 
 
-def _differences(kind: str, before: Values, after: Values) -> str:
+def difference_text(kind: str, before: Values, after: Values) -> str:
+    """Return what differs between an object's values, each key from → to."""
     parts = []
     for column in COLUMNS[kind]:
         old = before.get(column.option, "") or column.unset

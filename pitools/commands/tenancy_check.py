@@ -1,0 +1,54 @@
+"""`pit tenancy check`: judge sites by their policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pitools.commands.options import rows_format_option
+from pitools.commands.tenancy_plan import (
+    load_policies,
+    policy_argument,
+    policy_sites_option,
+    raise_last,
+    read_accounting,
+)
+
+COLUMNS = ("site", "kind", "object", "message", "hint")
+
+
+@click.command()
+@policy_argument
+@policy_sites_option
+@rows_format_option
+@click.pass_context
+def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -> None:
+    """Find what differs from POLICY, with who changed it, and what keeps its limits from having an effect.
+
+    Of drift, `policy → site`, with the last who changed that in accounting, if it tells. Toothless are settings of
+    Slurm, and rights, that set aside what the policy uses; notes are no fault. For cron.
+
+    Exit 1: something differs or is toothless; 75: a site did not answer.
+    """
+    from pitools.core.errors import PitError
+    from pitools.core.output import Output
+    from pitools.tenancy.check import check_site
+    from pitools.tenancy.desired import desired_state
+
+    policies = load_policies(policy, sites)
+    accounting, errors = read_accounting(policies)
+    is_bad = False
+    with Output(form, COLUMNS) as out:
+        for name, each in accounting.items():
+            try:
+                found = check_site(each, policies[name], desired_state(policies[name], each.state, str(policy)))
+            except PitError as error:  # the other sites are judged
+                errors.append(error)
+                continue
+            for finding in found:
+                out(finding)
+                is_bad = is_bad or finding.kind != "note"
+    raise_last(errors)
+    if is_bad:
+        ctx.exit(1)

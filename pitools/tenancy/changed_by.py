@@ -1,0 +1,107 @@
+"""Find who changed an object of accounting, in the transactions that slurmdbd keeps.
+
+Slurm does not write down that an account got another parent, nor the name of a removed QOS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC
+
+import msgspec
+
+from pitools.slurm.parse_transactions import Transaction, parse_transactions, transactions
+from pitools.tenancy.apply import ObjectChange
+from pitools.tenancy.cluster_state import Key
+from pitools.tenancy.columns import COLUMNS
+
+_SINCE = "now-90days"
+_MAX_CHANGES = 3
+# A column of Slurm's database → the key of a policy, where _key_of's rules do not make it.
+_KEYS = {
+    "shares": "shares",
+    "qos": "tiers",
+    "delta_qos": "tiers",
+    "def_qos_id": "default_tier",
+    "is_def": "default_team",
+    "parent_acct": "parent",
+    "preempt": "preempts",
+    "usage_thres": "usage_threshold",
+    "admin_level": "admin",
+}
+_RULES = (
+    (r"_(?:duration_per_job|pj)$", ""),
+    (r"_pn$", "_per_node"),
+    (r"_pu$", "_per_user"),
+    (r"_pa$", "_per_account"),
+    (r"submit_jobs", "submit"),
+)
+
+
+class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """The last changes of a cluster's accounting, oldest first. keys: id → key of an association."""
+
+    transactions: tuple[Transaction, ...]
+    keys: dict[str, Key]
+
+    def of(self, change: ObjectChange) -> tuple[Transaction, ...]:
+        """Return the last changes that made an object differ, newest first; () where accounting does not tell."""
+        differing = {
+            column.key
+            for column in COLUMNS[change.key[0]]
+            if (change.before or {}).get(column.option) != (change.after or {}).get(column.option)
+        }
+        action = "remove" if change.after is None else "add" if change.before is None else "modify"
+        found = [
+            each
+            for each in reversed(self.transactions)
+            if self._is_of(each, change.key)
+            and each.action == action
+            and (action != "modify" or differing & {_key_of(field) for field in each.fields})
+        ]
+        return tuple(found[:_MAX_CHANGES])
+
+    def _is_of(self, each: Transaction, key: Key) -> bool:
+        kind, name, *rest = key
+        if each.kind == "association":
+            keys = [self.keys.get(number) for number in each.ids]
+            is_default = kind == "user" and "is_def" in each.fields
+            return key in keys or (is_default and any(row and row[0] == "member" and row[2] == name for row in keys))
+        if kind == "lead":
+            return each.kind == "coordinator" and name in each.accounts and rest[0] in each.names
+        if (kind, each.kind, each.action) == ("tier", "qos", "remove"):
+            return True  # by its id alone
+        return (kind, each.kind) in {("tier", "qos"), ("team", "account"), ("user", "user")} and name in each.names
+
+
+def queries(cluster: str) -> list[list[str]]:
+    """Return the commands whose answers `parse_changes` reads. The first is for QOS, accounts and users."""
+    ids = ["sacctmgr", "-n", "-P", "show", "assoc", f"cluster={cluster}", "withdeleted"]
+    return [transactions(_SINCE), transactions(_SINCE, cluster), [*ids, "format=ID,Account,User,Partition"]]
+
+
+def parse_changes(answers: Sequence[str]) -> AccountingChanges:
+    """Parse the answers to `queries`, with times in UTC."""
+    everywhere, here, ids = answers
+    rows = (line.split("|") for line in ids.split("\n") if line.count("|") == 3)
+    keys = {number: _association_key(*names) for number, *names in rows}
+    changes = parse_transactions(here, UTC)
+    for each in changes:
+        if (each.action, each.kind) == ("add", "association"):
+            keys |= {number: _association_key(*each.names) for number in each.ids}
+    changes += [each for each in parse_transactions(everywhere, UTC) if each.kind != "association"]
+    return AccountingChanges(transactions=tuple(sorted(changes, key=lambda each: each.at)), keys=keys)
+
+
+def _association_key(account: str, user: str, partition: str) -> Key:
+    return ("member", account, user, partition) if user else ("team", account)
+
+
+def _key_of(field: str) -> str:
+    """Return the policy's key for a column of Slurm's database: `max_tres_pu` is `max_tres_per_user`."""
+    if field in _KEYS:
+        return _KEYS[field]
+    for pattern, text in _RULES:
+        field = re.sub(pattern, text, field)
+    return field

@@ -1,0 +1,40 @@
+"""Check a site against its policy: one call more than reading its accounting takes."""
+
+from __future__ import annotations
+
+from pitools.slurm import argv
+from pitools.slurm.multi_query import run_queries, stdout_or_raise
+from pitools.slurm.parse_nodes import parse_partitions
+from pitools.tenancy import changed_by, drift
+from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.drift import Finding
+from pitools.tenancy.policy import Policy
+from pitools.tenancy.read import SiteAccounting
+
+_USERS = ["sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel"]
+
+
+def check_site(accounting: SiteAccounting, policy: Policy, then: ClusterState) -> list[Finding]:
+    """Return what differs from the policy at a site, what makes it toothless, and notes. Raises ClusterError."""
+    config, now, site = accounting.config, accounting.state, accounting.site.name
+    transport = accounting.client.transport
+    *histories, users, partitions = run_queries(
+        transport, [*changed_by.queries(config.cluster), _USERS, argv.PARTITIONS]
+    )
+    # A user without rights may not read the history: then nobody is named.
+    made_by = changed_by.parse_changes([done.stdout if done.code == 0 else "" for done in histories])
+    rows = [line.partition("|") for line in stdout_or_raise(transport, users).splitlines()]
+    # A right that a user's table of the policy would take away is drift already.
+    levels = {
+        user: level for user, _, level in rows if now.objects.get(("user", user)) == then.objects.get(("user", user))
+    }
+    admins = {name for name, user in policy.users.items() if user.admin}
+    toothless = [
+        *drift.find_toothless(config, then),
+        *drift.find_bypasses(now, then, set(policy.tiers), parse_partitions(stdout_or_raise(transport, partitions))),
+        *drift.find_administrators(levels, admins),
+    ]
+    found = list(drift.find_drift(now, then, made_by, site))
+    found += [Finding(site=site, kind="toothless", object=o, message=m, hint=h) for o, m, h in toothless]
+    notes = drift.find_notes(config, then)
+    return found + [Finding(site=site, kind="note", object=o, message=m, hint=h) for o, m, h in notes]

@@ -1,0 +1,143 @@
+"""What makes a policy untrue at a site: drift, with who made it; settings that take its effect away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from pitools.slurm.parse_cluster import parse_config
+from pitools.slurm.records import Config, Partition
+from pitools.tenancy import drift
+from pitools.tenancy.changed_by import AccountingChanges, parse_changes
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from tests.tenancy.states import states
+
+NOBODY = AccountingChanges(transactions=(), keys={})
+POLICY: dict[Key, Values] = {
+    ("tier", "urgent"): {"Priority": "9", "Preempt": "low", "MaxTRESPU": "gres/gpu=4"},
+    ("tier", "low"): {},
+    ("team", "vision"): {"Fairshare": "7", "QOS": "low,urgent", "GrpTRESMins": "gres/gpu=6000"},
+    ("member", "vision", "ann", ""): {},
+    ("user", "ann"): {},
+}
+SOUND = {
+    "AccountingStorageEnforce": "associations,limits,qos,safe",
+    "AccountingStorageTRES": "cpu,mem,gres/gpu",
+    "PriorityType": "priority/multifactor",
+    "PriorityWeightFairShare": "1000",
+    "PriorityWeightQOS": "1000",
+    "PriorityDecayHalfLife": "00:00:00",
+    "PriorityUsageResetPeriod": "MONTHLY",
+    "PreemptType": "preempt/qos",
+    "PreemptMode": "REQUEUE",
+    "JobRequeue": "1",
+}
+
+
+def state(objects: dict[Key, Values]) -> ClusterState:
+    return ClusterState(cluster="alpha", objects=objects)
+
+
+def config(**changes: str) -> Config:
+    return Config(cluster="alpha", version=(22, 5), values={**SOUND, **changes})
+
+
+@given(states(), states())
+@settings(max_examples=50, deadline=None)
+def test_drift_is_each_object_that_differs(now: ClusterState, then: ClusterState) -> None:
+    """Each object that differs is one finding with its name, and equal states have none."""
+    found = list(drift.find_drift(now, then, NOBODY, "alpha"))
+    keys = {key for key in (*now.objects, *then.objects) if now.objects.get(key) != then.objects.get(key)}
+    assert len(found) == len(keys)
+    assert list(drift.find_drift(now, now, NOBODY, "alpha")) == []
+
+
+@pytest.fixture
+def recorded(repo: Path) -> AccountingChanges:
+    """The history of a real database: see tests/replay/README.md."""
+    replay = repo / "tests/replay/slurm-22.05"
+    names = ("transactions", "transactions_cluster", "assoc_ids")
+    return parse_changes([(replay / f"{name}.txt").read_text() for name in names])
+
+
+@pytest.mark.parametrize(
+    ("key", "policy", "site", "at"),
+    [
+        (("team", "vision"), {}, {"MaxWall": "1-00:00:00"}, "08:14:36"),
+        (("team", "vision"), {}, {"Description": "eyes"}, "08:14:39"),
+        (("team", "vision"), {"Parent": "lab"}, {"Parent": "infra"}, ""),  # Slurm does not write it down
+        (("member", "vision", "bob", ""), {}, {"MaxJobs": "5"}, "08:14:36"),
+        (("member", "gone", "bob", ""), {}, None, "08:14:38"),
+        (("member", "vision", "ann", "main"), None, {}, "08:14:34"),
+        (("tier", "low"), {}, {"MaxTRESPU": "gres/gpu=4"}, "08:14:37"),
+        (("tier", "low"), {}, {"UsageFactor": "2"}, ""),
+        (("tier", "temp"), {}, None, "08:14:40"),
+        (("user", "ann"), {}, {"AdminLevel": "Operator"}, "08:14:37"),
+        (("user", "root"), {"DefaultAccount": "infra"}, {"DefaultAccount": "lab"}, "08:14:05"),
+        (("lead", "vision", "ann"), {}, None, "08:14:38"),
+    ],
+)
+def test_who_made_it_differ(
+    recorded: AccountingChanges, key: Key, policy: Values | None, site: Values | None, at: str
+) -> None:
+    """The last change of just what differs is named, and none where accounting has none."""
+    now, then = (state({key: values} if values is not None else {}) for values in (site, policy))
+    (finding,) = drift.find_drift(now, then, recorded, "alpha")
+    assert [each.at[11:19] for each in finding.changes[:1]] == ([at] if at else [])
+    assert ("root at " in finding.message) == bool(at)
+
+
+def test_a_sound_configuration_has_no_finding(repo: Path) -> None:
+    """What the policy needs is set; and a policy that uses nothing needs nothing."""
+    assert list(drift.find_toothless(config(), state(POLICY))) == []
+    assert list(drift.find_notes(config(), state(POLICY))) == []
+    bare = parse_config((repo / "tests/replay/slurm-22.05/config.txt").read_text())
+    bare = msgspec.structs.replace(bare, values={**bare.values, "AccountingStorageEnforce": "none"})
+    assert list(drift.find_toothless(bare, state({("team", "vision"): {}}))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "objects"),
+    [
+        ({"AccountingStorageEnforce": "none"}, ["AccountingStorageEnforce"] * 4),
+        ({"AccountingStorageEnforce": "associations,limits,qos"}, ["AccountingStorageEnforce"]),
+        ({"AccountingStorageTRES": "cpu,mem"}, ["AccountingStorageTRES"]),
+        ({"PriorityType": "priority/basic"}, ["PriorityType"]),
+        ({"PriorityWeightFairShare": "0"}, ["PriorityWeightFairShare"]),
+        ({"PriorityWeightQOS": "0"}, ["PriorityWeightQOS"]),
+        ({"PreemptType": "preempt/none"}, ["PreemptType"]),
+        ({"PreemptMode": "OFF"}, ["tier low"]),
+        ({"JobRequeue": "0"}, ["tier low"]),
+    ],
+)
+def test_a_setting_that_takes_the_effect_away(changes: dict[str, Any], objects: list[str]) -> None:
+    """Each is found, alone, where the policy uses what it takes away."""
+    assert [name for name, _, _ in drift.find_toothless(config(**changes), state(POLICY))] == objects
+
+
+def test_qos_outside_the_policy_that_set_limits_aside() -> None:
+    """A usable QOS with a flag, and the QOS of a partition that comes before a tier; not the policy's own."""
+    policy = {key: values for key, values in POLICY.items() if key[0] != "team"}
+    policy["team", "vision"] = {"QOS": "urgent,other"}
+    other: Values = {"Flags": "DenyOnLimit,OverPartQOS", "MaxTRESPU": "gres/gpu=9"}
+    now = state({**policy, ("tier", "other"): other})
+    partitions = [Partition(partition="gpu", state="UP", qos="other"), Partition(partition="cpu", state="UP")]
+    found = list(drift.find_bypasses(now, now, {"urgent", "low"}, partitions))
+    assert [name for name, _, _ in found] == ["tier other", "partition gpu"]
+    assert "MaxTRESPU=gres/gpu of tier urgent" in found[1][1]
+    assert list(drift.find_bypasses(now, now, {"urgent", "low", "other"}, partitions)) == []
+
+
+def test_administrators_and_notes() -> None:
+    """Administrators that the policy does not name; budgets without a period, and a plugin, as notes."""
+    levels = {"root": "Administrator", "ann": "Operator", "eve": "Operator", "bob": "None"}
+    assert [name for name, _, _ in drift.find_administrators(levels, {"ann"})] == ["user eve"]
+    changes = {"PriorityDecayHalfLife": "7-00:00:00", "JobSubmitPlugins": "lua"}
+    notes = [name for name, _, _ in drift.find_notes(config(**changes), state(POLICY))]
+    assert notes == ["PriorityDecayHalfLife", "JobSubmitPlugins"]
+    for_ever = drift.find_notes(config(PriorityUsageResetPeriod="NONE"), state(POLICY))
+    assert [name for name, _, _ in for_ever] == ["PriorityUsageResetPeriod"]
