@@ -9,6 +9,7 @@ from pitools.commands.lazy_group import LazyGroup
 COMMANDS = {
     "import": ("tenancy_plan", "import_command", "Print the policy that sites have now."),
     "plan": ("tenancy_plan", "plan", "Show what a policy would change, in words and as commands."),
+    "show": ("tenancy_show", "show", "Show what a user may run, what binds, and what is left."),
     "run": ("tenancy_run", "run", "Change accounting to a policy, or undo a run."),
     "check": ("tenancy_check", "check", "Find what differs from a policy, and what makes it toothless; for cron."),
     "history": ("tenancy_run", "history", "List the changes that were made, with who and when."),

@@ -1,0 +1,150 @@
+"""Find what a user may run: for each account, QOS and partition the largest job, what binds a larger one, what is left.
+
+Limits alone are asked, as limits/ judges them: whether nodes are free, and when a job starts, is place's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from pitools.core.record import Record
+from pitools.limits.judge import judge
+from pitools.limits.left import LimitLeft, limits_left
+from pitools.limits.records import Binding, Effect, JobRequest, LimitState
+from pitools.limits.shared import usage_of_jobs
+from pitools.slurm.fields import parse_tres_amounts
+from pitools.slurm.records import Association, LimitUsage, Partition, SlurmJob
+
+_MINUTES_OF_A_YEAR = 366 * 24 * 60
+_BUDGETS = ("GrpTRESMins=gres/gpu", "GrpTRESMins=cpu")
+
+Counts = tuple[LimitUsage, ...] | Sequence[SlurmJob]
+
+
+class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"):
+    """What a user may run with one account and QOS in one partition, by limits alone.
+
+    effect: of a job of one GPU (one CPU, in a partition without GPUs) and a minute. now, ever: GPUs or CPUs, by
+    resource, of the largest job that may run beside what runs, and alone with the partition up. max_time_s: of a small
+    job, None for no limit within a year. hours_left: of the resource, of the tightest budget; None without one.
+    binding: what keeps a job larger than `now` from running, None where only the partition's size does; reason and
+    message are its. left: each limit shared with other jobs.
+    """
+
+    site: str
+    user: str
+    account: str
+    qos: str
+    partition: str
+    effect: Effect
+    resource: Literal["gpu", "cpu"]
+    now: int
+    ever: int
+    max_time_s: int | None
+    hours_left: float | None
+    reason: str
+    message: str
+    binding: Binding | None
+    left: tuple[LimitLeft, ...]
+
+
+def allowances(user: str, state: LimitState, counts: Counts, site: str) -> Iterator[Allowance]:
+    """Yield what the user may run with each account, QOS and partition of a cluster.
+
+    counts: slurmctld's, or, where it hides them, the jobs of the queue.
+    """
+    for account, qos, partition in _choices(user, state):
+        request = JobRequest(user=user, account=account, qos=qos, partition=partition.partition, time_s=60)
+        if counts and isinstance(counts[0], SlurmJob):
+            usage = usage_of_jobs(request, state, (job for job in counts if isinstance(job, SlurmJob)))
+        else:
+            usage = tuple(row for row in counts if isinstance(row, LimitUsage))
+        yield _allowance(request, msgspec.structs.replace(state, usage=usage), partition, site)
+
+
+def _choices(user: str, state: LimitState) -> Iterator[tuple[str, str, Partition]]:
+    """Yield each account, QOS and partition that the user can name; a row for the partition goes first."""
+    rows = [row for row in state.associations if row.cluster == state.cluster and row.user == user]
+    if not rows and "associations" not in state.enforced:
+        rows = [Association(cluster=state.cluster, account="", user=user)]
+    for account in dict.fromkeys(row.account for row in rows):
+        for partition in state.partitions:
+            here = [row for row in rows if row.account == account and row.partition in ("", partition.partition)]
+            for row in sorted(here, key=lambda row: not row.partition)[:1]:
+                for qos in row.qos if "qos" in state.enforced and row.qos else ("",):
+                    yield account, qos, partition
+
+
+def _allowance(request: JobRequest, state: LimitState, partition: Partition, site: str) -> Allowance:
+    tres = parse_tres_amounts(partition.tres)
+    gpus = tres.get("gres/gpu", 0)
+    total = gpus or partition.cpus
+    alone = msgspec.structs.replace(state, usage=(), partitions=(msgspec.structs.replace(partition, state="up"),))
+    one = _sized(request, 1, tres, partition)
+
+    def bound(amount: int) -> Binding | None:
+        return _binding(_sized(request, amount, tres, partition), state)
+
+    def lasts(minutes: int, by: LimitState) -> bool:
+        return _binding(msgspec.structs.replace(one, time_s=minutes * 60), by) is None
+
+    now = _largest(total, lambda amount: bound(amount) is None)
+    ever = _largest(total, lambda amount: _binding(_sized(request, amount, tres, partition), alone) is None)
+    minutes = _largest(_MINUTES_OF_A_YEAR, lambda minutes: lasts(minutes, state if now else alone))
+    left = tuple(limits_left(one, state))
+    budgets = [row.left / 60 for row in left if row.limit == _BUDGETS[0 if gpus else 1]]
+    binding = bound(now + 1) if now < total else None
+    verdict = judge(one, state)
+    return Allowance(
+        site=site,
+        user=request.user,
+        account=verdict.account,
+        qos=verdict.qos,
+        partition=request.partition,
+        effect="may-run" if now else binding.effect if binding else "pends",
+        resource="gpu" if gpus else "cpu",
+        now=now,
+        ever=ever,
+        max_time_s=None if minutes == _MINUTES_OF_A_YEAR else minutes * 60,
+        hours_left=min(budgets, default=None),
+        reason=binding.reason if binding else "",
+        message=binding.message if binding else "",
+        binding=binding,
+        left=left,
+    )
+
+
+def _sized(request: JobRequest, amount: int, tres: dict[str, int], partition: Partition) -> JobRequest:
+    """Return the request for so many GPUs, of the partition's only type, or CPUs; with one CPU a node beside GPUs."""
+    gpus, nodes = tres.get("gres/gpu", 0), max(1, partition.nodes)
+    per_node = max(1, (gpus or partition.cpus) // nodes)
+    on_nodes = -(-amount // per_node)
+    names = [name for name, total in tres.items() if name.startswith("gres/gpu") and total == gpus]
+    return msgspec.structs.replace(
+        request,
+        nodes=on_nodes,
+        cpus=on_nodes if gpus else amount,
+        gres=dict.fromkeys(names, amount) if gpus else {},
+    )
+
+
+def _binding(request: JobRequest, state: LimitState) -> Binding | None:
+    """Return the first limit that binds; not a minimum, which a larger job meets."""
+    return next((each for each in judge(request, state).bindings if not each.limit.startswith("Min")), None)
+
+
+def _largest(most: int, may_run: Callable[[int], bool]) -> int:
+    """Return the largest amount that may run, 0 if not even 1 may: what may run, may run smaller too."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if may_run(middle) else (low, middle)
+    return low
+
+
+def usable(rows: Iterable[Allowance]) -> list[Allowance]:
+    """Return what may run at some time: not where a user has no right, or no job is small enough."""
+    return [row for row in rows if row.ever]

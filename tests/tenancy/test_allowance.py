@@ -1,0 +1,138 @@
+"""What a user may run: on states that a real slurmctld had, against the judgement of each job by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from pitools.core.errors import UsageError
+from pitools.core.subprocesses import Completed
+from pitools.limits.judge import judge
+from pitools.limits.records import JobRequest, LimitState
+from pitools.site.load import load_site
+from pitools.slurm.records import Association, LimitUsage, Partition, Qos, SlurmJob
+from pitools.tenancy import read_allowances as read
+from pitools.tenancy.allowance import Allowance, allowances, usable
+from tests.limits.test_judge import Pair, recorded_pairs
+
+STATE = LimitState(
+    cluster="c",
+    enforced=("associations", "limits", "qos", "safe"),
+    associations=(
+        Association(cluster="c", account="root"),
+        Association(cluster="c", account="vision", parent="root", grp_tres_mins={"gres/gpu": "6000"}),
+        Association(cluster="c", account="vision", user="ann", qos=("low", "high")),
+        Association(cluster="c", account="vision", user="ann", partition="old", qos=("low",)),
+    ),
+    qos=(
+        Qos(qos="low", max_tres_per_user={"gres/gpu": "16"}, min_tres={"gres/gpu": "4"}),
+        Qos(qos="high", max_tres={"gres/gpu": "12"}, max_wall_s=7200),
+    ),
+    partitions=(
+        Partition(partition="gpu", state="up", nodes=8, cpus=64, tres={"gres/gpu": "64", "gres/gpu:h100": "64"}),
+        Partition(partition="old", state="up", nodes=4, cpus=32, allow_accounts=("others",)),
+    ),
+)
+USAGE = (
+    LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 10}),
+    LimitUsage(account="vision", tres_mins={"gres/gpu": 5000}, tres_run_mins={"gres/gpu": 400}),
+)
+
+
+def rows(user: str = "ann", counts: Sequence[LimitUsage | SlurmJob] = USAGE) -> dict[tuple[str, str], Allowance]:
+    found = allowances(user, STATE, tuple(counts), "alpha")  # type: ignore[arg-type]
+    return {(row.qos, row.partition): row for row in found}
+
+
+def test_what_may_run_now_and_ever_what_binds_and_what_is_left() -> None:
+    """By QOS and partition: the largest job beside what runs and alone, its time, the limit, the rest of the budget."""
+    found = rows()
+    assert list(found) == [("low", "gpu"), ("high", "gpu"), ("low", "old")]
+    low, high, old = found.values()
+    assert (low.effect, low.now, low.ever, low.reason) == ("may-run", 6, 16, "QOSMaxGRESPerUser")
+    assert (high.now, high.ever, high.reason, high.max_time_s) == (12, 12, "QOSMaxGRESPerJob", 7200)
+    assert low.hours_left == pytest.approx(10)
+    assert low.max_time_s == 600 * 60  # one GPU for all that is left of the budget
+    assert (old.resource, old.now, old.ever, old.effect) == ("cpu", 0, 0, "pends")
+    assert usable(found.values()) == [low, high]
+
+
+def test_a_partition_that_is_down_allows_something_later() -> None:
+    """Nothing runs there now, and the same as before ever."""
+    down = tuple(msgspec.structs.replace(row, state="down") for row in STATE.partitions)
+    low, *_ = allowances("ann", msgspec.structs.replace(STATE, partitions=down), USAGE, "alpha")
+    assert (low.now, low.ever, low.effect, low.reason) == (0, 16, "pends", "PartitionDown")
+
+
+def test_jobs_of_the_queue_count_where_slurmctld_hides_its_own_counts() -> None:
+    """A running job of the user takes its GPUs off what is left."""
+    job = SlurmJob(job_id="1", raw_id="1", state="RUNNING", user="ann", account="vision", qos="low", partition="gpu")
+    job = msgspec.structs.replace(job, nodes=2, gres="gpu:4")
+    assert rows(counts=[job])["low", "gpu"].now == 8
+
+
+def test_a_user_without_an_account_may_run_nothing() -> None:
+    """Unless Slurm requires no association: then in each partition, with the default account and QOS."""
+    assert rows("bob") == {}
+    state = msgspec.structs.replace(STATE, enforced=())
+    assert [(row.qos, row.partition, row.now) for row in allowances("bob", state, (), "alpha")] == [
+        ("", "gpu", 64),
+        ("", "old", 32),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_one_more_than_the_largest_job_is_bound(number: int) -> None:
+    """On recorded states, with slurmctld's counts: the largest job is judged free, a larger one as the row says."""
+    checked = 0
+    for pair, state in recorded_pairs()[number::16]:
+        for row in allowances(pair.job.user, state, state.usage, "alpha"):
+            _check(row, pair, state)
+            checked += 1
+    assert checked > 20
+
+
+def _check(row: Allowance, pair: Pair, state: LimitState) -> None:
+    (partition,) = (each for each in state.partitions if each.partition == row.partition)
+    names = [name for name in partition.tres if name.startswith("gres/gpu")]
+    per_node = int(partition.tres.get("gres/gpu", 0)) // partition.nodes
+
+    def reasons(amount: int, time_s: int = 60) -> list[str]:
+        nodes = -(-amount // per_node) if names else -(-amount // (partition.cpus // partition.nodes))
+        gres, cpus = (dict.fromkeys(names, amount), nodes) if names else ({}, amount)
+        job = JobRequest(
+            user=row.user, account=row.account, qos=row.qos, partition=row.partition, time_s=time_s, nodes=nodes
+        )
+        job = msgspec.structs.replace(job, gres=gres, cpus=cpus)
+        return [each.reason for each in judge(job, state).bindings if not each.limit.startswith("Min")]
+
+    if row.now:
+        assert reasons(row.now) == []
+    if row.binding:
+        assert reasons(row.now + 1)[0] == row.reason
+    if row.now and row.max_time_s is not None:
+        assert reasons(1, row.max_time_s) == []
+        assert reasons(1, row.max_time_s + 60)
+    same = (pair.job.account, pair.job.qos, pair.job.partition) == (row.account, row.qos, row.partition)
+    if same and pair.slurm[0] == "may-run" and row.resource == "gpu":  # the real slurmctld let this job run
+        assert row.now >= pair.job.gres.get("gres/gpu", 0)
+
+
+def test_reading_asks_for_the_accounts_of_the_user_alone(dev_sites: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call for the counts, of the user's accounts and those above; the queue's jobs where it is refused."""
+    asked: list[list[str]] = []
+
+    def queries(transport: object, commands: Sequence[Sequence[str]]) -> list[Completed]:
+        asked.extend(list(command) for command in commands)
+        error = "slurm_load_assoc_mgr_info error: Access/permission denied"
+        return [Completed(tuple(c), int(c[0] == "scontrol"), "", error) for c in commands]
+
+    monkeypatch.setattr(read, "run_queries", queries)
+    monkeypatch.setattr(read, "read_limits", lambda request, *_, **__: (request, STATE))
+    found = read.read_allowances(load_site("alpha"), "ann")
+    assert "accounts=vision,root" in asked[0]
+    assert found[0].now == 16
+    with pytest.raises(UsageError):
+        read.read_allowances(load_site("alpha"), "bob")
