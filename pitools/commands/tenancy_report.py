@@ -1,0 +1,124 @@
+"""`pit tenancy report`: shares, budgets and use of teams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import LocalPath, rows_format_option, sites_option
+from pitools.commands.tenancy_plan import raise_last
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from pitools.site.schema import Site
+    from pitools.tenancy.report import Use
+
+COLUMNS = (
+    "since",
+    "until",
+    "site",
+    "team",
+    "user",
+    "share",
+    "use",
+    "jobs",
+    "gpu_hours",
+    "node_hours",
+    "charged_hours",
+    "cost",
+    "currency",
+    "wait_p50_s",
+    "wait_p95_s",
+    "fair_share",
+    "level_fs",
+    "budget_hours",
+    "budget_left_hours",
+)
+
+
+@click.command()
+@sites_option("A site, as `pit site list` names it; repeatable.")
+@click.option("--since", metavar="TIME", help="From so long ago (7d), or a date, UTC. [default: this month]")
+@click.option("--until", metavar="TIME", help="Until then. [default: now]")
+@click.option(
+    "--by",
+    type=click.Choice(["user", "site", "month"]),
+    multiple=True,
+    help="A row not only for each team, but for each user, site or calendar month (UTC) of it; repeatable.",
+)
+@click.option("--store", "path", type=LocalPath(dir_okay=False), metavar="FILE", help="Keep the accounting there.")
+@rows_format_option
+def report(
+    sites: tuple[str, ...], since: str | None, until: str | None, by: tuple[str, ...], path: Path | None, form: str
+) -> None:
+    """Report what teams used against their shares: hours, charge, budgets left, fair share and waits.
+
+    share and use are parts of all hours of the sites, with the teams below; hours, charge and cost are a team's own
+    jobs', so that rows add up. charged_hours weighs each hour by the UsageFactor of the job's QOS, as budgets do. The
+    accounting is what `sacct -a` shows to you, kept in the store of pit monitor usage.
+
+    \b
+      pit tenancy report --site alpha --site beta
+      pit tenancy report --site alpha --by user --since 30d
+      pit tenancy report --site alpha --by month --since 2026-01-01 --until 2026-07-01 --format csv
+    """
+    from pitools.core.errors import PitError, UsageError
+    from pitools.core.output import Output
+    from pitools.monitor.usage import ingest, store
+    from pitools.site.connect import client
+    from pitools.site.load import load_site
+    from pitools.tenancy.report import read_shares, report_rows
+    from pitools.tenancy.report_period import parse_period
+
+    windows = parse_period(since, until, is_monthly="month" in by)
+    loaded = [load_site(name) for name in dict.fromkeys(sites)]
+    currencies = {each.currency for each in loaded if any(p.price_per_node_hour for p in each.partitions.values())}
+    if len(currencies) > 1 and "site" not in by:
+        raise UsageError(f"the sites have several currencies: {', '.join(sorted(currencies))}", hint="--by site")
+    errors: list[PitError] = []
+    granted = {}
+    with store.open_store(path or store.default_path()) as opened:
+        for site in loaded:
+            try:
+                granted[site.name] = read_shares(client(site).transport)
+                ingest.ingest_site(opened, site, client(site).transport, windows[0].begin)
+            except PitError as error:  # the others are reported, and what was read before
+                errors.append(error)
+        reported = [site for site in loaded if site.name in granted]
+        keys = [key for key in ("site", "user") if key in by]
+        with Output(form, [name for name in COLUMNS if name not in {"site", "user"} - {*by}]) as out:
+            for window in windows:
+                groups = _uses(opened, reported, window.begin, window.end, ["account", *keys])
+                details = _uses(opened, reported, window.begin, window.end, ["account", "site", "user", "qos"])
+                for row in report_rows(window.text, groups, details, granted, by=by, is_current=window.is_current):
+                    out(row)
+    raise_last(errors)
+
+
+def _uses(store: sqlite3.Connection, sites: list[Site], begin: int, end: int, keys: list[str]) -> list[Use]:
+    """Return what was used between two Unix times, by these keys of pit monitor usage."""
+    from pitools.monitor.usage.report import usage_rows
+    from pitools.tenancy.report import Use
+
+    uses = []
+    for row in usage_rows(store, sites, begin, end, ",".join(keys)) if sites else ():
+        names = dict(zip(keys, row.group.split(","), strict=True))
+        uses.append(
+            Use(
+                site=names.get("site", ""),
+                team=names["account"],
+                user=names.get("user", ""),
+                qos=names.get("qos", ""),
+                jobs=row.jobs,
+                gpu_hours=row.gpu_hours,
+                node_hours=row.node_hours,
+                cost=row.cost,
+                currency=row.currency,
+                wait_p50_s=row.wait_p50_s,
+                wait_p95_s=row.wait_p95_s,
+            )
+        )
+    return uses

@@ -1,0 +1,134 @@
+"""What teams used against their shares, over sites and months."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pitools.core.errors import UsageError
+from pitools.slurm.parse_shares import FairShare
+from pitools.tenancy.report import SiteShares, TeamRow, Use, report_rows
+from pitools.tenancy.report_period import parse_period
+
+WINDOW = ("2026-11-01T00:00:00.000Z", "2026-12-01T00:00:00.000Z")
+NO_USE = Use("", "", "", "", 0, 0.0, 0.0, None, "", None, None)
+SHARES = (
+    FairShare(account="root"),
+    FairShare(
+        account="dept", parent="root", shares=3, grp_tres_mins={"gres/gpu": "6000"}, tres_mins={"gres/gpu": "600"}
+    ),
+    FairShare(account="vision", parent="dept", shares=1, level_fs=1.5),
+    FairShare(account="vision", user="ann", parent="vision", shares=1, fair_share=0.4),
+    FairShare(account="vision", user="bob", parent="vision"),
+    FairShare(account="speech", parent="dept", shares=1),
+    FairShare(account="robots", parent="root", shares=1),
+)
+FACTORS = {"urgent": 2.0, "scavenger": 0.0}
+
+
+def use(team: str, hours: float, site: str = "alpha", **values: Any) -> Use:
+    return NO_USE._replace(site=site, team=team, gpu_hours=hours, jobs=1, **values)
+
+
+def report(
+    details: list[Use], *by: str, granted: Mapping[str, SiteShares] | None = None, **options: Any
+) -> list[TeamRow]:
+    """The report of uses by site, team, user and QOS, grouped as the store does."""
+    groups: dict[tuple[str, str, str], Use] = {}
+    for one in details:
+        key = (one.site if "site" in by else "", one.team, one.user if "user" in by else "")
+        before = groups.get(key, NO_USE._replace(site=key[0], team=key[1], user=key[2]))
+        groups[key] = before._replace(jobs=before.jobs + one.jobs, gpu_hours=before.gpu_hours + one.gpu_hours)
+    granted = granted or {"alpha": SiteShares(SHARES, FACTORS)}
+    options = {"is_current": True, **options}
+    return report_rows(WINDOW, list(groups.values()), details, granted, by=by, **options)
+
+
+DETAILS = [
+    use("vision", 30.0, user="ann", qos="urgent"),
+    use("vision", 10.0, user="bob", qos="normal"),
+    use("robots", 60.0, user="eve", qos="scavenger"),
+]
+
+
+def test_use_against_share_with_the_teams_below() -> None:
+    """Shares multiply down the tree; use counts the teams below, hours and charge only a team's own jobs."""
+    rows = {row.team: row for row in report(DETAILS)}
+    assert {team: (row.share, row.use) for team, row in rows.items()} == {
+        "robots": (0.25, 0.6),
+        "dept": (0.75, 0.4),
+        "vision": (0.375, 0.4),
+        "speech": (0.375, 0.0),
+    }
+    assert (rows["vision"].gpu_hours, rows["vision"].charged_hours) == (40.0, 70.0)
+    assert (rows["dept"].gpu_hours, rows["dept"].charged_hours, rows["robots"].charged_hours) == (0.0, 0.0, 0.0)
+    assert (rows["dept"].budget_hours, rows["dept"].budget_left_hours) == (100.0, 90.0)
+    assert rows["vision"].level_fs == 1.5
+
+
+def test_users_of_teams() -> None:
+    """A user with hours; one whose share is the account's has none of its own."""
+    rows = {(row.team, row.user): row for row in report(DETAILS, "user")}
+    assert list(rows) == [("robots", "eve"), ("vision", "ann"), ("vision", "bob")]
+    ann, bob = rows["vision", "ann"], rows["vision", "bob"]
+    assert (ann.share, ann.use, ann.charged_hours, ann.fair_share) == (0.375, 0.3, 60.0, 0.4)
+    assert (bob.share, bob.use) == (None, 0.1)
+
+
+def test_several_sites_together_and_apart() -> None:
+    """Together a share weighs by what was used at its site; what holds at one site alone is left out."""
+    beta = SiteShares((FairShare(account="root"), FairShare(account="vision", parent="root", shares=1)), {})
+    granted = {"alpha": SiteShares(SHARES, FACTORS), "beta": beta}
+    details = [*DETAILS, use("vision", 100.0, site="beta", user="ann", qos="normal")]
+    (together,) = (row for row in report(details, granted=granted) if row.team == "vision")
+    assert (together.site, together.share, together.use, together.level_fs) == ("", (0.375 + 1.0) / 2, 0.7, None)
+    apart = [(row.site, row.use) for row in report(details, "site", granted=granted) if row.team == "vision"]
+    assert apart == [("alpha", 0.4), ("beta", 1.0)]
+
+
+def test_without_gpus_nodes_count_and_a_past_period_has_no_budget() -> None:
+    """Hours of nodes where no job has a GPU; what holds now is left out of what is past."""
+    details = [NO_USE._replace(site="alpha", team="vision", user="ann", qos="urgent", node_hours=5.0, jobs=1)]
+    rows = {row.team: row for row in report(details, is_current=False)}
+    assert (rows["vision"].use, rows["vision"].charged_hours) == (1.0, 10.0)
+    assert (rows["dept"].budget_hours, rows["vision"].level_fs) == (None, None)
+
+
+_teams = st.sampled_from(["vision", "speech", "dept", "robots", "gone"])
+_uses = st.builds(
+    use,
+    _teams,
+    st.floats(0, 1e6),
+    site=st.sampled_from(["alpha", "beta"]),
+    user=st.sampled_from(["ann", "bob"]),
+    qos=st.sampled_from(["urgent", "normal"]),
+)
+
+
+@given(st.lists(_uses, max_size=20), st.lists(st.sampled_from(["user", "site"]), unique=True))
+@settings(max_examples=50, deadline=None)
+def test_no_hour_is_lost_or_counted_twice(details: list[Use], by: list[str]) -> None:
+    """However it is grouped, the rows add up to all hours and all charge."""
+    granted = dict.fromkeys(("alpha", "beta"), SiteShares(SHARES, FACTORS))
+    rows = report(details, *by, granted=granted)
+    assert sum(row.gpu_hours for row in rows) == pytest.approx(sum(one.gpu_hours for one in details))
+    charge = sum(one.gpu_hours * FACTORS.get(one.qos, 1.0) for one in details)
+    assert sum(row.charged_hours for row in rows) == pytest.approx(charge)
+    assert all(row.use is None or -1e-9 <= row.use <= 1 + 1e-9 for row in rows)
+
+
+def test_months_of_a_period() -> None:
+    """Calendar months in UTC, cut by the period's ends; only one that ends now is current."""
+    windows = parse_period("2025-11-15", "2026-02-10", is_monthly=True)
+    assert [window.text[0][:10] for window in windows] == ["2025-11-15", "2025-12-01", "2026-01-01", "2026-02-01"]
+    assert [window.text[1][:10] for window in windows] == ["2025-12-01", "2026-01-01", "2026-02-01", "2026-02-10"]
+    assert not any(window.is_current for window in windows)
+    (window,) = parse_period(None, None, is_monthly=False)
+    assert window.text[0][8:10] == "01"
+    assert window.is_current
+    with pytest.raises(UsageError):
+        parse_period("2026-02-10", "2026-02-10", is_monthly=False)
