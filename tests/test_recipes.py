@@ -140,6 +140,27 @@ def test_limits(clusters: Path, repo: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
+def test_tenancy(clusters: Path, repo: Path, tmp_path: Path) -> None:
+    """The policy of a site asks for no change; a team comes, is checked and shown, and goes; a month's report."""
+    conf = str(clusters / "alpha" / "slurm.conf")
+    env = {"SLURM_CONF": conf, "XDG_STATE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "240"}
+    page = "pitools/tenancy/README.md"
+    assert follow(repo, tmp_path, page, 0, **env) == ""
+    lines = follow(repo, tmp_path, page, 1, **env).splitlines()
+    plan = "add team vision: shares 1 → 7, tiers normal,scavenger, default_tier normal, grp_tres_mins gres/gpu=60000"
+    assert any(plan in line for line in lines)
+    found = [json.loads(line) for line in lines if line.startswith('{"schema":"pit.tenancy-finding/1"')]
+    assert {(one["kind"], one["object"]) for one in found} >= {("toothless", "PriorityWeightFairShare")}
+    assert not [one for one in found if one["kind"] == "drift"]
+    assert any(line.split()[:6] == ["alpha", "vision", "normal", "dev", "may-run", "cpu"] for line in lines)
+    lines = follow(repo, tmp_path, page, 2, **env).splitlines()
+    teams = {line.split()[2] for line in lines[1:]}
+    assert {"lab", "infra"} <= teams
+    assert "vision" not in teams
+    assert (tmp_path / "chargeback.csv").read_text().startswith("since,until,team,share,use,jobs,")
+
+
+@pytest.mark.slurm
 def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """A request runs at the best place, and three more from a queue that both sites serve."""
     queue = {name: str(tmp_path / name) for name in ("PIT_QUEUE", "XDG_CACHE_HOME", "XDG_STATE_HOME")}

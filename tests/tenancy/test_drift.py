@@ -47,7 +47,7 @@ def config(**changes: str) -> Config:
 
 
 @given(states(), states())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_drift_is_each_object_that_differs(now: ClusterState, then: ClusterState) -> None:
     """Each object that differs is one finding with its name, and equal states have none."""
     found = list(drift.find_drift(now, then, NOBODY, "alpha"))
