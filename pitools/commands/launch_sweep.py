@@ -274,6 +274,7 @@ def halve(
     from pitools.launch.sweep import halving, sweep_folder
     from pitools.run.steps import last_metrics, read_run_steps
     from pitools.site.load import load_site
+    from pitools.slurm.states import is_final
 
     points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
     logs = [(point.name, Path(point.run_dir).name, read_run_steps(Path(point.run_dir))) for point in points]
@@ -289,7 +290,7 @@ def halve(
     with Output(form) as out:
         for decision in halving.decide(logs, parse_rungs(rungs), keep, metric=metric, is_largest_best=bool(largest)):
             point = by_id[decision.run_id]
-            if states[decision.run_id].state in ("PENDING", "RUNNING", "UNKNOWN"):
+            if not is_final(states[decision.run_id].state):
                 if decision.action == "stop" and not dry_run:
                     try:
                         cancel_run.cancel_run(Path(point.run_dir), load_site(point.site))

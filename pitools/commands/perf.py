@@ -67,12 +67,13 @@ def without_steps(run: RunRecord) -> PitError:
     """Return the error of a run that has logged no step, by its state."""
     from pitools.core.errors import NoSpace, TryLater, UsageError
     from pitools.perf.trace_run import HOW_TO_LOG, is_disk_full
+    from pitools.slurm.states import is_final
 
     state, how_to_log = run.state.lower(), f"; if it writes no step log, {HOW_TO_LOG}" * bool(run.attempts)
     if is_disk_full(Path(run.run_dir)):
         hint = f"free space, then: pit launch resume {run.run_id}"
         return NoSpace(f"the disk of the run is full, and the run is {state}", where=run.run_dir, hint=hint)
-    if run.state in ("PENDING", "RUNNING", "UNKNOWN"):
+    if not is_final(run.state):
         hint = f"wait for it: pit launch watch {run.run_id}{how_to_log}"
         return TryLater(f"the run is {state}, and has logged no step", where=run.run_dir, hint=hint)
     hint = f"why it ended: pit launch why {run.run_id}{how_to_log}"

@@ -142,6 +142,7 @@ def test_a_full_disk_ends_a_wait(request_file: Path, monkeypatch: pytest.MonkeyP
         ("PENDING", TryLater, "pit launch watch"),
         ("RUNNING", TryLater, "log.write"),
         ("UNKNOWN", TryLater, "pit launch watch"),
+        ("SUSPENDED", TryLater, "pit launch watch"),
         ("CANCELLED", UsageError, "pit launch why"),
     ],
 )

@@ -24,6 +24,7 @@ _POLL_S = 5.0  # the longest interval between two polls
 _TAIL_BYTES = 1 << 14  # about 60 steps
 _WINDOW_STEPS = 100  # the median step time is that of the latest so many steps
 _CLOCK_SKEW_S = 5.0  # node clocks differ: a modification time less far in the future is not a heartbeat
+_STOPPED_S = 10.0  # this process polls every 0.5 s: after a longer pause it was stopped, and the ranks with it
 
 
 class HangLimits(NamedTuple):
@@ -60,15 +61,24 @@ class HangDetector:
         self._last_change = time.monotonic()  # when any rank's log last changed
         self._heartbeat_until = 0.0  # wall clock: a heartbeat announced no step before then
         self._followed_bytes, self._due = 0, 0.0
+        self._called_at = self._last_change
         self._step_times_s: deque[float] = deque(maxlen=_WINDOW_STEPS)
         self._followed_log = ""
         self._has_nan = False
 
     def poll_if_due(self) -> records.HangReport | None:
-        """Call `poll` if its interval has passed; return its report."""
-        if time.monotonic() < self._due:
+        """Call `poll` if its interval has passed; return its report.
+
+        The time of a suspended job does not count: Slurm stops this process and the ranks, and resumes them together.
+        """
+        now = time.monotonic()
+        if (paused_s := now - self._called_at) > _STOPPED_S:
+            self._last_change += paused_s
+            self._heartbeat_until += paused_s
+        self._called_at = now
+        if now < self._due:
             return None
-        self._due = time.monotonic() + min(_POLL_S, self._limits.min_s / 10)
+        self._due = now + min(_POLL_S, self._limits.min_s / 10)
         return self.poll()
 
     def poll(self) -> records.HangReport | None:

@@ -136,6 +136,24 @@ def test_a_closed_log_ends_what_is_expected(tmp_path: Path, clock: Clock, logs: 
     assert watch.poll() is None
 
 
+@pytest.mark.parametrize("allowed_s", [120, 200])
+def test_the_time_of_a_suspended_job_does_not_count(
+    tmp_path: Path, clock: Clock, logs: list[StepLog], allowed_s: int
+) -> None:
+    """Slurm stops the watch and the ranks for an hour: a step, or a save, then has what was left to it before."""
+    watch = HangDetector(tmp_path / "steps", HangLimits(factor=5, min_s=120, first_step_s=1800))
+    for step in range(3):
+        write(logs[0], step)
+    if allowed_s > 120:
+        logs[0].heartbeat(allowed_s)
+    assert watch.poll_if_due() is None
+    clock.sleep(9)
+    assert watch.poll_if_due() is None
+    clock.sleep(3600)
+    polls = [bool(watch.poll_if_due()) for _ in range(allowed_s // 5) if not clock.sleep(5)]  # type: ignore[func-returns-value]
+    assert polls.index(True) == allowed_s // 5 - 1
+
+
 def test_storage_that_is_away_is_no_hang(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """Where the logs cannot be looked at, time does not count."""
     watch = HangDetector(tmp_path / "steps", QUICK)
