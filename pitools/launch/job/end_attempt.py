@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from pitools.core import timestamps
 from pitools.launch import exit_codes, hooks
 from pitools.launch.diagnosis import evidence
@@ -69,8 +71,11 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
                 timeout_s = min(timeout_s, max(0.0, seconds_left))
             wait_for.wait_for_step_creation(attempt, job, timeout_s)
         # At preemption Slurm signals the ranks at the start of the grace time, and this script only at its end.
-        preemption_row = accounting_row = job_recovery.query_preemption(job, start.started) if start else None
+        record = job_recovery.query_job(job)
+        preemption_row = accounting_row = job_recovery.preemption_of(record, start.started) if start else None
         was_signalled = preemption_row is not None
+        if start and record and record.end:  # later than at its start, if the job was suspended or its limit raised
+            start = msgspec.structs.replace(start, time_limit_at=record.end)
     seconds_left = 0.0 if was_signalled else seconds_to_time_limit(start)  # again: waiting for slurmctld takes time
     decision = job_recovery.diagnose_and_decide(
         job,

@@ -15,7 +15,7 @@ from pitools.run import run_folder
 from pitools.site import load
 from pitools.site.schema import Connection, Recovery, Site
 from pitools.slurm.client import Client, Transport
-from pitools.slurm.records import AccountingRow
+from pitools.slurm.records import AccountingRow, SlurmJob
 
 _SLURM_TIMEOUT_S = 10.0
 
@@ -108,17 +108,21 @@ def query_own_termination(job: JobContext, started: str) -> AccountingRow | None
     return slurm_query.query_termination(site, job.job_id, started)
 
 
-def query_preemption(job: JobContext, started: str) -> AccountingRow | None:
-    """Return a row with the state PREEMPTED if Slurm has begun to preempt this job since `started`; otherwise None."""
+def query_job(job: JobContext) -> SlurmJob | None:
+    """Return slurmctld's record of this job; None if it does not answer."""
     try:
         rows = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
     except PitError:
         return None
-    for row in rows:
-        # Slurm keeps whole seconds.
-        if job.job_id in (row.job_id, row.raw_id) and row.preempted and row.preempted[:19] >= started[:19]:
-            return AccountingRow(job_id=job.job_id, raw_id=job.job_id, state="PREEMPTED")
-    return None
+    return next((row for row in rows if job.job_id in (row.job_id, row.raw_id)), None)
+
+
+def preemption_of(record: SlurmJob | None, started: str) -> AccountingRow | None:
+    """Return a row with the state PREEMPTED if Slurm has begun to preempt a job since `started`; otherwise None."""
+    # Slurm keeps whole seconds.
+    if record is None or not record.preempted or record.preempted[:19] < started[:19]:
+        return None
+    return AccountingRow(job_id=record.job_id, raw_id=record.raw_id, state="PREEMPTED")
 
 
 def query_last_end(job: JobContext) -> AccountingRow | None:

@@ -25,7 +25,7 @@ from pitools.launch.submission import grant, submissions
 from pitools.run import attempt_records as records
 from pitools.run import cancel_request, run_folder
 from pitools.site.schema import Site
-from pitools.slurm.records import AccountingRow
+from pitools.slurm.records import AccountingRow, SlurmJob
 
 ENDS = "2030-01-01T00:00:00.000Z"
 
@@ -187,11 +187,30 @@ def test_a_preemption_is_asked_for_after_any_code(tmp_path: Path, monkeypatch: p
         return records.Decision(attempt="0", action="retry", kind="preempted", reason="")
 
     row = AccountingRow(job_id="7", raw_id="7", state="PREEMPTED")
+    record = SlurmJob(job_id="7", raw_id="7", state="RUNNING", preempted=timestamps.now_rfc3339())
     monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", lambda _: False)
-    monkeypatch.setattr(end_attempt.job_recovery, "query_preemption", lambda *_: row)
+    monkeypatch.setattr(end_attempt.job_recovery, "query_job", lambda _: record)
     monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
     assert end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, code, in_slurm=True) == code
     assert asked == [(row, 0.0, True)]
+
+
+def test_a_suspended_job_has_its_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm moves the end of a job by the time that it was suspended: what fails then is tried again in the job."""
+    past, end = (timestamps.to_rfc3339(datetime.now(UTC) + timedelta(hours=hours)) for hours in (-1, 2))
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=past)
+    left: list[float] = []
+
+    def judged(*_: object, seconds_left: float, **__: object) -> records.Decision:
+        left.append(seconds_left)
+        return records.Decision(attempt="0", action="retry", kind="network", reason="")
+
+    record = SlurmJob(job_id="7", raw_id="7", state="RUNNING", end=end)
+    monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", lambda _: False)
+    monkeypatch.setattr(end_attempt.job_recovery, "query_job", lambda _: record)
+    monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
+    end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, 9, in_slurm=True)
+    assert left[0] > 7000
 
 
 @pytest.mark.parametrize(("action", "word"), [("retry", program.RETRY), ("stop", "9")])

@@ -59,7 +59,7 @@ def test_a_job_that_is_to_make_room_is_known(
     record = re.sub(r"^JobId=\d+", "JobId=7", re.sub(r"PreemptTime=\S+", f"PreemptTime={when}", record))
     (tmp_path / "said").write_text(record + "\n")
     says(tmp_path, monkeypatch, f"cat {tmp_path}/said")
-    reported = job_recovery.query_preemption(job(tmp_path), "2026-11-22T01:00:00.123Z")
+    reported = job_recovery.preemption_of(job_recovery.query_job(job(tmp_path)), "2026-11-22T01:00:00.123Z")
     assert (reported is not None) == found
     assert reported is None or (reported.raw_id, reported.state) == ("7", "PREEMPTED")
 
