@@ -1,17 +1,20 @@
 """Random policies and jobs judged by `pitools.limits`, against what a real slurmctld does with the same jobs.
 
-perf/run tenancy_limits [--quick] [--seed N] [--unsafe] [--record FILE]     needs root, eval "$(scripts/devcluster up)"
+perf/run tenancy_limits [--quick] [--seed N] [--enforce WORDS] [--part-limits ALL] [--record FILE]
+                                                                    needs root, eval "$(scripts/devcluster up)"
 
 For each pair: refused by sbatch with which limit, pending with which reason, or started. The ratio is the share of
 pairs in which our effect and our first limit are Slurm's. Disagreements go to stderr.
---unsafe: without `safe` in AccountingStorageEnforce, and with EnforcePartLimits=ALL. --record: append each pair, with
-the answers that it was judged by, as a line of JSON.
+--enforce, --part-limits: AccountingStorageEnforce and EnforcePartLimits. --record: append each pair, with the answers
+that it was judged by, as a line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import grp
 import json
+import pwd
 import random
 import re
 import sys
@@ -39,6 +42,7 @@ SETTLED_S = 6.0  # several passes of both schedulers
 LOOKS = 6
 # sbatch's words where it names no limit; squeue's where it adds names.
 NOT_PERMITTED = "not permitted to use this partition"
+PARTITION_REASONS = ("PartitionDown", "PartitionNodeLimit", "PartitionTimeLimit")
 REFUSALS = {
     "Invalid account or account/partition combination specified": "InvalidAccount",
     "Invalid qos specification": "InvalidQOS",
@@ -61,6 +65,7 @@ def request_of(job: Job) -> JobRequest:
         gres={"gres/gpu": job.nodes * job.gpus} if job.gpus else {},
         time_s=job.minutes * 60,
         tasks=job.tasks,
+        is_exclusive=job.is_exclusive,
     )
 
 
@@ -78,8 +83,8 @@ def query(cluster: LimitsCluster, jobs: list[Job]) -> dict[str, str]:
     }
 
 
-def state_of(answers: dict[str, str]) -> LimitState:
-    """Return the limits that these answers tell."""
+def state_of(answers: dict[str, str], user: str) -> LimitState:
+    """Return the limits that these answers tell of a user's jobs."""
     config = parse_cluster.parse_config(answers["config"])
     return LimitState(
         cluster=CLUSTER,
@@ -90,6 +95,7 @@ def state_of(answers: dict[str, str]) -> LimitState:
         partitions=tuple(parse_nodes.parse_partitions(answers["partitions"])),
         usage=tuple(parse_assoc_mgr(answers["assoc_mgr"])),
         part_limits=config.values.get("EnforcePartLimits", "no").lower(),
+        groups=frozenset({grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name}),
     )
 
 
@@ -113,11 +119,13 @@ def outcome(job_id: str, error: str, looks: list[dict[str, list[tuple[str, str]]
 def first_reasons(verdict: Verdict) -> tuple[str, ...]:
     """Return the reasons that Slurm may give first.
 
-    For a job that a list of the partition leaves out, one scheduler gives that, the other the next limit.
+    For a job that a list of the partition leaves out, one scheduler gives that, the other the next limit; or, where
+    what is tested before the nodes binds too, one gives the former, the other the latter.
     """
     reasons = [binding.reason for binding in verdict.bindings] or [""]
-    count = next((i for i, reason in enumerate(reasons) if NOT_PERMITTED not in reason), len(reasons) - 1) + 1
-    return tuple(reasons[:count])
+    lists = [reason for reason in reasons if NOT_PERMITTED in reason]
+    first = [reason for reason in reasons if reason not in lists][:1]
+    return (*first, *lists) if not first or first[0] not in PARTITION_REASONS else (first[0],)
 
 
 def run(cluster: LimitsCluster, seed: int, rounds: int, record: Path | None) -> dict[str, list[float]]:
@@ -133,7 +141,6 @@ def run(cluster: LimitsCluster, seed: int, rounds: int, record: Path | None) -> 
         for _ in range(rounds):
             jobs = [make_job(rng, policy) for policy in policies]
             answers = query(cluster, jobs)
-            state = state_of(answers)
             submitted = list(pool.map(cluster.submit, jobs))
             time.sleep(SETTLED_S)
             looks = [cluster.outcomes()]
@@ -142,7 +149,7 @@ def run(cluster: LimitsCluster, seed: int, rounds: int, record: Path | None) -> 
                 looks.append(cluster.outcomes())
             for job, (job_id, error) in zip(jobs, submitted, strict=True):
                 effect, reasons = outcome(job_id, error, looks)
-                verdict = judge(request_of(job), state)
+                verdict = judge(request_of(job), state_of(answers, job.user))
                 ours = first_reasons(verdict)
                 is_same = verdict.effect == effect and not reasons.isdisjoint(ours)
                 agreed[effect].append(float(is_same))
@@ -173,6 +180,7 @@ def keep(record: Path, job: Job, slurm: tuple[str, list[str]], answers: dict[str
     )
     pair = {
         "job": msgspec.to_builtins(request_of(job)),
+        "groups": sorted(state_of(answers, job.user).groups),
         "slurm": slurm,
         "config": config,
         **lines,
@@ -186,17 +194,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="30 pairs")
     parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--unsafe", action="store_true")
+    parser.add_argument("--enforce", default="associations,limits,qos,safe")
+    parser.add_argument("--part-limits", default="NO")
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
     policies, rounds = (5, 6) if args.quick else (25, 12)
     port = re.search(r"AccountingStoragePort=(\d+)", Path(SITE.slurm.conf).read_text())
     assert port
-    with workspace(Path("/var/tmp"), needed=100 << 20) as folder:
-        config = {"safe": not args.unsafe, "part_limits": "ALL" if args.unsafe else "NO"}
-        with limits_cluster(folder, port[1], policies, **config) as cluster:
-            version = cluster.run("sinfo", "-V").split()[-1]
-            agreed = run(cluster, args.seed, rounds, args.record)
+    with (
+        workspace(Path("/var/tmp"), needed=100 << 20) as folder,
+        limits_cluster(folder, port[1], policies, args.enforce, args.part_limits) as cluster,
+    ):
+        version = cluster.run("sinfo", "-V").split()[-1]
+        agreed = run(cluster, args.seed, rounds, args.record)
     every = [share for shares in agreed.values() for share in shares]
     counts = ", ".join(f"{len(shares)} {name}" for name, shares in sorted(agreed.items()))
     share = sum(every) / len(every)

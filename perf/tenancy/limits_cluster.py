@@ -45,7 +45,7 @@ PriorityCalcPeriod=1
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={accounting_port}
-AccountingStorageEnforce=associations,limits,qos{safe}
+AccountingStorageEnforce={enforce}
 AccountingStorageTRES=gres/gpu
 EnforcePartLimits={part_limits}
 JobCompType=jobcomp/none
@@ -107,7 +107,7 @@ class LimitsCluster:
 
 @contextmanager
 def limits_cluster(
-    folder: Path, accounting_port: str, partitions: int, *, safe: bool = True, part_limits: str = "NO"
+    folder: Path, accounting_port: str, partitions: int, enforce: str, part_limits: str
 ) -> Iterator[LimitsCluster]:
     """Start a slurmctld with its cluster in accounting; end it and remove its accounts and QOS at the end."""
     folder.chmod(0o755)  # users submit, too
@@ -122,7 +122,7 @@ def limits_cluster(
         user=pwd.getpwuid(os.geteuid()).pw_name,
         folder=folder,
         accounting_port=accounting_port,
-        safe=",safe" if safe else "",
+        enforce=enforce,
         part_limits=part_limits,
         nodes=NODES_EACH * partitions,
     )

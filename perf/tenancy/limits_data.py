@@ -49,6 +49,7 @@ _FLAGS = {
     "PartitionTimeLimit": 0.15,
     "PartitionMaxNodes": 0.15,
     "PartitionMinNodes": 0.15,
+    "RequiresReservation": 0.02,
 }
 
 
@@ -79,6 +80,7 @@ class Job:
     gpus: int
     minutes: int
     tasks: int
+    is_exclusive: bool
 
     def flags(self) -> list[str]:
         """Return the flags of sbatch."""
@@ -93,6 +95,7 @@ class Job:
         ]
         flags += [f"--gres=gpu:{self.gpus}"] if self.gpus else []
         flags += [f"--qos={self.qos}"] if self.qos else []
+        flags += ["--exclusive"] if self.is_exclusive else []
         return flags + ([f"--array=0-{self.tasks - 1}"] if self.tasks > 1 else [])
 
 
@@ -101,9 +104,13 @@ def make_policy(rng: random.Random, name: str, partition: str, cluster: str) -> 
     density = rng.choice((0.04, 0.08, 0.12, 0.25))
     qos = []
     for kind in "abp":
-        flags = ",".join(flag for flag, share in _FLAGS.items() if rng.random() < share)
-        extra = f" flags={flags}" if flags else ""
-        extra += f" UsageFactor={rng.choice((0, 0.5, 2))}" if rng.random() < 0.15 else ""
+        flags = [flag for flag, share in _FLAGS.items() if rng.random() < share]
+        extra = ""
+        if rng.random() < 0.2:
+            extra += f" UsageFactor={rng.choice((0, 0.5, 2))}"
+            flags += ["UsageFactorSafe"] if rng.random() < 0.5 else []
+        extra += f" LimitFactor={rng.choice((0.5, 1.5, 2))}" if rng.random() < 0.15 else ""
+        extra += f" flags={','.join(flags)}" if flags else ""
         qos.append(f"add qos name={name}q{kind} {_limits(rng, QOS_LIMITS, density)}{extra}")
     accounts = [
         f"add account name={name}{own} parent={parent} cluster={cluster} {_limits(rng, ACCOUNT_LIMITS, density * 0.8)}"
@@ -121,12 +128,12 @@ def make_policy(rng: random.Random, name: str, partition: str, cluster: str) -> 
         partition=partition,
         qos=qos,
         accounts=accounts,
-        settings=_partition_settings(rng, name),
+        settings=_partition_settings(rng, name, first),
         users=(first, second),
     )
 
 
-def _partition_settings(rng: random.Random, name: str) -> list[str]:
+def _partition_settings(rng: random.Random, name: str, group: str) -> list[str]:
     choices = {
         f"qos={name}qp": 0.6,
         f"MaxNodes={rng.choice((1, 2))}": 0.1,
@@ -136,6 +143,10 @@ def _partition_settings(rng: random.Random, name: str) -> list[str]:
         f"DenyQos={name}qb": 0.08,
         f"AllowAccounts={name}{rng.choice('lmo')}": 0.08,
         f"DenyAccounts={name}{rng.choice('lm')}": 0.05,
+        f"AllowGroups={group}": 0.05,
+        "OverSubscribe=EXCLUSIVE": 0.06,
+        "RootOnly=YES": 0.02,
+        "ReqResv=YES": 0.02,
         f"State={rng.choice(('DOWN', 'DRAIN', 'INACTIVE'))}": 0.04,
     }
     return [setting for setting, share in choices.items() if rng.random() < share]
@@ -157,7 +168,8 @@ def make_job(rng: random.Random, policy: Policy, *, is_filler: bool = False) -> 
         memory_mib=rng.choice((1000, 2000, 4000)),
         gpus=rng.choice((0, 0, 1, 2, 4)),
         minutes=rng.choice((10, 30, 60, 120, 600)),
-        tasks=3 if not is_filler and rng.random() < 0.1 else 1,
+        tasks=rng.choice((2, 3, 8)) if not is_filler and rng.random() < 0.1 else 1,
+        is_exclusive=rng.random() < 0.05,
     )
 
 

@@ -8,27 +8,30 @@ limits bind. perf/tenancy/bench_limits.py compares all of this with a real slurm
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pitools.limits import partition_rules, rules
-from pitools.limits.levels import AppliedLimit, Level, applicable_limits, find_levels
+from pitools.limits.levels import AppliedLimit, Levels, find_levels
+from pitools.limits.not_judged import not_judged
 from pitools.limits.records import Binding, Effect, JobRequest, LimitState, Verdict
-from pitools.limits.rules import RULES
 from pitools.limits.words import limit_message
 from pitools.slurm.fields import parse_tres_amounts
-from pitools.slurm.records import LimitUsage, Partition
+from pitools.slurm.records import Partition
 
 
 class _Job(NamedTuple):
     """A request in Slurm's units: TRES amounts, minutes. is_safe: whether `safe` limits of minutes are enforced.
 
-    per_node: what a node of the partition has, on average.
+    usage_factor: what multiplies its minutes. per_node: what a node of the partition has, on average.
     """
 
     tres: dict[str, int]
-    request: JobRequest
+    nodes: int
+    tasks: int
     minutes: int
+    usage_factor: float
+    is_exclusive: bool
     is_safe: bool
     per_node: Mapping[str, int]
 
@@ -39,64 +42,66 @@ def judge(request: JobRequest, state: LimitState) -> Verdict:
     With a state without usage the bindings are those that hold the job for ever.
     """
     levels, denial = find_levels(request, state)
-    partition = next((row for row in state.partitions if row.partition == request.partition), None)
-    tres, per_node = _requested_tres(request, partition), _node_tres(partition)
-    job = _Job(tres, request, request.time_s // 60, "safe" in state.enforced, per_node)
-    on_nodes = job._replace(tres=_tres_on_nodes(tres, request, partition, per_node))
-    closed = partition_rules.closed_binding(partition, state) if partition else None
-    found = [binding for binding in (closed, denial) if binding]
-    sizes = list(partition_rules.size_bindings(request, levels, partition, state)) if partition else []
-    access = list(partition_rules.access_bindings(levels, partition, state)) if partition else []
-    if partition_rules.is_refused_at_submit(state):
-        found += (*sizes, *access)
-    if "limits" in state.enforced:
-        found += _test(rules.AT_SUBMIT, levels.chain, job, "refused", is_strict=levels.denies)
-    found += sizes
-    if "limits" in state.enforced:
-        found += _test(rules.BEFORE_NODES, levels.chain, job, "pends")
-    found += access
-    if "limits" in state.enforced:
-        found += sorted(_test(rules.FOR_NODES, levels.chain, on_nodes, "pends"), key=_node_count_first)
+    closed, *gates = partition_rules.entry_bindings(request, levels, state)
+    sizes = list(partition_rules.size_bindings(request, levels, state))
+    access = list(partition_rules.access_bindings(levels, state))
+    job = _job(request, levels, state)
+    found: list[Binding | None] = [closed, denial, *gates]
+    found += (*sizes, *access) if partition_rules.is_refused_at_submit(state) else ()
+    found += (*_test(rules.AT_SUBMIT, levels, job, "refused"), *sizes)
+    found += (*_test(rules.BEFORE_NODES, levels, job, "pends"), *access)
+    for_nodes = _test(rules.FOR_NODES, levels, _on_nodes(job, levels.partition), "pends")
+    found += (*sorted(for_nodes, key=_node_count_first),)
     unique: dict[tuple[str, str], Binding] = {}
-    for binding in sorted(found, key=lambda binding: binding.effect != "refused"):
+    for binding in sorted(filter(None, found), key=lambda binding: binding.effect != "refused"):
         unique.setdefault((binding.level, binding.limit), binding)
     bindings = tuple(unique.values())
-    effect = bindings[0].effect if bindings else "may-run"
-    return Verdict(effect=effect, bindings=bindings, account=levels.account, qos=levels.qos)
+    return Verdict(
+        effect=bindings[0].effect if bindings else "may-run",
+        bindings=bindings,
+        account=levels.account,
+        qos=levels.qos,
+        not_judged=tuple(dict.fromkeys(not_judged(request, levels, state))),
+    )
 
 
-def _requested_tres(request: JobRequest, partition: Partition | None) -> dict[str, int]:
-    """Return what the job requests by TRES name; memory, in MiB, only if it is known."""
+def _job(request: JobRequest, levels: Levels, state: LimitState) -> _Job:
+    partition = levels.partition
     tres = {"cpu": request.cpus, "node": request.nodes, **request.gres}
     if request.memory_mib is not None:
         tres["mem"] = request.memory_mib
-    return {**tres, "billing": _billing(tres, partition.billing_weights if partition else {})}
+    per_node: dict[str, int] = {}
+    if partition and partition.nodes:
+        amounts = {"cpu": partition.cpus, **parse_tres_amounts(partition.tres)}
+        per_node = {name: amount // partition.nodes for name, amount in amounts.items()}
+    is_factor_safe = levels.job_qos and "UsageFactorSafe" in levels.job_qos.flags
+    return _Job(
+        tres={**tres, "billing": _billing(tres, partition)},
+        nodes=request.nodes,
+        tasks=request.tasks,
+        minutes=request.time_s // 60,
+        usage_factor=levels.job_qos.usage_factor if levels.job_qos and is_factor_safe else 1.0,
+        is_exclusive=request.is_exclusive or bool(partition and partition.over_subscribe == "EXCLUSIVE"),
+        is_safe="safe" in state.enforced,
+        per_node=per_node,
+    )
 
 
-def _node_tres(partition: Partition | None) -> dict[str, int]:
-    """Return what a node of the partition has, on average."""
-    if not partition or not partition.nodes:
-        return {}
-    amounts = {"cpu": partition.cpus, **parse_tres_amounts(partition.tres)}
-    return {tres: amount // partition.nodes for tres, amount in amounts.items()}
+def _on_nodes(job: _Job, partition: Partition | None) -> _Job:
+    """Return the job with what it takes of its nodes: an exclusive job all their CPUs and GRES."""
+    if not job.is_exclusive or not partition:
+        return job
+    whole = {name: job.nodes * amount for name, amount in job.per_node.items() if name.startswith(("cpu", "gres/"))}
+    taken = job.tres | {name: max(amount, job.tres.get(name, 0)) for name, amount in whole.items()}
+    return job._replace(tres={**taken, "billing": _billing(taken, partition)})
 
 
-def _tres_on_nodes(
-    tres: Mapping[str, int], request: JobRequest, partition: Partition | None, per_node: Mapping[str, int]
-) -> dict[str, int]:
-    """Return what the job takes of its nodes: an exclusive job all their CPUs."""
-    if not request.is_exclusive or not partition:
-        return dict(tres)
-    taken = {**tres, "cpu": max(tres["cpu"], request.nodes * per_node.get("cpu", 0))}
-    return {**taken, "billing": _billing(taken, partition.billing_weights)}
-
-
-def _billing(tres: Mapping[str, int], weights: Mapping[str, str]) -> int:
+def _billing(tres: Mapping[str, int], partition: Partition | None) -> int:
     """Return the billing of TRESBillingWeights: the CPUs where there are none. A weight of memory may be per `G`."""
-    if not weights:
+    if not partition or not partition.billing_weights:
         return tres["cpu"]
     total = 0.0
-    for name, text in weights.items():
+    for name, text in partition.billing_weights.items():
         scale = {"K": 1024.0, "G": 1 / 1024, "T": 1 / 1024**2}.get(text[-1:], 1.0) if name.lower() == "mem" else 1.0
         total += tres.get(name.lower(), 0) * scale * float(text.rstrip("KMGT"))
     return int(total)
@@ -109,29 +114,27 @@ def _node_count_first(binding: Binding) -> tuple[bool, int]:
     return (not is_alone, (binding.value or 0) if is_alone else 0)
 
 
-def _test(
-    order: Mapping[str, str], chain: Sequence[Level], job: _Job, effect: Effect, *, is_strict: bool = True
-) -> Iterator[Binding]:
-    """Yield what binds in one of slurmctld's tests. is_strict: if not, only counts of submitted jobs are tested."""
-    for limit in applicable_limits(chain, order):
-        rule = RULES[limit.name]
-        if not is_strict and rule.asks != "submitted":
+def _test(order: Mapping[str, str], levels: Levels, job: _Job, effect: Effect) -> Iterator[Binding]:
+    """Yield what binds in one of slurmctld's tests. Only DenyOnLimit lets it test all limits at the submission."""
+    at_submit = effect == "refused"
+    denies = any("DenyOnLimit" in row.flags for row in levels.qos_rows)
+    for limit in levels.applicable_limits(order):
+        if at_submit and not denies and limit.rule.asks != "submitted":
             continue
-        amounts = _asked_and_used(limit, job, at_submit=effect == "refused")
+        amounts = _asked_and_used(limit, job, at_submit=at_submit)
         if amounts is None:
             continue
         asked, used = amounts
-        level = limit.level.origin(rule.field, limit.tres)
         yield Binding(
-            level=level,
-            limit=f"{limit.name}={limit.tres}" if limit.tres else limit.name,
+            level=limit.origin,
+            limit=limit.label,
             reason=rules.reason(limit.name, limit.tres, is_qos=limit.level.kind == "qos"),
             effect=effect,
-            message=limit_message(limit.name, limit.tres, level, limit.value, used, asked),
+            message=limit_message(limit, used, asked),
             value=limit.value,
             used=used,
             asked=asked,
-            scope=rule.scope,
+            scope=limit.rule.scope,
         )
 
 
@@ -140,15 +143,14 @@ def _asked_and_used(limit: AppliedLimit, job: _Job, *, at_submit: bool) -> tuple
 
     At the submission the job is compared alone, except with limits on the number of submitted jobs.
     """
-    rule, value, tres = RULES[limit.name], limit.value, limit.tres
-    usage = limit.level.usage(rule.scope)
-    counts_use = bool(rule.scope) and not at_submit
-    if rule.asks == "jobs":
-        return (1, usage.jobs) if usage.jobs >= value else None
-    if rule.asks == "submitted":
-        return (job.request.tasks, usage.submitted) if usage.submitted + job.request.tasks > value else None
-    if rule.asks == "wall":
-        used = usage.wall_s // 60 if counts_use else 0
+    asks, value, tres = limit.rule.asks, limit.value, limit.tres
+    used = 0 if at_submit and asks != "submitted" else limit.used
+    if asks == "jobs":
+        return (1, used) if limit.used >= value else None
+    if asks == "submitted":
+        return (job.tasks, used) if used + job.tasks > value else None
+    if asks == "wall":
+        counts_use = bool(limit.rule.scope) and not at_submit
         is_over = job.minutes + used > value and (job.is_safe or not counts_use)
         return (job.minutes, used) if is_over or (counts_use and used >= value) else None
     asked = job.tres.get(tres, 0)
@@ -156,42 +158,40 @@ def _asked_and_used(limit: AppliedLimit, job: _Job, *, at_submit: bool) -> tuple
         return (asked, 0) if asked < value and (tres != "mem" or "mem" in job.tres) else None
     if not asked:
         return None
-    if rule.asks == "minutes":
-        return _minutes(limit, job, at_submit=at_submit)
-    if rule.asks == "per-node":
-        return (asked // job.request.nodes, 0) if asked // job.request.nodes > value else None
-    used = usage.tres.get(tres, 0) if counts_use else 0
-    shared = _shared_nodes(job, usage) if tres == "node" and counts_use else 0
+    if asks == "minutes":
+        return _minutes(limit, asked, job, at_submit=at_submit)
+    if asks == "per-node":
+        return (asked // job.nodes, 0) if asked // job.nodes > value else None
+    shared = _shared_nodes(job, limit) if tres == "node" and used else 0
     return (asked, used) if asked + used - shared > value else None
 
 
-def _shared_nodes(job: _Job, usage: LimitUsage) -> int:
+def _shared_nodes(job: _Job, limit: AppliedLimit) -> int:
     """Return how many of its nodes the job can share with those that the use counts already: a node counts once.
 
     Slurm fills nodes in use first. What others than these jobs use there is unknown.
     """
-    if job.request.is_exclusive:
+    if job.is_exclusive:
         return 0
-    nodes = usage.tres.get("node", 0)
-    rooms = [min(nodes, job.request.nodes)]
+    in_use = limit.use.tres
+    nodes = in_use.get("node", 0)
+    rooms = [min(nodes, job.nodes)]
     for tres in ("cpu", "gres/gpu", "mem"):
-        if asked := -(-job.tres.get(tres, 0) // job.request.nodes):
-            left = nodes * job.per_node.get(tres, asked) - usage.tres.get(tres, 0)
+        if asked := -(-job.tres.get(tres, 0) // job.nodes):
+            left = nodes * job.per_node.get(tres, asked) - in_use.get(tres, 0)
             rooms.append(max(0, left // asked))
     return min(rooms)
 
 
-def _minutes(limit: AppliedLimit, job: _Job, *, at_submit: bool) -> tuple[int, int] | None:
+def _minutes(limit: AppliedLimit, amount: int, job: _Job, *, at_submit: bool) -> tuple[int, int] | None:
     """Do as `_asked_and_used` for a limit on TRES minutes."""
-    amount, value = job.tres[limit.tres], limit.value
-    asked = amount * job.minutes
+    value = limit.value
     if at_submit:
-        return (asked, 0) if job.minutes > value // amount else None
-    usage = limit.level.usage(RULES[limit.name].scope)
-    promised = usage.tres_run_mins.get(limit.tres, 0)
+        return (amount * job.minutes, 0) if job.minutes > value // amount else None
+    asked = int(amount * job.minutes * job.usage_factor)
     if limit.name != "GrpTRESMins":
-        return (asked, promised) if asked + promised > value else None
-    spent = usage.tres_mins.get(limit.tres, 0)
+        return (asked, limit.used) if asked + limit.used > value else None
+    spent = limit.use.tres_mins.get(limit.tres, 0)
     if not job.is_safe:
         return (asked, spent) if spent >= value else None
-    return (asked, promised + spent) if spent >= value or asked + promised + spent > value else None
+    return (asked, limit.used) if spent >= value or asked + limit.used > value else None

@@ -6,7 +6,7 @@ account's, those of the accounts above.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from pitools.limits import rules
 from pitools.limits.records import Binding, JobRequest, LimitState
 from pitools.slurm.fields import parse_tres_amounts
-from pitools.slurm.records import Association, LimitUsage, Qos
+from pitools.slurm.records import Association, LimitUsage, Partition, Qos
 
 _NOTHING = LimitUsage()
 _INHERITED = ("max_jobs", "max_submit", "max_wall_s", "max_tres", "max_tres_mins", "max_tres_per_node")
@@ -29,22 +29,6 @@ class Level(NamedTuple):
     uses: Mapping[str, LimitUsage]
     inherits_from: tuple[Association, ...] = ()
 
-    def usage(self, scope: str) -> LimitUsage:
-        """Return what is used of a limit with this scope."""
-        return self.uses.get(scope, _NOTHING)
-
-    def origin(self, field: str, tres: str) -> str:
-        """Return the name of the level that sets a limit: the highest account with the user's inherited value."""
-        if field not in _INHERITED:
-            return self.name
-        name, value = self.name, _value(self.limits, field, tres)
-        for row in self.inherits_from:
-            if _value(row, field, tres) not in (None, value):
-                break
-            if _value(row, field, tres) == value:
-                name = _association_name(row)
-        return name
-
 
 class AppliedLimit(NamedTuple):
     """A limit that applies to a job. name: of rules.RULES. tres: "" where the limit is not on a TRES."""
@@ -54,19 +38,86 @@ class AppliedLimit(NamedTuple):
     tres: str
     value: int
 
+    @property
+    def rule(self) -> rules.Rule:
+        """What the limit counts, of which jobs."""
+        return rules.RULES[self.name]
+
+    @property
+    def label(self) -> str:
+        """Slurm's name of the limit with its TRES: `GrpTRES=node`."""
+        return f"{self.name}={self.tres}" if self.tres else self.name
+
+    @property
+    def use(self) -> LimitUsage:
+        """What the jobs that share the limit use; nothing for a limit of each job."""
+        return self.level.uses.get(self.rule.scope, _NOTHING)
+
+    @property
+    def used(self) -> int:
+        """What is used of the limit, in its units."""
+        use = self.use
+        if self.rule.asks == "minutes":
+            spent = use.tres_mins.get(self.tres, 0) if self.name == "GrpTRESMins" else 0
+            return spent + use.tres_run_mins.get(self.tres, 0)
+        counts = {"jobs": use.jobs, "submitted": use.submitted, "wall": use.wall_s // 60}
+        return counts.get(self.rule.asks, use.tres.get(self.tres, 0))
+
+    @property
+    def origin(self) -> str:
+        """The name of the level that sets the limit: the highest account with the user's inherited value."""
+        name, field = self.level.name, self.rule.field
+        value = _value(self.level.limits, field, self.tres)
+        for row in self.level.inherits_from if field in _INHERITED else ():
+            if _value(row, field, self.tres) not in (None, value):
+                break
+            if _value(row, field, self.tres) == value:
+                name = _association_name(row)
+        return name
+
 
 class Levels(NamedTuple):
     """The levels of a job. account, qos: the job's, with defaults, "" if unknown. accounts: its own and those above.
 
-    chain: in Slurm's order. denies: whether a limit refuses the job at its submission. job_qos: None if unknown.
+    chain: in Slurm's order, () where no limits are enforced. job_qos, partition: None if unknown.
     """
 
     account: str
     qos: str
     chain: tuple[Level, ...]
-    denies: bool
     job_qos: Qos | None
+    partition: Partition | None
     accounts: tuple[str, ...]
+
+    @property
+    def job_flags(self) -> tuple[str, ...]:
+        """The flags of the job's QOS."""
+        return self.job_qos.flags if self.job_qos else ()
+
+    @property
+    def qos_rows(self) -> list[Qos]:
+        """The QOS whose limits apply."""
+        return [level.limits for level in self.chain if isinstance(level.limits, Qos)]
+
+    def applicable_limits(self, order: Mapping[str, str]) -> Iterator[AppliedLimit]:
+        """Yield the limits that apply to the job, in the order of one of slurmctld's tests.
+
+        The first QOS that has a limit on a resource replaces that limit of the next QOS and of all associations, whose
+        TRES its LimitFactor multiplies.
+        """
+        claimed: set[tuple[str, str]] = set()
+        factor = next((row.limit_factor for row in self.qos_rows if row.limit_factor != 1), 1.0)
+        for level in self.chain:
+            for group in order[level.kind].split():
+                limits = [
+                    AppliedLimit(level, name, tres, int(value * factor) if _is_multiplied(level, name) else value)
+                    for name in group.split("+")
+                    for tres, value in _values(level, name)
+                    if not any((other, tres) in claimed for other in rules.REPLACED_BY.get(name, (name,)))
+                ]
+                if level.kind == "qos":
+                    claimed |= {(limit.name, limit.tres) for limit in limits}
+                yield from sorted(limits, key=lambda limit: rules.tres_position(limit.tres))
 
 
 def find_levels(request: JobRequest, state: LimitState) -> tuple[Levels, Binding | None]:
@@ -76,60 +127,44 @@ def find_levels(request: JobRequest, state: LimitState) -> tuple[Levels, Binding
     """
     # Slurm keeps the names of accounts and QOS in lower case, and takes any case in a request.
     account = request.account.lower() or state.default_accounts.get(request.user, "")
+    partition = _find_partition(request, state)
+    only = ("", partition.partition if partition else request.partition)
     rows = [row for row in state.associations if row.cluster == state.cluster]
-    own = [
-        row
-        for row in rows
-        if row.user == request.user and row.partition in ("", request.partition) and account in ("", row.account)
-    ]
+    own = [row for row in rows if row.user == request.user and row.partition in only and account in ("", row.account)]
     own.sort(key=lambda row: not row.partition)
     accounts = {row.account: row for row in rows if not row.user}
     above = _accounts_above(account, accounts)
     qos = request.qos.lower() or _default_qos(own[:1] if account else own, accounts)
     named = {row.qos: row for row in state.qos}
-    partition = next((row for row in state.partitions if row.partition == request.partition), None)
     chain = [
         Level("qos", f'QOS "{row.qos}"', row, _uses_of_qos(row.qos, request.user, account, state))
         for row in _qos_by_precedence(named.get(qos), named.get(partition.qos) if partition else None)
     ]
-    denies = any("DenyOnLimit" in level.limits.flags for level in chain if isinstance(level.limits, Qos))
     if own and account:
         user_row = _inherit(own[0], above)
         chain.append(Level("user", _association_name(user_row), user_row, _uses_of(own[0], state), above))
     chain += [Level("account", _association_name(row), row, _uses_of(row, state)) for row in above]
     names = tuple(row.account for row in above) or ((account,) if account else ())
-    levels = Levels(account, qos, tuple(chain), denies, named.get(qos), names)
-    return levels, _denial(request.user, levels, own[:1] if account else own, state)
+    levels = Levels(account, qos, tuple(chain) if "limits" in state.enforced else (), named.get(qos), partition, names)
+    return levels, _denial(request, levels, own[:1] if account else own, state)
 
 
-def applicable_limits(chain: Sequence[Level], order: Mapping[str, str]) -> Iterator[AppliedLimit]:
-    """Yield the limits that apply to a job of these levels, in the order of one of slurmctld's tests.
-
-    The first QOS that has a limit on a resource replaces that limit of the next QOS and of all associations.
-    """
-    claimed: set[tuple[str, str]] = set()
-    for level in chain:
-        for group in order[level.kind].split():
-            limits = [
-                AppliedLimit(level, name, tres, value)
-                for name in group.split("+")
-                for tres, value in _values(level, name)
-                if not any((other, tres) in claimed for other in rules.REPLACED_BY.get(name, (name,)))
-            ]
-            if level.kind == "qos":
-                claimed |= {(limit.name, limit.tres) for limit in limits}
-            yield from sorted(limits, key=lambda limit: rules.tres_position(limit.tres))
+def _find_partition(request: JobRequest, state: LimitState) -> Partition | None:
+    rows = [row for row in state.partitions if row.partition == request.partition]
+    return next(iter(rows or [row for row in state.partitions if row.is_default and not request.partition]), None)
 
 
-def _values(level: Level, name: str) -> Iterable[tuple[str, int]]:
+def _is_multiplied(level: Level, name: str) -> bool:
+    return level.kind != "qos" and name in ("GrpTRES", "MaxTRES")
+
+
+def _values(level: Level, name: str) -> list[tuple[str, int]]:
     """Return a limit's values by TRES; by "" for a limit that is not on TRES."""
     rule = rules.RULES[name]
     value = getattr(level.limits, rule.field, None)
-    if value is None:
-        return []
     if isinstance(value, dict):
-        return parse_tres_amounts(value).items()
-    return [("", value // 60 if rule.asks == "wall" else value)]
+        return list(parse_tres_amounts(value).items())
+    return [] if value is None else [("", value // 60 if rule.asks == "wall" else value)]
 
 
 def _qos_by_precedence(job_qos: Qos | None, partition_qos: Qos | None) -> list[Qos]:
@@ -139,17 +174,18 @@ def _qos_by_precedence(job_qos: Qos | None, partition_qos: Qos | None) -> list[Q
     return list({row.qos: row for row in order if row}.values())
 
 
-def _denial(user: str, levels: Levels, own: list[Association], state: LimitState) -> Binding | None:
-    account, qos = levels.account, levels.qos
-    reason = message = ""
+def _denial(request: JobRequest, levels: Levels, own: list[Association], state: LimitState) -> Binding | None:
+    account, qos, user = levels.account, levels.qos, request.user
+    reason, message = "InvalidQOS", ""
     allowed = {name for row in own for name in row.qos}
     if "associations" in state.enforced and not own:
         reason = "InvalidAccount"
         message = f"{user} has no association with " + (f'account "{account}"' if account else "any account")
     elif "qos" in state.enforced and qos and allowed and qos not in allowed:
-        reason = "InvalidQOS"
         message = f'QOS "{qos}" is not allowed for the account (allowed: {", ".join(sorted(allowed))})'
-    if not reason:
+    elif "qos" in state.enforced and "RequiresReservation" in levels.job_flags and not request.in_reservation:
+        message = f'QOS "{qos}" is for jobs in a reservation (RequiresReservation)'
+    if not message:
         return None
     return Binding(level=f"user {user}", limit="", reason=reason, effect="refused", message=message)
 

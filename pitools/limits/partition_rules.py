@@ -1,6 +1,7 @@
 """What a partition holds: its state, the sizes that it permits, and who may use it.
 
-sbatch refuses such jobs only if slurm.conf has EnforcePartLimits.
+sbatch refuses jobs of a wrong size, or of an account or QOS that may not use it, only if slurm.conf has
+EnforcePartLimits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pitools.slurm.records import Partition
 
 _WITH_CHILDREN = (24, 5)  # from this version on, an account that a partition names includes the accounts below it
 _NOT_PERMITTED = "{} not permitted to use this partition"
+_NO_ACCESS = "Access/permission denied"
 _CLOSED = ("drain", "inactive")  # sbatch refuses jobs; to a partition that is down they can be submitted
 
 
@@ -22,17 +24,35 @@ def is_refused_at_submit(state: LimitState) -> bool:
     return state.part_limits not in ("", "no")
 
 
-def closed_binding(partition: Partition, state: LimitState) -> Binding | None:
-    """Return what refuses every job of a partition that takes none, before its limits are looked at."""
-    if partition.state not in _CLOSED:
-        return None
+def entry_bindings(request: JobRequest, levels: Levels, state: LimitState) -> Iterator[Binding | None]:
+    """Yield what closes the partition to every job, or None; then what else lets sbatch refuse the job in any case.
+
+    A user without an association, or a QOS that is not allowed, is refused between the two.
+    """
+    partition = levels.partition
+    if not partition:
+        yield None
+        return
     message = f"the partition is {partition.state} (expected up)"
-    return _bind(partition, state, "State", "Required partition not available", message, effect="refused")
+    reason = "Required partition not available"
+    is_closed = partition.state in _CLOSED
+    yield _bind(partition, state, "State", reason, message, effect="refused") if is_closed else None
+    if partition.restrictions.get("RootOnly") == "YES" and request.user != "root":
+        yield _bind(partition, state, "RootOnly", _NO_ACCESS, "only root may use the partition", effect="refused")
+    if partition.restrictions.get("ReqResv") == "YES" and not request.in_reservation:
+        message = "only jobs in a reservation may use the partition"
+        yield _bind(partition, state, "ReqResv", _NO_ACCESS, message, effect="refused")
+    if partition.allow_groups and state.groups and state.groups.isdisjoint(partition.allow_groups):
+        message = f"only the groups {', '.join(partition.allow_groups)} may use the partition"
+        reason = _NOT_PERMITTED.format("User's group")
+        yield _bind(partition, state, "AllowGroups", reason, message, effect="refused")
 
 
-def size_bindings(request: JobRequest, levels: Levels, partition: Partition, state: LimitState) -> Iterator[Binding]:
+def size_bindings(request: JobRequest, levels: Levels, state: LimitState) -> Iterator[Binding]:
     """Yield what of the partition's state and sizes binds the job."""
-    flags = levels.job_qos.flags if levels.job_qos else ()
+    partition, flags = levels.partition, levels.job_flags
+    if not partition:
+        return
     if partition.state not in ("up", *_CLOSED):
         message = f"the partition is {partition.state} (expected up)"
         yield _bind(partition, state, "State", "PartitionDown", message)
@@ -49,23 +69,22 @@ def size_bindings(request: JobRequest, levels: Levels, partition: Partition, sta
         yield _bind(partition, state, "MaxTime", "PartitionTimeLimit", message, longest, asked)
 
 
-def access_bindings(levels: Levels, partition: Partition, state: LimitState) -> Iterator[Binding]:
-    """Yield each list of the partition that leaves the job out."""
+def access_bindings(levels: Levels, state: LimitState) -> Iterator[Binding]:
+    """Yield each list of accounts or QOS that leaves the job out."""
+    partition = levels.partition
+    if not partition:
+        return
     accounts = set(levels.accounts if state.version >= _WITH_CHILDREN else (levels.account,))
-    groups = partition.allow_groups
-    if groups and state.groups and state.groups.isdisjoint(groups):
-        message = f"only the groups {', '.join(groups)} may use the partition"
-        yield _bind(partition, state, "AllowGroups", _NOT_PERMITTED.format("User's group"), message)
-    if levels.account and not _is_allowed(accounts, partition.allow_accounts, partition.deny_accounts):
-        limit = "AllowAccounts" if partition.allow_accounts else "DenyAccounts"
-        message = f'account "{levels.account}" may not use the partition'
-        reason = "InvalidAccount" if is_refused_at_submit(state) else _NOT_PERMITTED.format("Job's account")
-        yield _bind(partition, state, limit, reason, message)
-    if levels.qos and not _is_allowed({levels.qos}, partition.allow_qos, partition.deny_qos):
-        limit = "AllowQos" if partition.allow_qos else "DenyQos"
-        message = f'QOS "{levels.qos}" may not use the partition'
-        reason = "InvalidQOS" if is_refused_at_submit(state) else _NOT_PERMITTED.format("Job's QOS")
-        yield _bind(partition, state, limit, reason, message)
+    for kind, word, names, allowed, denied in (
+        ("Account", "account", accounts, partition.allow_accounts, partition.deny_accounts),
+        ("QOS", "QOS", {levels.qos}, partition.allow_qos, partition.deny_qos),
+    ):
+        name = levels.account if kind == "Account" else levels.qos
+        if not name or _is_allowed(names, allowed, denied):
+            continue
+        limit = f"{'Allow' if allowed else 'Deny'}{'Accounts' if kind == 'Account' else 'Qos'}"
+        reason = f"Invalid{kind}" if is_refused_at_submit(state) else _NOT_PERMITTED.format(f"Job's {word}")
+        yield _bind(partition, state, limit, reason, f'{word} "{name}" may not use the partition')
 
 
 def _bind(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC
 
 import msgspec
@@ -11,10 +13,10 @@ from pitools.limits.levels import find_levels
 from pitools.limits.records import JobRequest, LimitState
 from pitools.limits.shared import usage_of_jobs
 from pitools.slurm import argv, parse_accounting, parse_cluster, parse_jobs, parse_nodes
-from pitools.slurm.fields import new_separator
+from pitools.slurm.fields import comma_list, new_separator, none_to_empty
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.slurm.parse_assoc_mgr import parse_assoc_mgr
-from pitools.slurm.records import Config, LimitUsage, Qos
+from pitools.slurm.records import Config, LimitUsage
 from pitools.slurm.transport import Transport
 
 _ENFORCED = "AccountingStorageEnforce"
@@ -43,12 +45,14 @@ def read_limits(request: JobRequest, transport: Transport, *, with_usage: bool =
         qos=tuple(parse_accounting.parse_qos(qos_rows)),
         partitions=tuple(parse_nodes.parse_partitions(partitions)),
         part_limits=config.values.get("EnforcePartLimits", "no").lower(),
+        submit_plugins=none_to_empty(config.values.get("JobSubmitPlugins", "")),
         groups=frozenset(groups.split()) if request.user == user.strip() else frozenset(),
     )
     if enforced and not request.account:
         state = msgspec.structs.replace(state, default_accounts=_default_accounts(request.user, state, transport))
-    usage = _usage(request, state, transport) if with_usage else ()
-    return request, msgspec.structs.replace(state, usage=usage)
+    if with_usage and "limits" in enforced:
+        state = _with_usage(request, state, transport, comma_list(config.values.get("PrivateData", "")))
+    return request, state
 
 
 def enforced_limits(config: Config) -> tuple[str, ...]:
@@ -65,16 +69,23 @@ def _default_accounts(user: str, state: LimitState, transport: Transport) -> dic
     return {user: accounts[state.cluster]} if state.cluster in accounts else {}
 
 
-def _usage(request: JobRequest, state: LimitState, transport: Transport) -> tuple[LimitUsage, ...]:
-    if "limits" not in state.enforced:
-        return ()
+def _with_usage(request: JobRequest, state: LimitState, transport: Transport, private: Sequence[str]) -> LimitState:
     levels, _ = find_levels(request, state)
-    qos = [level.limits.qos for level in levels.chain if isinstance(level.limits, Qos)]
+    qos = [row.qos for row in levels.qos_rows]
     sep = new_separator()
     queue = ["squeue", "-h", "--noconvert", "-o", sep.join(parse_jobs.JOB_FORMAT[name] for name in _QUEUE_FIELDS)]
     counted, jobs = run_queries(transport, [argv.assoc_mgr(levels.accounts, qos), queue])
-    try:
-        return tuple(parse_assoc_mgr(stdout_or_raise(transport, counted)))
-    except PitError:
+    usage: list[LimitUsage] = []
+    with suppress(PitError):
+        usage = parse_assoc_mgr(stdout_or_raise(transport, counted))
+    # PrivateData=usage hides the rows of accounts, or all: there, squeue's jobs count.
+    shown = {_counted_for(row) for row in usage}
+    if any(_counted_for(row) not in shown for row in usage_of_jobs(request, state, (), "jobs")):
         rows = parse_jobs.parse_squeue(stdout_or_raise(transport, jobs), sep, _QUEUE_FIELDS, UTC)
-        return usage_of_jobs(request, state, rows)
+        counts = usage_of_jobs(request, state, rows, "jobs" if "jobs" in private else "amounts")
+        usage += [row for row in counts if _counted_for(row) not in shown]
+    return msgspec.structs.replace(state, usage=tuple(usage))
+
+
+def _counted_for(row: LimitUsage) -> object:
+    return row.qos or (row.account, row.user, row.partition)

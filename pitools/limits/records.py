@@ -18,7 +18,8 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
 
     enforced: words of AccountingStorageEnforce, () if slurmctld enforces none. associations, qos: all of the cluster.
     usage: () counts no other job: what binds then binds for ever. part_limits: EnforcePartLimits of slurm.conf, in
-    lower case. groups: the user's Unix groups, () if unknown. default_accounts: user → account.
+    lower case. groups: the user's Unix groups, () if unknown. default_accounts: user → account. submit_plugins:
+    JobSubmitPlugins.
     """
 
     cluster: str = ""
@@ -31,6 +32,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     part_limits: str = "no"
     groups: frozenset[str] = frozenset()
     default_accounts: dict[str, str] = {}
+    submit_plugins: str = ""
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     gres: dict[str, int] = {}
     tasks: int = 1
     is_exclusive: bool = False
+    in_reservation: bool = False
 
 
 class Binding(Record, frozen=True, kw_only=True, tag="pit.limit-binding/1"):
@@ -73,9 +76,13 @@ class Binding(Record, frozen=True, kw_only=True, tag="pit.limit-binding/1"):
 
 
 class Verdict(Record, frozen=True, kw_only=True, tag="pit.limit-verdict/1"):
-    """Whether limits let the job run now. bindings: every limit that binds, as Slurm would name them, its own first."""
+    """Whether limits let the job run now. bindings: every limit that binds, as Slurm would name them, its own first.
+
+    not_judged: what else may refuse or hold the job, as text: nothing is known of it.
+    """
 
     effect: Effect
     bindings: tuple[Binding, ...] = ()
     account: str = ""
     qos: str = ""
+    not_judged: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from pitools.site.dialect import JobSpec
 from pitools.site.schema import Site
 
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
+_TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -19,6 +20,7 @@ def job_request(job: JobSpec, site: Site, user: str = "") -> JobRequest:
     memory = _MEMORY.fullmatch(job.memory.upper()) if dialect.memory == "ask" else None
     kind = site.partitions[job.partition].gpu if dialect.gpu_type and job.partition in site.partitions else ""
     gres = {name: gpus for name in ("gres/gpu", f"gres/gpu:{kind}" if kind else "") if name and gpus}
+    flags = {flag.partition("=")[0] for flag in (*dialect.extra, *job.extra)}
     return JobRequest(
         user=user,
         partition=job.partition,
@@ -29,5 +31,13 @@ def job_request(job: JobSpec, site: Site, user: str = "") -> JobRequest:
         memory_mib=round(job.nodes * int(memory[1]) * _MIB[memory[2]]) if memory else None,
         gres=gres,
         time_s=job.time_s,
-        is_exclusive=dialect.exclusive or "--exclusive" in job.extra,
+        tasks=_tasks(job.array),
+        is_exclusive=dialect.exclusive or "--exclusive" in flags,
+        in_reservation="--reservation" in flags,
     )
+
+
+def _tasks(array: str) -> int:
+    """Return the number of tasks of `--array`, such as `0-9:2,12%4`; 1 without one."""
+    parts = (_TASKS.fullmatch(part) for part in array.partition("%")[0].split(","))
+    return sum(len(range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1))) for m in parts if m) or 1

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from pitools.limits import rules
-from pitools.limits.levels import Level, applicable_limits, find_levels
+from pitools.limits.levels import Level, find_levels
 from pitools.limits.records import JobRequest, LimitState
 from pitools.limits.rules import Scope
 from pitools.slurm.fields import parse_gpus
-from pitools.slurm.records import Association, LimitUsage, Qos, SlurmJob
+from pitools.slurm.records import Association, LimitUsage, SlurmJob
+
+_SCOPES: tuple[Scope, ...] = ("all", "user", "account")
 
 
 class SharedLimit(NamedTuple):
@@ -25,56 +29,45 @@ class SharedLimit(NamedTuple):
 
 def shared_limits(request: JobRequest, state: LimitState) -> Iterator[SharedLimit]:
     """Yield the limits on TRES that the job would share with other jobs, in Slurm's order."""
-    if "limits" not in state.enforced:
-        return
     levels, _ = find_levels(request, state)
-    for limit in applicable_limits(levels.chain, rules.FOR_NODES):
-        rule = rules.RULES[limit.name]
-        if rule.scope and rule.asks == "tres":
-            counts = _counted_jobs(limit.level, rule.scope, request, levels.account, state)
+    for limit in levels.applicable_limits(rules.FOR_NODES):
+        if limit.rule.scope and limit.rule.asks == "tres":
+            counts = _counted_jobs(limit.level, limit.rule.scope, request, levels.account, state)
             yield SharedLimit(limit.level.name, limit.name, limit.tres, limit.value, counts)
 
 
-def usage_of_jobs(request: JobRequest, state: LimitState, jobs: Iterable[SlurmJob]) -> tuple[LimitUsage, ...]:
-    """Return what the queue's jobs use of the limits of this request, where slurmctld does not tell its own counts.
+def usage_of_jobs(
+    request: JobRequest, state: LimitState, jobs: Iterable[SlurmJob], hidden: Literal["amounts", "jobs"]
+) -> Iterator[LimitUsage]:
+    """Yield what the queue's jobs use of the limits of this request, where slurmctld does not tell its own counts.
 
-    Counts jobs, nodes and GPUs; a row of an array counts as one job. CPUs, memory and minutes are left out.
+    Counts jobs, nodes and GPUs; a row of an array counts as one job. CPUs, memory and minutes are left out. hidden: of
+    the rows.
     """
     levels, _ = find_levels(request, state)
     queue = list(jobs)
-    rows = []
     for level in levels.chain:
-        scopes: tuple[Scope, ...] = ("all", "user", "account") if level.kind == "qos" else ("all",)
-        for scope in scopes:
+        for scope in _SCOPES if level.kind == "qos" else _SCOPES[:1]:
             counts = _counted_jobs(level, scope, request, levels.account, state)
-            rows.append(_usage(_key(level, scope, request.user, levels.account), [job for job in queue if counts(job)]))
-    return tuple(rows)
+            counted = [job for job in queue if counts(job)]
+            running = [job for job in counted if job.state != "PENDING"]
+            yield msgspec.structs.replace(
+                _key(level, scope, request.user, levels.account),
+                jobs=len(running),
+                submitted=len(counted),
+                tres={
+                    "node": sum(job.nodes for job in running),
+                    "gres/gpu": sum(job.nodes * parse_gpus(job.gres)[1] for job in running),
+                },
+                hidden=hidden,
+            )
 
 
 def _key(level: Level, scope: Scope, user: str, account: str) -> LimitUsage:
-    if isinstance(level.limits, Qos):
-        return LimitUsage(
-            qos=level.limits.qos,
-            user=user if scope == "user" else "",
-            account=account if scope == "account" else "",
-        )
-    return LimitUsage(account=level.limits.account, user=level.limits.user, partition=level.limits.partition)
-
-
-def _usage(row: LimitUsage, jobs: list[SlurmJob]) -> LimitUsage:
-    running = [job for job in jobs if job.state != "PENDING"]
-    return LimitUsage(
-        qos=row.qos,
-        account=row.account,
-        user=row.user,
-        partition=row.partition,
-        jobs=len(running),
-        submitted=len(jobs),
-        tres={
-            "node": sum(job.nodes for job in running),
-            "gres/gpu": sum(job.nodes * parse_gpus(job.gres)[1] for job in running),
-        },
-    )
+    row = level.limits
+    if isinstance(row, Association):
+        return LimitUsage(account=row.account, user=row.user, partition=row.partition)
+    return LimitUsage(qos=row.qos, user=user if scope == "user" else "", account=account if scope == "account" else "")
 
 
 def _counted_jobs(

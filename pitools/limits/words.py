@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pitools.core import units
-from pitools.limits.rules import RULES
+from pitools.limits.levels import AppliedLimit
 
 _NAMES = {"node": "node", "cpu": "CPU", "gres/gpu": "GPU", "mem": "MiB", "billing": "billing unit"}
 _WHOSE = {"": "a job of", "all": "all of", "user": "one user of", "account": "one account in"}
 
 
-def limit_message(name: str, tres: str, level: str, value: int, used: int, asked: int) -> str:
-    """Return what a limit says against a job. value, used, asked: minutes for times, MiB for memory."""
-    rule = RULES[name]
+def limit_message(limit: AppliedLimit, used: int, asked: int) -> str:
+    """Return what a limit says against a job. used, asked: minutes for times, MiB for memory."""
+    rule, level, value, tres = limit.rule, limit.origin, limit.value, limit.tres
     whose = _WHOSE[rule.scope]
     if rule.asks == "wall" and not rule.scope:
         return f"{time_limit_message(asked, value)[:-1]} in {level})"
@@ -24,7 +24,7 @@ def limit_message(name: str, tres: str, level: str, value: int, used: int, asked
     if rule.asks == "submitted":
         return f"{_amount(asked, 'job')} (at most {value} running or pending for {whose} {level}{taken})"
     unit = _NAMES.get(tres, tres)
-    bound = "at least" if name == "MinTRES" else "at most"
+    bound = "at least" if limit.name == "MinTRES" else "at most"
     if rule.asks == "minutes":
         promised = f", {used} used or promised" if used else ""
         return f"{asked} {unit} minutes ({bound} {value} for {whose} {level}{promised})"

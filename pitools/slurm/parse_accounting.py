@@ -91,6 +91,9 @@ _QOS_COLUMNS: _Columns = {
     "MaxTRESPA": ("max_tres_per_account", parse_tres),
     "PreemptMode": ("preempt_mode", str),
     "UsageFactor": ("usage_factor", float),
+    "LimitFactor": ("limit_factor", float),
+    "MaxTRESRunMinsPU": ("max_tres_run_mins_per_user", parse_tres),
+    "MaxTRESRunMinsPA": ("max_tres_run_mins_per_account", parse_tres),
 }
 ASSOCIATION_FORMAT = tuple(_ASSOCIATION_COLUMNS)
 QOS_FORMAT = tuple(_QOS_COLUMNS)

@@ -24,6 +24,8 @@ from pitools.slurm.records import Node, Partition, Reservation
 _TEXT_BEGINS = re.compile(r"\s(?:Reason|Comment|Extra)=")
 _TEXT_KEYS = ("Comment", "Extra", "Reason", "InstanceId", "InstanceType", "ReservationName", "ResumeAfterTime")
 _REASON = re.compile(r"\sReason=(.*?) \[[^\s\[\]@]+@(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\]")
+_MAXIMA = ("MaxCPUsPerNode", "MaxCPUsPerSocket", "MaxMemPerNode", "MaxMemPerCPU")
+_RESTRICTIONS = ("RootOnly", "ReqResv", "AllocNodes", *_MAXIMA)
 
 
 def parse_nodes(text: str) -> list[Node]:
@@ -106,6 +108,11 @@ def _parse_partition(line: str) -> Partition:
             over_subscribe=none_to_empty(values.get("OverSubscribe", "")),
             billing_weights=parse_tres(values.get("TRESBillingWeights", "")),
             tres=parse_tres(values.get("TRES", "")),
+            restrictions={
+                name: value
+                for name in _RESTRICTIONS
+                if (value := values.get(name, "")) not in ("", "NO", "ALL", "UNLIMITED")
+            },
         )
     except KeyError as error:
         raise parse_error("scontrol show partition", f"missing key {error}", line) from error

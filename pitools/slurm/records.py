@@ -5,6 +5,8 @@ Host lists stay folded, as Slurm prints them (`h[01-04]`); `core/hostlist.py` ex
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pitools.core.record import Record
 
 
@@ -33,7 +35,10 @@ class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
 
 
 class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
-    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit. tres: of all its nodes."""
+    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit. tres: of all its nodes.
+
+    restrictions: what else it asks of a job, in scontrol's words: `RootOnly`, `MaxMemPerNode`, ...
+    """
 
     partition: str
     state: str
@@ -54,6 +59,7 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
     over_subscribe: str = ""
     billing_weights: dict[str, str] = {}
     tres: dict[str, str] = {}
+    restrictions: dict[str, str] = {}
 
 
 class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
@@ -199,6 +205,9 @@ class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
     max_tres_per_account: dict[str, str] = {}
     preempt_mode: str = ""
     usage_factor: float = 1.0
+    limit_factor: float = 1.0
+    max_tres_run_mins_per_user: dict[str, str] = {}
+    max_tres_run_mins_per_account: dict[str, str] = {}
 
 
 class LimitUsage(Record, frozen=True, kw_only=True, tag="pit.limit-usage/1"):
@@ -206,6 +215,7 @@ class LimitUsage(Record, frozen=True, kw_only=True, tag="pit.limit-usage/1"):
 
     qos: "" for an association's row. jobs: running. submitted: running and pending. wall_s, tres_mins: used so far,
     decayed. tres: allocated, memory in MiB. tres_run_mins: what the running jobs may still use until their time limits.
+    hidden: what the user may not see and so is not counted: "amounts" but jobs, nodes and GPUs; or "jobs" of others.
     """
 
     qos: str = ""
@@ -218,6 +228,7 @@ class LimitUsage(Record, frozen=True, kw_only=True, tag="pit.limit-usage/1"):
     tres: dict[str, int] = {}
     tres_mins: dict[str, int] = {}
     tres_run_mins: dict[str, int] = {}
+    hidden: Literal["", "amounts", "jobs"] = ""
 
 
 class Config(Record, frozen=True, kw_only=True, tag="pit.config/1"):

@@ -32,6 +32,7 @@ class Pair(msgspec.Struct):
     associations: str
     qos: str
     assoc_mgr: str
+    groups: tuple[str, ...] = ()
 
     def state(self) -> LimitState:
         """The limits that the answers tell."""
@@ -45,6 +46,7 @@ class Pair(msgspec.Struct):
             partitions=tuple(parse_nodes.parse_partitions(self.partitions)),
             usage=tuple(parse_assoc_mgr(self.assoc_mgr)),
             part_limits=config.values["EnforcePartLimits"].lower(),
+            groups=frozenset(self.groups),
         )
 
 
@@ -58,10 +60,11 @@ PAIRS = recorded_pairs()
 
 
 def first_reasons(verdict: Verdict) -> set[str]:
-    """The first reason; and after those of a list of the partition, the next: Slurm gives both in turn."""
+    """The first reason, and those of a list of the partition: Slurm gives both in turn."""
     reasons = [binding.reason for binding in verdict.bindings] or [""]
-    count = next((i for i, name in enumerate(reasons) if " not permitted " not in name), len(reasons) - 1)
-    return {*reasons[: count + 1]}
+    lists = {reason for reason in reasons if " not permitted " in reason}
+    first = [reason for reason in reasons if reason not in lists][:1]
+    return {*first, *lists} if not first or not first[0].startswith("Partition") else {*first}
 
 
 def test_a_real_slurmctld_decided_the_same() -> None:
@@ -239,6 +242,96 @@ def test_billing_is_weighed() -> None:
     weights = {"billing_weights": {"CPU": "1.0", "Mem": "0.25G", "GRES/gpu": "24"}}
     verdict = judge(msgspec.structs.replace(JOB, memory_mib=16384), state(ME, lab, DEPT, partition=weights))
     assert [(binding.limit, binding.asked) for binding in verdict.bindings] == [("GrpTRES=billing", 108)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"nodes": 4, "cpus": 4}, ""),
+        ({"nodes": 5, "cpus": 5}, "AssocGrpNodeLimit"),
+        ({"cpus": 2}, "AssocMaxCpuPerNode"),
+    ],
+)
+def test_the_factor_of_a_qos_multiplies_what_associations_limit(asked: dict[str, Any], reason: str) -> None:
+    """Of GrpTRES and MaxTRES alone; 2 nodes by 2.25 are 4 whole ones."""
+    row = msgspec.structs.replace(ME, grp_tres={"node": "2"}, max_tres_per_node={"cpu": "1"})
+    factor = (Qos(qos="normal", limit_factor=2.25),)
+    assert first(state(row, ACCOUNT, DEPT, qos=factor), **{"nodes": 1, **asked})[2] == reason
+
+
+def test_minutes_by_the_usage_factor_count_where_it_is_safe() -> None:
+    """Only with UsageFactorSafe: a job of 240 minutes of a GPU counts half."""
+    lab = msgspec.structs.replace(ACCOUNT, grp_tres_mins={"gres/gpu": "200"})
+    half = Qos(qos="normal", usage_factor=0.5)
+    assert first(state(ME, lab, DEPT, qos=(half,)))[2] == "AssocGrpGRESMinutes"
+    safe = msgspec.structs.replace(half, flags=("UsageFactorSafe",))
+    assert first(state(ME, lab, DEPT, qos=(safe,)))[0] == "may-run"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"partition": {"restrictions": {"RootOnly": "YES"}}}, "Access/permission denied"),
+        ({"partition": {"restrictions": {"ReqResv": "YES"}}}, "Access/permission denied"),
+        ({"qos": (Qos(qos="normal", flags=("RequiresReservation",)),)}, "InvalidQOS"),
+        (
+            {"partition": {"allow_groups": ("staff",)}, "groups": frozenset({"me"})},
+            "User's group not permitted to use this partition",
+        ),
+    ],
+)
+def test_who_may_not_enter_is_refused(values: dict[str, Any], reason: str) -> None:
+    """Whatever EnforcePartLimits says; a reservation, root and a group of the list open what asks for them."""
+    assert first(state(**values))[::2] == ("refused", reason)
+    rows = (msgspec.structs.replace(ME, user="root"), ACCOUNT, DEPT)
+    opened = state(*rows, **{**values, "groups": frozenset({"staff"})})
+    assert first(opened, user="root", in_reservation=True)[0] == "may-run"
+
+
+ROOT = Association(cluster="x", account="root")
+
+
+@pytest.mark.parametrize(
+    ("values", "asked", "words"),
+    [
+        ({}, {}, []),
+        ({}, {"partition": "hidden"}, ['partition "hidden"']),
+        ({"submit_plugins": "lua"}, {}, ["JobSubmitPlugins=lua"]),
+        ({"partition": {"restrictions": {"MaxMemPerNode": "100"}}}, {}, ["MaxMemPerNode=100 of partition"]),
+        ({"partition": {"allow_groups": ("staff",)}}, {}, ["AllowGroups of partition"]),
+        ({"qos": (Qos(qos="normal", flags=("Relative",)),)}, {}, ['Relative of QOS "normal"']),
+        ({"qos": (Qos(qos="normal", max_tres={"mem": "1G"}),)}, {}, ["MaxTRES=mem of QOS"]),
+        ({"qos": (Qos(qos="normal", grp_tres={"license/x": "1"}),)}, {}, ["GrpTRES=license/x of QOS"]),
+        ({}, {"account": ""}, ["limits of associations"]),
+        ({"qos": ()}, {}, ['limits of the QOS "normal"']),
+        ({"qos": (Qos(qos="normal", max_tres_run_mins_per_user={"cpu": "1"}),)}, {}, []),  # 22.05 ignores it
+        (
+            {"qos": (Qos(qos="normal", max_tres_run_mins_per_user={"cpu": "1"}),), "version": (24, 5, 1)},
+            {},
+            ["MaxTRESRunMinsPU of QOS"],
+        ),
+        ({"enforced": (), "associations": (), "qos": ()}, {}, []),
+    ],
+)
+def test_what_is_not_judged_is_said(values: dict[str, Any], asked: dict[str, Any], words: list[str]) -> None:
+    """The job may run as far as is known; what is not known is in the verdict."""
+    limits = state(*(ME, ACCOUNT, DEPT, ROOT), **{"version": (22, 5, 8), **values})
+    verdict = judge(msgspec.structs.replace(JOB, **asked), limits)
+    assert verdict.effect == "may-run"
+    assert [text[: len(word)] for text, word in zip(verdict.not_judged, words, strict=True)] == words
+
+
+def test_use_that_is_hidden_is_not_judged() -> None:
+    """Of minutes, where squeue's jobs are counted; of all, where these are hidden too. What binds still does."""
+    lab = msgspec.structs.replace(ACCOUNT, grp_tres_mins={"gres/gpu": "1000"}, grp_jobs=3)
+    rows = (ME, lab, DEPT, ROOT)
+    use = LimitUsage(account="lab", hidden="amounts")
+    verdict = judge(JOB, state(*rows, usage=(use,)))
+    assert [text.split("=")[0] for text in verdict.not_judged] == ["GrpTRESMins"]
+    verdict = judge(JOB, state(*rows, usage=(msgspec.structs.replace(use, hidden="jobs"),)))
+    assert [text.split("=")[0][:7] for text in verdict.not_judged] == ["GrpTRES", "GrpJobs"]
+    full = state(*rows, usage=(msgspec.structs.replace(use, jobs=3),))
+    assert first(full) == ("pends", 'account "lab"', "AssocGrpJobsLimit")
 
 
 RANK = {"may-run": 0, "pends": 1, "refused": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,8 +76,26 @@ def test_hidden_counts_are_those_of_the_queue(repo: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(read, "run_queries", site)
     usage = read.read_limits(JOB, Transport())[1].usage
     assert {(row.qos, row.account, row.jobs) for row in usage} >= {("s5x18qb", "", 0), ("", "s5x18l", 0)}
+    assert {row.hidden for row in usage} == {"amounts"}
     monkeypatch.setattr(read, "run_queries", Site(repo / "tests/replay/slurm-22.05", failing="squeue"))
     assert read.read_limits(JOB, Transport())[1].usage  # not needed
+
+
+def test_rows_of_accounts_that_are_hidden(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user sees the own row and the QOS: the accounts' use is that of squeue; with PrivateData=jobs it is unknown."""
+    site = Site(repo / "tests/replay/slurm-22.05")
+    hidden = re.compile(r"^ClusterName=\S+ Account=s5x18l UserName= .*?(?=^\S)", re.MULTILINE | re.DOTALL)
+    text = site.answers["scontrol show assoc_mgr"]
+    site.answers["scontrol show assoc_mgr"] = hidden.sub("", text)
+    assert site.answers["scontrol show assoc_mgr"] != text
+    monkeypatch.setattr(read, "run_queries", site)
+    rows = {(row.qos, row.account, row.user): row.hidden for row in read.read_limits(JOB, Transport())[1].usage}
+    assert rows["", "s5x18l", ""] == "amounts"
+    assert (rows["s5x18qb", "", ""], rows["", "s5x18l", "www-data"]) == ("", "")
+    config = site.answers["scontrol show config"]
+    site.answers["scontrol show config"] = re.sub("PrivateData .*", "PrivateData = jobs,usage", config)
+    rows = {(row.qos, row.account, row.user): row.hidden for row in read.read_limits(JOB, Transport())[1].usage}
+    assert rows["", "s5x18l", ""] == "jobs"
 
 
 def test_a_cluster_without_accounting_has_no_limits(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

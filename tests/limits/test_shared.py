@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pitools.limits.judge import judge
@@ -60,7 +61,7 @@ def test_whose_jobs_count_against_a_limit() -> None:
 
 def test_use_counted_from_the_queue() -> None:
     """Where slurmctld hides its counts, squeue's jobs give nodes, GPUs and jobs; the verdict follows."""
-    usage = {(row.qos, row.account, row.user): row for row in usage_of_jobs(JOB, STATE, QUEUE)}
+    usage = {(row.qos, row.account, row.user): row for row in usage_of_jobs(JOB, STATE, QUEUE, "amounts")}
     assert (usage["normal", "", ""].jobs, usage["normal", "", ""].submitted) == (3, 4)
     assert usage["", "dept", ""].tres == {"node": 2, "gres/gpu": 8}
     assert usage["part", "", ""].tres["node"] == 3
@@ -73,7 +74,7 @@ def test_use_counted_from_the_queue() -> None:
 
 def test_what_is_left_of_each_limit() -> None:
     """Each limit of several jobs once, the replaced ones not; an exhausted one has nothing left."""
-    usage = usage_of_jobs(JOB, STATE, QUEUE)
+    usage = tuple(usage_of_jobs(JOB, STATE, QUEUE, "amounts"))
     rows = limits_left(JOB, LimitState(**{**_fields(STATE), "usage": usage}))
     assert [(row.level, row.limit, row.value, row.used, row.left) for row in rows] == [
         ('QOS "normal"', "GrpJobs", 3, 3, 0),
@@ -94,13 +95,14 @@ def _fields(state: LimitState) -> dict[str, Any]:
         ({"gpu_type": True}, {"gres": {"gres/gpu": 8, "gres/gpu:h100": 8}}),
         ({"gpus": "none", "account": False, "qos": False}, {"gres": {}, "account": "", "qos": ""}),
         ({"memory": "all", "exclusive": True}, {"memory_mib": None, "is_exclusive": True}),
+        ({"extra": ("--reservation=x",)}, {"in_reservation": True, "tasks": 8, "is_exclusive": False}),
     ],
 )
 def test_a_request_is_what_the_sites_flags_ask(dialect: dict[str, Any], expected: dict[str, Any]) -> None:
     """What has no flag at the site is not asked of Slurm there."""
     site = Site(name="s", dialect=Dialect(**dialect), partitions={"gpu": SitePartition(gpu="h100")})
     spec = JobSpec(name="t", nodes=2, tasks_per_node=2, cpus_per_task=3, gpus_per_node=4, memory="64G", partition="gpu")
-    request = job_request(_with(spec, account="lab", qos="high"), site, "me")
+    request = job_request(_with(spec, account="lab", qos="high", array="0-9:2,12,20-21%3"), site, "me")
     assert (request.cpus, request.nodes, request.time_s, request.user) == (12, 2, 3600, "me")
     assert {name: getattr(request, name) for name in expected} == expected
 
@@ -110,9 +112,16 @@ def _with(spec: JobSpec, **values: Any) -> JobSpec:
 
 
 def test_an_exclusive_job_takes_whole_nodes() -> None:
-    """slurmctld counts all CPUs of its nodes, once it has chosen them."""
-    qos = Qos(qos="normal", max_tres={"cpu": "100"})
-    partition = Partition(partition="gpu", state="up", nodes=4, cpus=256)
+    """slurmctld counts all CPUs and GPUs of its nodes, once it has chosen them; a partition may make it so."""
+    qos = Qos(qos="normal", max_tres={"cpu": "100", "gres/gpu": "7"})
+    partition = Partition(partition="gpu", state="up", nodes=4, cpus=256, tres={"gres/gpu": "16"})
     state = LimitState(cluster="x", enforced=("limits",), qos=(qos,), partitions=(partition,))
     request = JobRequest(user="me", partition="gpu", qos="normal", nodes=2, cpus=4, time_s=600, is_exclusive=True)
-    assert [(binding.limit, binding.asked) for binding in judge(request, state).bindings] == [("MaxTRES=cpu", 128)]
+    whole = [("MaxTRES=cpu", 128), ("MaxTRES=gres/gpu", 8)]
+    assert [(binding.limit, binding.asked) for binding in judge(request, state).bindings] == whole
+    only = msgspec.structs.replace(partition, over_subscribe="EXCLUSIVE")
+    state, request = (
+        msgspec.structs.replace(state, partitions=(only,)),
+        msgspec.structs.replace(request, is_exclusive=False),
+    )
+    assert [(binding.limit, binding.asked) for binding in judge(request, state).bindings] == whole

@@ -26,7 +26,8 @@ KEYS = {
     " grp_wall_s grp_tres_mins grp_tres_run_mins max_jobs max_submit max_wall_s max_tres_mins max_tres_per_node",
     "pit.qos/1": "qos priority preempt grace_s flags grp_tres max_tres_per_user max_wall_s max_tres grp_jobs grp_submit"
     " grp_wall_s grp_tres_mins grp_tres_run_mins max_tres_mins max_tres_per_node min_tres max_jobs_per_user"
-    " max_submit_per_user max_jobs_per_account max_submit_per_account max_tres_per_account preempt_mode usage_factor",
+    " max_submit_per_user max_jobs_per_account max_submit_per_account max_tres_per_account preempt_mode usage_factor"
+    " limit_factor max_tres_run_mins_per_user max_tres_run_mins_per_account",
     "pit.limit-usage/1": "qos account user partition jobs submitted wall_s tres tres_mins tres_run_mins",
     "pit.config/1": "cluster version values",
     "pit.switch/1": "switch level node_list switches",
