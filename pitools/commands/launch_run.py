@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +145,7 @@ def _run_one(
     """Run one request or plan."""
     from pitools.core.daemon_pool import DaemonPool
     from pitools.core.errors import TryLater
-    from pitools.launch.limit_check import limits_for_ever
+    from pitools.launch.limit_check import UNKNOWN, limits_for_ever
     from pitools.launch.submission import submit
     from pitools.run import run_folder
     from pitools.run.attempt_records import first_failure
@@ -159,9 +158,12 @@ def _run_one(
     site = load_site(planned.site)
     limits = DaemonPool(1, "limits").submit(limits_for_ever, planned, site)
     run_dir = submit.submit_run(planned, site)
-    with suppress(TimeoutError):  # the job is submitted: whoever waits for it should not wait for a note
-        for line in limits.result(_LIMITS_WAIT_S):
-            click.echo(f"pit: note: {line}", err=True)
+    try:
+        lines = limits.result(_LIMITS_WAIT_S)
+    except TimeoutError:  # the job is submitted: whoever waits for it should not wait for a note
+        lines = [f"{UNKNOWN}: no answer within {_LIMITS_WAIT_S:g} s after the submission"]
+    for line in lines:
+        click.echo(f"pit: note: {line}", err=True)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
     show_runs(form, [ended or _current_record(run_dir, site)])

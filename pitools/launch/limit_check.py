@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
 from pitools.core.errors import ClusterError, PitError
@@ -16,7 +14,8 @@ from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.transport import Transport
 
-_TIMEOUT_S = 10.0
+UNKNOWN = "limits are not checked"
+_TIMEOUT_S = 5.0
 
 
 def check_limits(plan: Plan, site: Site) -> list[str]:
@@ -29,7 +28,7 @@ def check_limits(plan: Plan, site: Site) -> list[str]:
     try:
         request, state = read_limits(job_request(plan.job, site), _transport(site))
     except PitError as error:
-        return [f"limits are not checked: {error}"]
+        return [f"{UNKNOWN}: {error}"]
     now = judge(request, state)
     if now.effect == "refused":
         binding = now.bindings[0]
@@ -37,19 +36,22 @@ def check_limits(plan: Plan, site: Site) -> list[str]:
         raise ClusterError(binding.message, where=where, hint=_hint(binding.limit))
     if lines := _for_ever(request, state):
         return lines
-    return [f"the job waits until others end: {_sentence(now.bindings[0])}"] if now.bindings else []
+    if now.bindings:
+        return [f"the job waits until others end: {_sentence(now.bindings[0])}"]
+    return [f"not judged: {'; '.join(now.not_judged)}"] if now.not_judged else []
 
 
 def limits_for_ever(plan: Plan, site: Site) -> list[str]:
-    """Return each limit for which the plan's job would never start, a line each; also [] if the site does not answer.
+    """Return each limit for which the plan's job would never start, a line each; a site that does not answer gives one.
 
     Whether sbatch refuses the job is left to sbatch: other jobs, this one too, may count by now.
     """
     if not _has_limits(site):
         return []
-    with contextlib.suppress(PitError):
+    try:
         return _for_ever(*read_limits(job_request(plan.job, site), _transport(site), with_usage=False))
-    return []
+    except PitError as error:
+        return [f"{UNKNOWN}: {error}"]
 
 
 def _has_limits(site: Site) -> bool:

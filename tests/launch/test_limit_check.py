@@ -30,9 +30,13 @@ def check(monkeypatch: pytest.MonkeyPatch, make_plan: Callable[..., Plan]) -> Ca
             state = LimitState(
                 cluster="x",
                 enforced=("associations", "limits", "qos"),
-                associations=(Association(cluster="x", account="lab", user="me", default_qos=qos.qos),),
+                associations=(
+                    Association(cluster="x", account="lab", user="me", default_qos=qos.qos),
+                    Association(cluster="x", account="lab", parent="root"),
+                    Association(cluster="x", account="root"),
+                ),
                 qos=(qos,),
-                partitions=(Partition(partition="", state="up"),),
+                partitions=(Partition(partition="local", state="up"),),
                 usage=(LimitUsage(qos=qos.qos, jobs=1, submitted=1, tres={"node": 1, "cpu": 4}),),
                 default_accounts={"me": "lab"},
             )
@@ -83,6 +87,14 @@ def test_a_job_that_waits_for_ever_or_for_others(check: Callable[..., list[str]]
     assert line.startswith('the job waits until others end: 2 CPUs (at most 5 for all of QOS "normal", 4 in use)')
 
 
+def test_a_plan_says_what_is_not_judged(check: Callable[..., list[str]]) -> None:
+    """In one line, if nothing binds."""
+    (line,) = check(Qos(qos="normal", flags=("Relative",), grp_tres={"license/x": "1"}))
+    assert (
+        line == 'not judged: Relative of QOS "normal"; GrpTRES=license/x of QOS "normal": what the job uses is unknown'
+    )
+
+
 def test_a_site_that_does_not_answer_stops_nobody(
     monkeypatch: pytest.MonkeyPatch, make_plan: Callable[..., Plan]
 ) -> None:
@@ -94,7 +106,7 @@ def test_a_site_that_does_not_answer_stops_nobody(
     monkeypatch.setattr(limit_check, "read_limits", silent)
     (line,) = limit_check.check_limits(make_plan("local"), SITE)
     assert "not checked" in line
-    assert limit_check.limits_for_ever(make_plan("local"), SITE) == []
+    assert limit_check.limits_for_ever(make_plan("local"), SITE) == [line]
     assert limit_check.check_limits(make_plan("local"), Site(name="l", scheduler="none")) == []
 
 
