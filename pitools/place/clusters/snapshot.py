@@ -16,6 +16,7 @@ import msgspec
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, PitError, Unreachable, UsageError, suggest
 from pitools.core.record import Record
+from pitools.limits.read import enforced_limits
 from pitools.place.clusters import cache
 from pitools.place.clusters.account_limits import AccountLimits, query_account_limits
 from pitools.place.clusters.parallel import query_all
@@ -48,7 +49,6 @@ _FIELDS = (
     "name",
     "raw_id",
 )
-_ENFORCES = "AccountingStorageEnforce"
 
 
 class ControllerState(Record, frozen=True, kw_only=True, tag="pit.controller-state/1"):
@@ -195,9 +195,7 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
         seen_s=before_s,
         skew_s=_skew_s(clock, before_s),
         cluster=config_values.cluster,
-        enforced_limits=tuple(
-            value.strip() for value in config_values.values.get(_ENFORCES, "").split(",") if value.strip() != "none"
-        ),
+        enforced_limits=enforced_limits(config_values),
         partitions=tuple(parse_nodes.parse_partitions(partitions)),
         nodes=tuple(parse_nodes.parse_nodes(nodes)),
         jobs=tuple(parse_jobs.parse_squeue(jobs, sep, _FIELDS, UTC)),
