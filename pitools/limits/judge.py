@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from pitools.limits import partition_rules, rules
+from pitools.limits import rules
 from pitools.limits.levels import AppliedLimit, Levels, find_levels
 from pitools.limits.not_judged import not_judged
+from pitools.limits.partition_rules import is_refused_at_submit, partition_bindings
 from pitools.limits.records import Binding, Effect, JobRequest, LimitState, Verdict
 from pitools.limits.words import limit_message
 from pitools.slurm.fields import parse_tres_amounts
@@ -42,18 +43,16 @@ def judge(request: JobRequest, state: LimitState) -> Verdict:
     With a state without usage the bindings are those that hold the job for ever.
     """
     levels, denial = find_levels(request, state)
-    closed, *gates = partition_rules.entry_bindings(request, levels, state)
-    sizes = list(partition_rules.size_bindings(request, levels, state))
-    access = list(partition_rules.access_bindings(levels, state))
+    partition = partition_bindings(request, levels, state)
     job = _job(request, levels, state)
-    found: list[Binding | None] = [closed, denial, *gates]
-    found += (*sizes, *access) if partition_rules.is_refused_at_submit(state) else ()
-    found += (*_test(rules.AT_SUBMIT, levels, job, "refused"), *sizes)
-    found += (*_test(rules.BEFORE_NODES, levels, job, "pends"), *access)
+    found = [*partition["closed"], *([denial] if denial else []), *partition["entry"]]
+    found += (*partition["size"], *partition["access"]) if is_refused_at_submit(state) else ()
+    found += (*_test(rules.AT_SUBMIT, levels, job, "refused"), *partition["size"])
+    found += (*_test(rules.BEFORE_NODES, levels, job, "pends"), *partition["access"])
     for_nodes = _test(rules.FOR_NODES, levels, _on_nodes(job, levels.partition), "pends")
-    found += (*sorted(for_nodes, key=_node_count_first),)
+    found += sorted(for_nodes, key=_node_count_first)
     unique: dict[tuple[str, str], Binding] = {}
-    for binding in sorted(filter(None, found), key=lambda binding: binding.effect != "refused"):
+    for binding in sorted(found, key=lambda binding: binding.effect != "refused"):
         unique.setdefault((binding.level, binding.limit), binding)
     bindings = tuple(unique.values())
     return Verdict(
@@ -151,8 +150,9 @@ def _asked_and_used(limit: AppliedLimit, job: _Job, *, at_submit: bool) -> tuple
         return (job.tasks, used) if used + job.tasks > value else None
     if asks == "wall":
         counts_use = bool(limit.rule.scope) and not at_submit
-        is_over = job.minutes + used > value and (job.is_safe or not counts_use)
-        return (job.minutes, used) if is_over or (counts_use and used >= value) else None
+        asked = int(job.minutes * job.usage_factor) if counts_use else job.minutes
+        is_over = asked + used > value and (job.is_safe or not counts_use)
+        return (asked, used) if is_over or (counts_use and used >= value) else None
     asked = job.tres.get(tres, 0)
     if limit.name == "MinTRES":
         return (asked, 0) if asked < value and (tres != "mem" or "mem" in job.tres) else None

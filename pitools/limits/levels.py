@@ -7,9 +7,7 @@ account's, those of the accounts above.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from pitools.limits import rules
 from pitools.limits.records import Binding, JobRequest, LimitState
@@ -17,26 +15,34 @@ from pitools.slurm.fields import parse_tres_amounts
 from pitools.slurm.records import Association, LimitUsage, Partition, Qos
 
 _NOTHING = LimitUsage()
-_INHERITED = ("max_jobs", "max_submit", "max_wall_s", "max_tres", "max_tres_mins", "max_tres_per_node")
+_MULTIPLIED = ("GrpTRES", "MaxTRES")  # of associations, by a QOS's LimitFactor
+_Row = Qos | Association
 
 
 class Level(NamedTuple):
-    """What may have limits. uses: scope → what is used. inherits_from: for a user, the accounts, nearest first."""
+    """What may have limits. rows: its own; for a user, then the accounts', nearest first: it inherits their Max*.
+
+    keys: scope → the row of use that its limits count, without numbers. uses: those with numbers that are known.
+    """
 
     kind: Literal["qos", "user", "account"]
     name: str
-    limits: Qos | Association
-    uses: Mapping[str, LimitUsage]
-    inherits_from: tuple[Association, ...] = ()
+    rows: tuple[_Row, ...]
+    keys: Mapping[rules.Scope, LimitUsage]
+    uses: Mapping[rules.Scope, LimitUsage]
 
 
 class AppliedLimit(NamedTuple):
-    """A limit that applies to a job. name: of rules.RULES. tres: "" where the limit is not on a TRES."""
+    """A limit that applies to a job. name: of rules.RULES. tres: "" where the limit is not on a TRES.
+
+    origin: the name of the level that sets it; for a user the highest account with the inherited value.
+    """
 
     level: Level
     name: str
     tres: str
     value: int
+    origin: str
 
     @property
     def rule(self) -> rules.Rule:
@@ -63,18 +69,6 @@ class AppliedLimit(NamedTuple):
         counts = {"jobs": use.jobs, "submitted": use.submitted, "wall": use.wall_s // 60}
         return counts.get(self.rule.asks, use.tres.get(self.tres, 0))
 
-    @property
-    def origin(self) -> str:
-        """The name of the level that sets the limit: the highest account with the user's inherited value."""
-        name, field = self.level.name, self.rule.field
-        value = _value(self.level.limits, field, self.tres)
-        for row in self.level.inherits_from if field in _INHERITED else ():
-            if _value(row, field, self.tres) not in (None, value):
-                break
-            if _value(row, field, self.tres) == value:
-                name = _association_name(row)
-        return name
-
 
 class Levels(NamedTuple):
     """The levels of a job. account, qos: the job's, with defaults, "" if unknown. accounts: its own and those above.
@@ -97,23 +91,22 @@ class Levels(NamedTuple):
     @property
     def qos_rows(self) -> list[Qos]:
         """The QOS whose limits apply."""
-        return [level.limits for level in self.chain if isinstance(level.limits, Qos)]
+        return [row for level in self.chain for row in level.rows if isinstance(row, Qos)]
 
     def applicable_limits(self, order: Mapping[str, str]) -> Iterator[AppliedLimit]:
         """Yield the limits that apply to the job, in the order of one of slurmctld's tests.
 
-        The first QOS that has a limit on a resource replaces that limit of the next QOS and of all associations, whose
-        TRES its LimitFactor multiplies.
+        The first QOS that has a limit on a resource replaces that limit of the next QOS and of all associations.
         """
         claimed: set[tuple[str, str]] = set()
         factor = next((row.limit_factor for row in self.qos_rows if row.limit_factor != 1), 1.0)
         for level in self.chain:
             for group in order[level.kind].split():
                 limits = [
-                    AppliedLimit(level, name, tres, int(value * factor) if _is_multiplied(level, name) else value)
+                    limit
                     for name in group.split("+")
-                    for tres, value in _values(level, name)
-                    if not any((other, tres) in claimed for other in rules.REPLACED_BY.get(name, (name,)))
+                    for limit in _limits(level, name, factor)
+                    if not any((other, limit.tres) in claimed for other in rules.REPLACED_BY.get(name, (name,)))
                 ]
                 if level.kind == "qos":
                     claimed |= {(limit.name, limit.tres) for limit in limits}
@@ -127,7 +120,9 @@ def find_levels(request: JobRequest, state: LimitState) -> tuple[Levels, Binding
     """
     # Slurm keeps the names of accounts and QOS in lower case, and takes any case in a request.
     account = request.account.lower() or state.default_accounts.get(request.user, "")
-    partition = _find_partition(request, state)
+    partition = next((row for row in state.partitions if row.partition == request.partition), None)
+    if not request.partition:
+        partition = partition or next((row for row in state.partitions if row.is_default), None)
     only = ("", partition.partition if partition else request.partition)
     rows = [row for row in state.associations if row.cluster == state.cluster]
     own = [row for row in rows if row.user == request.user and row.partition in only and account in ("", row.account)]
@@ -136,35 +131,62 @@ def find_levels(request: JobRequest, state: LimitState) -> tuple[Levels, Binding
     above = _accounts_above(account, accounts)
     qos = request.qos.lower() or _default_qos(own[:1] if account else own, accounts)
     named = {row.qos: row for row in state.qos}
-    chain = [
-        Level("qos", f'QOS "{row.qos}"', row, _uses_of_qos(row.qos, request.user, account, state))
-        for row in _qos_by_precedence(named.get(qos), named.get(partition.qos) if partition else None)
-    ]
-    if own and account:
-        user_row = _inherit(own[0], above)
-        chain.append(Level("user", _association_name(user_row), user_row, _uses_of(own[0], state), above))
-    chain += [Level("account", _association_name(row), row, _uses_of(row, state)) for row in above]
-    names = tuple(row.account for row in above) or ((account,) if account else ())
-    levels = Levels(account, qos, tuple(chain) if "limits" in state.enforced else (), named.get(qos), partition, names)
+    chain: list[tuple[_Row, ...]] = []
+    if "limits" in state.enforced:
+        chain += [(row,) for row in _qos_by_precedence(named.get(qos), named.get(partition.qos) if partition else None)]
+        chain += [(own[0], *above)] if own and account else []
+        chain += [(row,) for row in above]
+    levels = Levels(
+        account=account,
+        qos=qos,
+        chain=tuple(_level(rows, request.user, account, state) for rows in chain),
+        job_qos=named.get(qos),
+        partition=partition,
+        accounts=tuple(row.account for row in above) or ((account,) if account else ()),
+    )
     return levels, _denial(request, levels, own[:1] if account else own, state)
 
 
-def _find_partition(request: JobRequest, state: LimitState) -> Partition | None:
-    rows = [row for row in state.partitions if row.partition == request.partition]
-    return next(iter(rows or [row for row in state.partitions if row.is_default and not request.partition]), None)
+def _level(rows: tuple[_Row, ...], user: str, account: str, state: LimitState) -> Level:
+    row = rows[0]
+    keys: dict[rules.Scope, LimitUsage]
+    if isinstance(row, Qos):
+        keys = {
+            "account": LimitUsage(qos=row.qos, account=account),
+            "user": LimitUsage(qos=row.qos, user=user),
+            "all": LimitUsage(qos=row.qos),  # last: without an account the first is the same
+        }
+    else:
+        keys = {"all": LimitUsage(account=row.account, user=row.user, partition=row.partition)}
+    scopes = {(key.qos, key.account, key.user, key.partition): scope for scope, key in keys.items()}
+    uses = [(scopes.get((use.qos, use.account, use.user, use.partition)), use) for use in state.usage]
+    kind: Literal["qos", "user", "account"] = "qos" if isinstance(row, Qos) else "user" if row.user else "account"
+    return Level(kind, _name(row), rows, keys, {scope: use for scope, use in uses if scope})
 
 
-def _is_multiplied(level: Level, name: str) -> bool:
-    return level.kind != "qos" and name in ("GrpTRES", "MaxTRES")
+def _name(row: _Row) -> str:
+    if isinstance(row, Qos):
+        return f'QOS "{row.qos}"'
+    return f'{row.user} in account "{row.account}"' if row.user else f'account "{row.account}"'
 
 
-def _values(level: Level, name: str) -> list[tuple[str, int]]:
-    """Return a limit's values by TRES; by "" for a limit that is not on TRES."""
+def _limits(level: Level, name: str, factor: float) -> Iterator[AppliedLimit]:
+    """Yield the level's limits of this name, by TRES. factor: LimitFactor."""
     rule = rules.RULES[name]
-    value = getattr(level.limits, rule.field, None)
-    if isinstance(value, dict):
-        return list(parse_tres_amounts(value).items())
-    return [] if value is None else [("", value // 60 if rule.asks == "wall" else value)]
+    set_by: dict[str, tuple[int, str]] = {}
+    differing: set[str] = set()
+    for row in level.rows if name.startswith("Max") else level.rows[:1]:
+        value = getattr(row, rule.field, None)
+        amounts = parse_tres_amounts(value) if isinstance(value, dict) else {} if value is None else {"": value}
+        for tres, amount in amounts.items():
+            # sacctmgr also prints in a user's row what it inherits: the highest account with the same value sets it.
+            if amount == set_by.get(tres, (amount,))[0] and tres not in differing:
+                set_by[tres] = (amount, _name(row))
+            else:
+                differing.add(tres)
+    for tres, (amount, origin) in set_by.items():
+        scaled = int(amount * factor) if name in _MULTIPLIED and level.kind != "qos" else amount
+        yield AppliedLimit(level, name, tres, scaled // 60 if rule.asks == "wall" else scaled, origin)
 
 
 def _qos_by_precedence(job_qos: Qos | None, partition_qos: Qos | None) -> list[Qos]:
@@ -206,39 +228,3 @@ def _accounts_above(account: str, accounts: Mapping[str, Association]) -> tuple[
         rows.append(row)
         account = row.parent
     return tuple(rows)
-
-
-def _inherit(row: Association, above: tuple[Association, ...]) -> Association:
-    """Return a user's row with the limits per job of the accounts above, where sacctmgr did not add them."""
-    values: dict[str, Any] = {}
-    for field in _INHERITED:
-        limits = [getattr(level, field) for level in (row, *above)]
-        if isinstance(limits[0], dict):
-            values[field] = {tres: value for level in reversed(limits) for tres, value in level.items()}
-        else:
-            values[field] = next((value for value in limits if value is not None), None)
-    return msgspec.structs.replace(row, **values)
-
-
-def _value(row: Association | Qos, field: str, tres: str) -> object:
-    value = getattr(row, field)
-    return value.get(tres) if isinstance(value, dict) else value
-
-
-def _association_name(row: Association) -> str:
-    return f'{row.user} in account "{row.account}"' if row.user else f'account "{row.account}"'
-
-
-def _uses_of(row: Association, state: LimitState) -> dict[str, LimitUsage]:
-    key = ("", row.account, row.user, row.partition)
-    rows = (use for use in state.usage if (use.qos, use.account, use.user, use.partition) == key)
-    return {"all": next(rows, _NOTHING)}
-
-
-def _uses_of_qos(qos: str, user: str, account: str, state: LimitState) -> dict[str, LimitUsage]:
-    scopes = {(account, ""): "account", ("", user): "user", ("", ""): "all"}
-    return {
-        scopes[use.account, use.user]: use
-        for use in state.usage
-        if use.qos == qos and (use.account, use.user) in scopes
-    }

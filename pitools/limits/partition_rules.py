@@ -1,22 +1,30 @@
-"""What a partition holds: its state, the sizes that it permits, and who may use it.
-
-sbatch refuses jobs of a wrong size, or of an account or QOS that may not use it, only if slurm.conf has
-EnforcePartLimits.
-"""
+"""What a partition holds: its state, the sizes that it permits, and who may use it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
 
 from pitools.limits.levels import Levels
-from pitools.limits.records import Binding, Effect, JobRequest, LimitState
+from pitools.limits.records import Binding, JobRequest, LimitState
 from pitools.limits.words import time_limit_message
 from pitools.slurm.records import Partition
 
+Stage = Literal["closed", "entry", "size", "access"]
 _WITH_CHILDREN = (24, 5)  # from this version on, an account that a partition names includes the accounts below it
 _NOT_PERMITTED = "{} not permitted to use this partition"
 _NO_ACCESS = "Access/permission denied"
-_CLOSED = ("drain", "inactive")  # sbatch refuses jobs; to a partition that is down they can be submitted
+
+
+class _Check(NamedTuple):
+    """What binds a job. value, asked: as in a Binding."""
+
+    stage: Stage
+    limit: str
+    reason: str
+    message: str
+    value: int | None = None
+    asked: int | None = None
 
 
 def is_refused_at_submit(state: LimitState) -> bool:
@@ -24,84 +32,76 @@ def is_refused_at_submit(state: LimitState) -> bool:
     return state.part_limits not in ("", "no")
 
 
-def entry_bindings(request: JobRequest, levels: Levels, state: LimitState) -> Iterator[Binding | None]:
-    """Yield what closes the partition to every job, or None; then what else lets sbatch refuse the job in any case.
+def partition_bindings(request: JobRequest, levels: Levels, state: LimitState) -> dict[Stage, list[Binding]]:
+    """Return what of the partition binds the job, by stage.
 
-    A user without an association, or a QOS that is not allowed, is refused between the two.
+    closed, entry: sbatch refuses the job in any case; a user without an association, or with a QOS that is not
+    allowed, is refused between the two. size, access: slurmctld tests them before and after the limits that need no
+    nodes; sbatch refuses the job only with EnforcePartLimits.
     """
-    partition = levels.partition
-    if not partition:
-        yield None
-        return
+    found: dict[Stage, list[Binding]] = {"closed": [], "entry": [], "size": [], "access": []}
+    if not (partition := levels.partition):
+        return found
+    for check in _checks(request, levels, partition, state):
+        is_refused = check.stage in ("closed", "entry") or is_refused_at_submit(state)
+        binding = Binding(
+            level=f'partition "{partition.partition}"',
+            limit=check.limit,
+            reason=check.reason,
+            effect="refused" if is_refused else "pends",
+            message=check.message,
+            value=check.value,
+            asked=check.asked,
+        )
+        found[check.stage].append(binding)
+    return found
+
+
+def _checks(request: JobRequest, levels: Levels, partition: Partition, state: LimitState) -> Iterator[_Check]:
     message = f"the partition is {partition.state} (expected up)"
-    reason = "Required partition not available"
-    is_closed = partition.state in _CLOSED
-    yield _bind(partition, state, "State", reason, message, effect="refused") if is_closed else None
+    if partition.state in ("drain", "inactive"):
+        yield _Check("closed", "State", "Required partition not available", message)
+    elif partition.state != "up":  # jobs can be submitted
+        yield _Check("size", "State", "PartitionDown", message)
     if partition.restrictions.get("RootOnly") == "YES" and request.user != "root":
-        yield _bind(partition, state, "RootOnly", _NO_ACCESS, "only root may use the partition", effect="refused")
+        yield _Check("entry", "RootOnly", _NO_ACCESS, "only root may use the partition")
     if partition.restrictions.get("ReqResv") == "YES" and not request.in_reservation:
-        message = "only jobs in a reservation may use the partition"
-        yield _bind(partition, state, "ReqResv", _NO_ACCESS, message, effect="refused")
+        yield _Check("entry", "ReqResv", _NO_ACCESS, "only jobs in a reservation may use the partition")
     if partition.allow_groups and state.groups and state.groups.isdisjoint(partition.allow_groups):
         message = f"only the groups {', '.join(partition.allow_groups)} may use the partition"
-        reason = _NOT_PERMITTED.format("User's group")
-        yield _bind(partition, state, "AllowGroups", reason, message, effect="refused")
+        yield _Check("entry", "AllowGroups", _NOT_PERMITTED.format("User's group"), message)
+    yield from _sizes(request, partition, levels.job_flags)
+    if levels.account:
+        accounts = levels.accounts if state.version >= _WITH_CHILDREN else (levels.account,)
+        yield from _lists("account", accounts, partition.allow_accounts, partition.deny_accounts, state)
+    if levels.qos:
+        yield from _lists("QOS", (levels.qos,), partition.allow_qos, partition.deny_qos, state)
 
 
-def size_bindings(request: JobRequest, levels: Levels, state: LimitState) -> Iterator[Binding]:
-    """Yield what of the partition's state and sizes binds the job."""
-    partition, flags = levels.partition, levels.job_flags
-    if not partition:
-        return
-    if partition.state not in ("up", *_CLOSED):
-        message = f"the partition is {partition.state} (expected up)"
-        yield _bind(partition, state, "State", "PartitionDown", message)
-    smallest, largest, nodes = partition.min_nodes, partition.max_nodes, request.nodes
+def _sizes(request: JobRequest, partition: Partition, flags: Collection[str]) -> Iterator[_Check]:
+    nodes, smallest, largest, longest_s = request.nodes, partition.min_nodes, partition.max_nodes, partition.max_time_s
     if largest is not None and nodes > largest and "PartitionMaxNodes" not in flags:
         message = f"{nodes} nodes (at most {largest} a job)"
-        yield _bind(partition, state, "MaxNodes", "PartitionNodeLimit", message, largest, nodes)
+        yield _Check("size", "MaxNodes", "PartitionNodeLimit", message, largest, nodes)
     if nodes < smallest and "PartitionMinNodes" not in flags:
         message = f"{nodes} nodes (at least {smallest} a job)"
-        yield _bind(partition, state, "MinNodes", "PartitionNodeLimit", message, smallest, nodes)
-    if partition.max_time_s is not None and request.time_s > partition.max_time_s and "PartitionTimeLimit" not in flags:
-        asked, longest = request.time_s // 60, partition.max_time_s // 60
-        message = time_limit_message(asked, longest)
-        yield _bind(partition, state, "MaxTime", "PartitionTimeLimit", message, longest, asked)
+        yield _Check("size", "MinNodes", "PartitionNodeLimit", message, smallest, nodes)
+    if longest_s is not None and request.time_s > longest_s and "PartitionTimeLimit" not in flags:
+        asked, longest = request.time_s // 60, longest_s // 60
+        yield _Check("size", "MaxTime", "PartitionTimeLimit", time_limit_message(asked, longest), longest, asked)
 
 
-def access_bindings(levels: Levels, state: LimitState) -> Iterator[Binding]:
-    """Yield each list of accounts or QOS that leaves the job out."""
-    partition = levels.partition
-    if not partition:
-        return
-    accounts = set(levels.accounts if state.version >= _WITH_CHILDREN else (levels.account,))
-    for kind, word, names, allowed, denied in (
-        ("Account", "account", accounts, partition.allow_accounts, partition.deny_accounts),
-        ("QOS", "QOS", {levels.qos}, partition.allow_qos, partition.deny_qos),
-    ):
-        name = levels.account if kind == "Account" else levels.qos
-        if not name or _is_allowed(names, allowed, denied):
-            continue
-        limit = f"{'Allow' if allowed else 'Deny'}{'Accounts' if kind == 'Account' else 'Qos'}"
-        reason = f"Invalid{kind}" if is_refused_at_submit(state) else _NOT_PERMITTED.format(f"Job's {word}")
-        yield _bind(partition, state, limit, reason, f'{word} "{name}" may not use the partition')
-
-
-def _bind(
-    partition: Partition,
+def _lists(
+    kind: Literal["account", "QOS"],
+    names: Collection[str],
+    allowed: Collection[str],
+    denied: Collection[str],
     state: LimitState,
-    limit: str,
-    reason: str,
-    message: str,
-    value: int | None = None,
-    asked: int | None = None,
-    effect: Effect | None = None,
-) -> Binding:
-    effect = effect or ("refused" if is_refused_at_submit(state) else "pends")
-    level = f'partition "{partition.partition}"'
-    return Binding(level=level, limit=limit, reason=reason, effect=effect, message=message, value=value, asked=asked)
-
-
-def _is_allowed(names: Collection[str], allowed: Collection[str], denied: Collection[str]) -> bool:
+) -> Iterator[_Check]:
     # With an allow list, Slurm ignores the deny list.
-    return not set(names).isdisjoint(allowed) if allowed else set(names).isdisjoint(denied)
+    if not set(names).isdisjoint(allowed) if allowed else set(names).isdisjoint(denied):
+        return
+    limit = ("Allow" if allowed else "Deny") + ("Accounts" if kind == "account" else "Qos")
+    invalid = "InvalidAccount" if kind == "account" else "InvalidQOS"
+    reason = invalid if is_refused_at_submit(state) else _NOT_PERMITTED.format(f"Job's {kind}")
+    yield _Check("access", limit, reason, f'{kind} "{next(iter(names))}" may not use the partition')

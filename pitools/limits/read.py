@@ -78,14 +78,10 @@ def _with_usage(request: JobRequest, state: LimitState, transport: Transport, pr
     usage: list[LimitUsage] = []
     with suppress(PitError):
         usage = parse_assoc_mgr(stdout_or_raise(transport, counted))
+    state = msgspec.structs.replace(state, usage=tuple(usage))
+    if all(level.uses for level in find_levels(request, state)[0].chain):
+        return state
     # PrivateData=usage hides the rows of accounts, or all: there, squeue's jobs count.
-    shown = {_counted_for(row) for row in usage}
-    if any(_counted_for(row) not in shown for row in usage_of_jobs(request, state, (), "jobs")):
-        rows = parse_jobs.parse_squeue(stdout_or_raise(transport, jobs), sep, _QUEUE_FIELDS, UTC)
-        counts = usage_of_jobs(request, state, rows, "jobs" if "jobs" in private else "amounts")
-        usage += [row for row in counts if _counted_for(row) not in shown]
-    return msgspec.structs.replace(state, usage=tuple(usage))
-
-
-def _counted_for(row: LimitUsage) -> object:
-    return row.qos or (row.account, row.user, row.partition)
+    rows = parse_jobs.parse_squeue(stdout_or_raise(transport, jobs), sep, _QUEUE_FIELDS, UTC)
+    counts = usage_of_jobs(request, state, rows, "jobs" if "jobs" in private else "amounts")
+    return msgspec.structs.replace(state, usage=(*usage, *counts))

@@ -14,8 +14,6 @@ from pitools.limits.rules import Scope
 from pitools.slurm.fields import parse_gpus
 from pitools.slurm.records import Association, LimitUsage, SlurmJob
 
-_SCOPES: tuple[Scope, ...] = ("all", "user", "account")
-
 
 class SharedLimit(NamedTuple):
     """A limit on a TRES of several jobs. counts: selects the jobs whose use counts."""
@@ -39,7 +37,7 @@ def shared_limits(request: JobRequest, state: LimitState) -> Iterator[SharedLimi
 def usage_of_jobs(
     request: JobRequest, state: LimitState, jobs: Iterable[SlurmJob], hidden: Literal["amounts", "jobs"]
 ) -> Iterator[LimitUsage]:
-    """Yield what the queue's jobs use of the limits of this request, where slurmctld does not tell its own counts.
+    """Yield what the queue's jobs use of each level of this request whose use the state lacks.
 
     Counts jobs, nodes and GPUs; a row of an array counts as one job. CPUs, memory and minutes are left out. hidden: of
     the rows.
@@ -47,34 +45,25 @@ def usage_of_jobs(
     levels, _ = find_levels(request, state)
     queue = list(jobs)
     for level in levels.chain:
-        for scope in _SCOPES if level.kind == "qos" else _SCOPES[:1]:
+        for scope, key in level.keys.items() if not level.uses else ():
             counts = _counted_jobs(level, scope, request, levels.account, state)
             counted = [job for job in queue if counts(job)]
             running = [job for job in counted if job.state != "PENDING"]
+            gpus = sum(job.nodes * parse_gpus(job.gres)[1] for job in running)
             yield msgspec.structs.replace(
-                _key(level, scope, request.user, levels.account),
+                key,
                 jobs=len(running),
                 submitted=len(counted),
-                tres={
-                    "node": sum(job.nodes for job in running),
-                    "gres/gpu": sum(job.nodes * parse_gpus(job.gres)[1] for job in running),
-                },
+                tres={"node": sum(job.nodes for job in running), "gres/gpu": gpus},
                 hidden=hidden,
             )
-
-
-def _key(level: Level, scope: Scope, user: str, account: str) -> LimitUsage:
-    row = level.limits
-    if isinstance(row, Association):
-        return LimitUsage(account=row.account, user=row.user, partition=row.partition)
-    return LimitUsage(qos=row.qos, user=user if scope == "user" else "", account=account if scope == "account" else "")
 
 
 def _counted_jobs(
     level: Level, scope: Scope, request: JobRequest, account: str, state: LimitState
 ) -> Callable[[SlurmJob], bool]:
     """Return a filter for the jobs that count against a level's limits of this scope."""
-    limits = level.limits
+    limits = level.rows[0]
     if isinstance(limits, Association):
         return _counts_below(limits, state)
     name = limits.qos

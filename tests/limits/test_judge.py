@@ -266,6 +266,10 @@ def test_minutes_by_the_usage_factor_count_where_it_is_safe() -> None:
     assert first(state(ME, lab, DEPT, qos=(half,)))[2] == "AssocGrpGRESMinutes"
     safe = msgspec.structs.replace(half, flags=("UsageFactorSafe",))
     assert first(state(ME, lab, DEPT, qos=(safe,)))[0] == "may-run"
+    double = (msgspec.structs.replace(safe, usage_factor=2.0),)
+    wall = msgspec.structs.replace(ACCOUNT, grp_wall_s=6000)
+    assert first(state(ME, wall, DEPT, qos=double))[2] == "AssocGrpWallLimit"
+    assert first(state(msgspec.structs.replace(ME, max_wall_s=6000), ACCOUNT, DEPT, qos=double))[0] == "may-run"
 
 
 @pytest.mark.parametrize(
