@@ -43,6 +43,14 @@ def test_budgets_and_deeper_accounts(repo: Path) -> None:
     assert rows["infra", ""].tres_mins["cpu"] == "0"
 
 
+def test_each_account_is_below_the_last_of_less_depth() -> None:
+    """Also after a deeper one of another branch."""
+    lines = ["root", " infra", "  vision", "   eyes", " lab", "  robots", "   arms", "other"]
+    text = "".join(f"{line}||1|0\n" for line in lines)
+    rows = parse_shares(f"Account|User|RawShares|RawUsage\n{text}")
+    assert [row.parent for row in rows] == ["", "root", "infra", "vision", "root", "lab", "robots", ""]
+
+
 def test_what_sshare_does_not_print() -> None:
     """A user may share what the account has; an unknown format is refused."""
     (row,) = parse_shares("Account|User|RawShares|RawUsage\nlab|ann|parent|7\n")

@@ -23,7 +23,7 @@ def test_each_change_names_its_object(repo: Path) -> None:
     assert last("modify", "association").fields[:3] == ("grp_jobs_accrue", "grp_submit_jobs", "grp_wall")
     assert {"grp_tres_run_mins", "max_tres_mins_pj"} < set(last("modify", "association").fields)
     assert last("modify", "qos").names == ("low",)
-    assert last("add", "association").names == ("gone", "bob", "")
+    assert (last("add", "association").names, last("add", "association").fields) == (("gone", "bob", ""), ())
     assert [each.ids for each in changes if each.ids[1:]] == [("3", "4")] * 2
     for action in ("add", "remove"):
         assert (last(action, "coordinator").names, last(action, "coordinator").accounts) == (("ann",), ("vision",))

@@ -27,8 +27,8 @@ STATE = LimitState(
         Association(cluster="c", account="vision", user="ann", partition="old", qos=("low",)),
     ),
     qos=(
-        Qos(qos="low", max_tres_per_user={"gres/gpu": "16"}, min_tres={"gres/gpu": "4"}),
-        Qos(qos="high", max_tres={"gres/gpu": "12"}, max_wall_s=7200),
+        Qos(qos="low", max_tres_per_user={"gres/gpu": "16"}, max_tres={"node": "2"}, min_tres={"gres/gpu": "4"}),
+        Qos(qos="high", max_tres={"gres/gpu:h100": "12"}, max_wall_s=7200),
     ),
     partitions=(
         Partition(partition="gpu", state="up", nodes=8, cpus=64, tres={"gres/gpu": "64", "gres/gpu:h100": "64"}),

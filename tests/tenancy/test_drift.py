@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from pitools.slurm.parse_cluster import parse_config
+from pitools.slurm.parse_transactions import Transaction
 from pitools.slurm.records import Config, Partition
 from pitools.tenancy import drift
 from pitools.tenancy.changed_by import AccountingChanges, parse_changes
@@ -69,6 +70,7 @@ def recorded(repo: Path) -> AccountingChanges:
     [
         (("team", "vision"), {}, {"MaxWall": "1-00:00:00"}, "08:14:36"),
         (("team", "vision"), {}, {"Description": "eyes"}, "08:14:39"),
+        (("team", "vision"), None, {}, "08:14:32"),
         (("team", "vision"), {"Parent": "lab"}, {"Parent": "infra"}, ""),  # Slurm does not write it down
         (("member", "vision", "bob", ""), {}, {"MaxJobs": "5"}, "08:14:36"),
         (("member", "gone", "bob", ""), {}, None, "08:14:38"),
@@ -89,6 +91,20 @@ def test_who_made_it_differ(
     (finding,) = drift.find_drift(now, then, recorded, "alpha")
     assert [each.at[11:19] for each in finding.changes[:1]] == ([at] if at else [])
     assert ("root at " in finding.message) == bool(at)
+
+
+def test_the_newest_change_comes_first() -> None:
+    """Of several changes of the same value, at most three, the newest first."""
+    times = [f"2026-11-27T08:0{minute}:00.000Z" for minute in range(5)]
+    changes = [
+        Transaction(at=at, actor="eve", action="modify", kind="qos", names=("low",), fields=("priority",))
+        for at in times
+    ]
+    made_by = AccountingChanges(transactions=tuple(changes), keys={})
+    now, then = state({("tier", "low"): {"Priority": "2"}}), state({("tier", "low"): {}})
+    (finding,) = drift.find_drift(now, then, made_by, "alpha")
+    assert [each.at for each in finding.changes] == times[:1:-1]
+    assert finding.message == f"priority 0 → 2 (eve at {times[-1]})"
 
 
 def test_a_sound_configuration_has_no_finding(repo: Path) -> None:

@@ -84,8 +84,10 @@ def test_several_sites_together_and_apart() -> None:
     beta = SiteShares((FairShare(account="root"), FairShare(account="vision", parent="root", shares=1)), {})
     granted = {"alpha": SiteShares(SHARES, FACTORS), "beta": beta}
     details = [*DETAILS, use("vision", 100.0, site="beta", user="ann", qos="normal")]
+    details[-1] = details[-1]._replace(gpu_hours=300.0)
     (together,) = (row for row in report(details, granted=granted) if row.team == "vision")
-    assert (together.site, together.share, together.use, together.level_fs) == ("", (0.375 + 1.0) / 2, 0.7, None)
+    assert (together.site, together.share, together.use, together.level_fs) == ("", (0.375 + 3.0) / 4, 0.85, None)
+    assert [row.share for row in report([], granted=granted) if row.team == "vision"] == [(0.375 + 1.0) / 2]
     apart = [(row.site, row.use) for row in report(details, "site", granted=granted) if row.team == "vision"]
     assert apart == [("alpha", 0.4), ("beta", 1.0)]
 
