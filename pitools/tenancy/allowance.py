@@ -6,7 +6,7 @@ Limits alone are asked, as limits/ judges them: whether nodes are free, and when
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,13 @@ from pitools.slurm.records import Association, LimitUsage, Partition, SlurmJob
 _MINUTES_OF_A_YEAR = 366 * 24 * 60
 _BUDGETS = ("GrpTRESMins=gres/gpu", "GrpTRESMins=cpu")
 
-Counts = tuple[LimitUsage, ...] | Sequence[SlurmJob]
+
+class Counts(NamedTuple):
+    """What others use: as slurmctld counts it, and, for rows that it hides, the queue's jobs. hidden: of the rows."""
+
+    usage: tuple[LimitUsage, ...] = ()
+    jobs: Sequence[SlurmJob] = ()
+    hidden: Literal["amounts", "jobs"] = "amounts"
 
 
 class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"):
@@ -31,7 +37,7 @@ class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"
     resource, of the largest job that may run beside what runs, and alone with the partition up. max_time_s: of a small
     job, None for no limit within a year. hours_left: of the resource, of the tightest budget; None without one.
     binding: what keeps a job larger than `now` from running, None where only the partition's size does; reason and
-    message are its. left: each limit shared with other jobs.
+    message are its. left: each limit shared with other jobs. not_judged: what else may refuse or hold a job.
     """
 
     site: str
@@ -49,19 +55,15 @@ class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"
     message: str
     binding: Binding | None
     left: tuple[LimitLeft, ...]
+    not_judged: tuple[str, ...]
 
 
 def allowances(user: str, state: LimitState, counts: Counts, site: str) -> Iterator[Allowance]:
-    """Yield what the user may run with each account, QOS and partition of a cluster.
-
-    counts: slurmctld's, or, where it hides them, the jobs of the queue.
-    """
+    """Yield what the user may run with each account, QOS and partition of a cluster."""
+    counted = msgspec.structs.replace(state, usage=counts.usage)
     for account, qos, partition in _choices(user, state):
         request = JobRequest(user=user, account=account, qos=qos, partition=partition.partition, time_s=60)
-        if counts and isinstance(counts[0], SlurmJob):
-            usage = usage_of_jobs(request, state, (job for job in counts if isinstance(job, SlurmJob)))
-        else:
-            usage = tuple(row for row in counts if isinstance(row, LimitUsage))
+        usage = (*counts.usage, *usage_of_jobs(request, counted, counts.jobs, counts.hidden))
         yield _allowance(request, msgspec.structs.replace(state, usage=usage), partition, site)
 
 
@@ -114,6 +116,7 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
         message=binding.message if binding else "",
         binding=binding,
         left=left,
+        not_judged=verdict.not_judged,
     )
 
 

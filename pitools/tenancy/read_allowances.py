@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC
 
 from pitools.core.errors import PitError, UsageError, suggest
@@ -10,9 +11,11 @@ from pitools.limits.records import JobRequest, LimitState
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import argv, parse_jobs
-from pitools.slurm.fields import new_separator
+from pitools.slurm.fields import comma_list, new_separator
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.slurm.parse_assoc_mgr import parse_assoc_mgr
+from pitools.slurm.parse_cluster import parse_config
+from pitools.slurm.records import LimitUsage
 from pitools.slurm.transport import Transport
 from pitools.tenancy.allowance import Allowance, Counts, allowances
 
@@ -37,7 +40,7 @@ def read_allowances(site: Site, user: str = "") -> list[Allowance]:
 
 def _counts(user: str, state: LimitState, transport: Transport) -> Counts:
     if "limits" not in state.enforced:
-        return ()
+        return Counts()
     parents = {row.account: row.parent for row in state.associations if not row.user}
     accounts = list(dict.fromkeys(row.account for row in state.associations if row.user == user))
     for account in accounts:
@@ -45,8 +48,13 @@ def _counts(user: str, state: LimitState, transport: Transport) -> Counts:
             accounts.append(parent)
     sep = new_separator()
     queue = ["squeue", "-h", "--noconvert", "-o", sep.join(parse_jobs.JOB_FORMAT[name] for name in _QUEUE_FIELDS)]
-    counted, jobs = run_queries(transport, [argv.assoc_mgr(accounts, [row.qos for row in state.qos]), queue])
-    try:
-        return tuple(parse_assoc_mgr(stdout_or_raise(transport, counted)))
-    except PitError:  # PrivateData=usage
-        return parse_jobs.parse_squeue(stdout_or_raise(transport, jobs), sep, _QUEUE_FIELDS, UTC)
+    counted, *rest = run_queries(
+        transport, [argv.assoc_mgr(accounts, [row.qos for row in state.qos]), queue, argv.CONFIG]
+    )
+    jobs, config = (stdout_or_raise(transport, done) for done in rest)
+    usage: tuple[LimitUsage, ...] = ()
+    with suppress(PitError):  # PrivateData=usage
+        usage = tuple(parse_assoc_mgr(stdout_or_raise(transport, counted)))
+    private = comma_list(parse_config(config).values.get("PrivateData", ""))
+    rows = parse_jobs.parse_squeue(jobs, sep, _QUEUE_FIELDS, UTC)
+    return Counts(usage, rows, "jobs" if "jobs" in private else "amounts")

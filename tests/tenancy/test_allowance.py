@@ -14,7 +14,7 @@ from pitools.limits.records import JobRequest, LimitState
 from pitools.site.load import load_site
 from pitools.slurm.records import Association, LimitUsage, Partition, Qos, SlurmJob
 from pitools.tenancy import read_allowances as read
-from pitools.tenancy.allowance import Allowance, allowances, usable
+from pitools.tenancy.allowance import Allowance, Counts, allowances, usable
 from tests.limits.test_judge import Pair, recorded_pairs
 
 STATE = LimitState(
@@ -35,15 +35,16 @@ STATE = LimitState(
         Partition(partition="old", state="up", nodes=4, cpus=32, allow_accounts=("others",)),
     ),
 )
-USAGE = (
-    LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 10}),
-    LimitUsage(account="vision", tres_mins={"gres/gpu": 5000}, tres_run_mins={"gres/gpu": 400}),
+COUNTS = Counts(
+    (
+        LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 10}),
+        LimitUsage(account="vision", tres_mins={"gres/gpu": 5000}, tres_run_mins={"gres/gpu": 400}),
+    )
 )
 
 
-def rows(user: str = "ann", counts: Sequence[LimitUsage | SlurmJob] = USAGE) -> dict[tuple[str, str], Allowance]:
-    found = allowances(user, STATE, tuple(counts), "alpha")  # type: ignore[arg-type]
-    return {(row.qos, row.partition): row for row in found}
+def rows(user: str = "ann", counts: Counts = COUNTS) -> dict[tuple[str, str], Allowance]:
+    return {(row.qos, row.partition): row for row in allowances(user, STATE, counts, "alpha")}
 
 
 def test_what_may_run_now_and_ever_what_binds_and_what_is_left() -> None:
@@ -62,7 +63,7 @@ def test_what_may_run_now_and_ever_what_binds_and_what_is_left() -> None:
 def test_a_partition_that_is_down_allows_something_later() -> None:
     """Nothing runs there now, and the same as before ever."""
     down = tuple(msgspec.structs.replace(row, state="down") for row in STATE.partitions)
-    low, *_ = allowances("ann", msgspec.structs.replace(STATE, partitions=down), USAGE, "alpha")
+    low, *_ = allowances("ann", msgspec.structs.replace(STATE, partitions=down), COUNTS, "alpha")
     assert (low.now, low.ever, low.effect, low.reason) == (0, 16, "pends", "PartitionDown")
 
 
@@ -70,14 +71,14 @@ def test_jobs_of_the_queue_count_where_slurmctld_hides_its_own_counts() -> None:
     """A running job of the user takes its GPUs off what is left."""
     job = SlurmJob(job_id="1", raw_id="1", state="RUNNING", user="ann", account="vision", qos="low", partition="gpu")
     job = msgspec.structs.replace(job, nodes=2, gres="gpu:4")
-    assert rows(counts=[job])["low", "gpu"].now == 8
+    assert rows(counts=Counts(jobs=[job]))["low", "gpu"].now == 8
 
 
 def test_a_user_without_an_account_may_run_nothing() -> None:
     """Unless Slurm requires no association: then in each partition, with the default account and QOS."""
     assert rows("bob") == {}
     state = msgspec.structs.replace(STATE, enforced=())
-    assert [(row.qos, row.partition, row.now) for row in allowances("bob", state, (), "alpha")] == [
+    assert [(row.qos, row.partition, row.now) for row in allowances("bob", state, Counts(), "alpha")] == [
         ("", "gpu", 64),
         ("", "old", 32),
     ]
@@ -88,7 +89,7 @@ def test_one_more_than_the_largest_job_is_bound(number: int) -> None:
     """On recorded states, with slurmctld's counts: the largest job is judged free, a larger one as the row says."""
     checked = 0
     for pair, state in recorded_pairs()[number::16]:
-        for row in allowances(pair.job.user, state, state.usage, "alpha"):
+        for row in allowances(pair.job.user, state, Counts(state.usage), "alpha"):
             _check(row, pair, state)
             checked += 1
     assert checked > 20
@@ -126,13 +127,15 @@ def test_reading_asks_for_the_accounts_of_the_user_alone(dev_sites: None, monkey
 
     def queries(transport: object, commands: Sequence[Sequence[str]]) -> list[Completed]:
         asked.extend(list(command) for command in commands)
-        error = "slurm_load_assoc_mgr_info error: Access/permission denied"
-        return [Completed(tuple(c), int(c[0] == "scontrol"), "", error) for c in commands]
+        refused = "slurm_load_assoc_mgr_info error: Access/permission denied"
+        config = "ClusterName = c\nSLURM_VERSION = 22.05.8\nPrivateData = jobs,usage"
+        return [Completed(tuple(c), int("assoc_mgr" in c), config if "config" in c else "", refused) for c in commands]
 
     monkeypatch.setattr(read, "run_queries", queries)
     monkeypatch.setattr(read, "read_limits", lambda request, *_, **__: (request, STATE))
     found = read.read_allowances(load_site("alpha"), "ann")
     assert "accounts=vision,root" in asked[0]
     assert found[0].now == 16
+    assert any("hidden" in text for text in found[0].not_judged)
     with pytest.raises(UsageError):
         read.read_allowances(load_site("alpha"), "bob")
