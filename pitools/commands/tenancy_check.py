@@ -8,6 +8,7 @@ import click
 
 from pitools.commands.options import rows_format_option
 from pitools.commands.tenancy_plan import (
+    at_site,
     load_policies,
     policy_argument,
     policy_sites_option,
@@ -44,7 +45,7 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
             try:
                 found = check_site(each, policies[name], desired_state(policies[name], each.state, str(policy)))
             except PitError as error:  # the other sites are judged
-                errors.append(error)
+                errors.append(at_site(error, name))
                 continue
             for finding in found:
                 out(finding)

@@ -37,12 +37,15 @@ def read_accounting(names: Iterable[str]) -> tuple[dict[str, SiteAccounting], li
     from pitools.tenancy.read import read_sites
 
     answers = read_sites([load_site(name) for name in dict.fromkeys(names)])
-    errors = []
-    for name, answer in answers.items():
-        if isinstance(answer, PitError):
-            answer.where = f"site {name}: {answer.where}" if answer.where else f"site {name}"
-            errors.append(answer)
+    errors = [at_site(answer, name) for name, answer in answers.items() if isinstance(answer, PitError)]
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PitError)}, errors
+
+
+def at_site(error: PitError, name: str) -> PitError:
+    """Return the error with the name of its site."""
+    if not error.where.startswith(f"site {name}"):
+        error.where = f"site {name}: {error.where}" if error.where else f"site {name}"
+    return error
 
 
 def raise_last(errors: list[PitError]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import LocalPath, rows_format_option, sites_option
-from pitools.commands.tenancy_plan import raise_last
+from pitools.commands.tenancy_plan import at_site, raise_last
 
 if TYPE_CHECKING:
     import sqlite3
@@ -86,7 +86,7 @@ def report(
                 granted[site.name] = read_shares(client(site).transport)
                 ingest.ingest_site(opened, site, client(site).transport, windows[0].begin)
             except PitError as error:  # the others are reported, and what was read before
-                errors.append(error)
+                errors.append(at_site(error, site.name))
         reported = [site for site in loaded if site.name in granted]
         keys = [key for key in ("site", "user") if key in by]
         with Output(form, [name for name in COLUMNS if name not in {"site", "user"} - {*by}]) as out:

@@ -8,7 +8,7 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import rows_format_option
-from pitools.commands.tenancy_plan import raise_last
+from pitools.commands.tenancy_plan import at_site, raise_last
 
 COLUMNS = (
     "site",
@@ -62,7 +62,7 @@ def show(user: str, sites: tuple[str, ...], with_never: bool, form: str) -> None
         try:
             return read_allowances(site, user)
         except PitError as error:
-            return error
+            return at_site(error, site.name)
 
     loaded = [load_site(name) for name in dict.fromkeys(sites or site_names(shipped=False))]
     asked = [site for site in loaded if sites or site.scheduler == "slurm"]
