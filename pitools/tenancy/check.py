@@ -18,11 +18,10 @@ def check_site(accounting: SiteAccounting, policy: Policy, then: ClusterState) -
     """Return what differs from the policy at a site, what makes it toothless, and notes. Raises ClusterError."""
     config, now, site = accounting.config, accounting.state, accounting.site.name
     transport = accounting.client.transport
-    *histories, users, partitions = run_queries(
-        transport, [*changed_by.queries(config.cluster), _USERS, argv.PARTITIONS]
-    )
+    history = changed_by.queries(config.cluster) if now.objects != then.objects else []
+    users, partitions, *answers = run_queries(transport, [_USERS, argv.PARTITIONS, *history])
     # A user without rights may not read the history: then nobody is named.
-    made_by = changed_by.parse_changes([done.stdout if done.code == 0 else "" for done in histories])
+    made_by = changed_by.parse_changes([done.stdout if done.code == 0 else "" for done in answers] or [""] * 3)
     rows = [line.partition("|") for line in stdout_or_raise(transport, users).splitlines()]
     # A right that a user's table of the policy would take away is drift already.
     levels = {

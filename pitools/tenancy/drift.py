@@ -20,6 +20,7 @@ from pitools.tenancy.words import difference_text, name_of
 Toothless = Iterator[tuple[str, str, str]]  # object, message, hint
 
 _RUN = "pit tenancy plan"
+_CONF = "slurm.conf: "
 _BYPASS = ("OverPartQOS", "PartitionMaxNodes", "PartitionMinNodes", "PartitionTimeLimit")
 
 
@@ -64,13 +65,15 @@ def find_toothless(config: Config, then: ClusterState) -> Toothless:
         "qos": ("tiers", "everybody may use every tier"),
         "safe": ("budgets", "jobs start that will exceed their team's budget"),
     }
+    everything = f"{_CONF}AccountingStorageEnforce={','.join(needs)}"
     for word, (what, message) in needs.items():
         if what in used and word not in enforced:
-            yield "AccountingStorageEnforce", f'lacks "{word}": {message}', "associations,limits,qos,safe"
-    tracked = {name.partition(":")[0] for name in comma_list(config.values.get("AccountingStorageTRES", ""))}
-    counted = {name.partition(":")[0] for name in used if "/" in name}
-    for name in sorted(counted - tracked):
-        yield "AccountingStorageTRES", f"lacks {name}: nothing counts against its limits", f"add {name}"
+            yield "AccountingStorageEnforce", f'lacks "{word}": {message}', everything
+    tracked = [name for name in comma_list(config.values.get("AccountingStorageTRES", "")) if "/" in name]
+    lacking = {name.partition(":")[0] for name in used if "/" in name} - {name.partition(":")[0] for name in tracked}
+    for name in sorted(lacking):
+        hint = f"{_CONF}AccountingStorageTRES={','.join((*tracked, *sorted(lacking)))}"
+        yield "AccountingStorageTRES", f"lacks {name}: nothing counts against its limits", hint
     yield from _priority(config, used)
     yield from _preemption(config, then, used)
 
@@ -93,18 +96,22 @@ def _used(then: ClusterState) -> set[str]:
 def _priority(config: Config, used: set[str]) -> Toothless:
     if used & {"shares", "priorities"} and config.values.get("PriorityType") != "priority/multifactor":
         message = f"{config.values.get('PriorityType')}: shares and priorities of tiers have no effect"
-        yield "PriorityType", message, "priority/multifactor"
+        yield "PriorityType", message, f"{_CONF}PriorityType=priority/multifactor"
         return
     for what, key in (("shares", "PriorityWeightFairShare"), ("priorities", "PriorityWeightQOS")):
         if what in used and config.values.get(key) == "0":
-            yield key, f"0: {what} {'of tiers ' if what == 'priorities' else ''}have no effect", "10000"
+            yield key, f"0: {what} {'of tiers ' if what == 'priorities' else ''}have no effect", f"{_CONF}{key}=10000"
 
 
 def _preemption(config: Config, then: ClusterState, used: set[str]) -> Toothless:
     if "preemption" not in used:
         return
     if config.values.get("PreemptType") != "preempt/qos":
-        yield "PreemptType", f"{config.values.get('PreemptType')}: no tier preempts another", "preempt/qos"
+        yield (
+            "PreemptType",
+            f"{config.values.get('PreemptType')}: no tier preempts another",
+            f"{_CONF}PreemptType=preempt/qos",
+        )
         return
     modes = comma_list(config.values.get("PreemptMode", "").lower())
     for name in sorted({name for key, values in then.objects.items() for name in _victims(key[0], values)}):
@@ -113,7 +120,11 @@ def _preemption(config: Config, then: ClusterState, used: set[str]) -> Toothless
             yield f"tier {name}", "PreemptMode OFF: its jobs are never preempted", 'preempt_mode = "requeue"'
         requeues = "requeue" in (modes if own == "cluster" else comma_list(own))
         if requeues and config.values.get("JobRequeue") == "0":
-            yield f"tier {name}", "JobRequeue 0: its preempted jobs are cancelled, unless sbatch said --requeue", "1"
+            yield (
+                f"tier {name}",
+                "JobRequeue 0: its preempted jobs are cancelled, unless sbatch said --requeue",
+                f"{_CONF}JobRequeue=1",
+            )
 
 
 def _victims(kind: str, values: Values) -> tuple[str, ...]:
@@ -160,9 +171,13 @@ def find_notes(config: Config, then: ClusterState) -> Toothless:
     half_life, reset = (config.values.get(f"Priority{name}", "") for name in ("DecayHalfLife", "UsageResetPeriod"))
     if "budgets" in _used(then) and half_life not in ("", "00:00:00", "0"):
         message = f"{half_life}: what is used of a budget halves in this time, so that budgets have no period"
-        yield "PriorityDecayHalfLife", message, "0, and PriorityUsageResetPeriod=MONTHLY"
+        yield "PriorityDecayHalfLife", message, f"{_CONF}PriorityDecayHalfLife=0 and PriorityUsageResetPeriod=MONTHLY"
     elif "budgets" in _used(then) and reset == "NONE":
-        yield "PriorityUsageResetPeriod", "NONE: a budget is for ever, and has no period", "MONTHLY"
+        yield (
+            "PriorityUsageResetPeriod",
+            "NONE: a budget is for ever, and has no period",
+            f"{_CONF}PriorityUsageResetPeriod=MONTHLY",
+        )
     if config.values.get("JobSubmitPlugins"):
         yield (
             "JobSubmitPlugins",
