@@ -60,10 +60,13 @@ class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"
 
 def allowances(user: str, state: LimitState, counts: Counts, site: str) -> Iterator[Allowance]:
     """Yield what the user may run with each account, QOS and partition of a cluster."""
-    counted = msgspec.structs.replace(state, usage=counts.usage)
+    # Rows of other users bind nobody, and each judgement would look at all.
+    rows = tuple(row for row in state.associations if row.user in ("", user))
+    seen = tuple(row for row in counts.usage if row.user in ("", user))
+    state = msgspec.structs.replace(state, associations=rows, usage=seen)
     for account, qos, partition in _choices(user, state):
         request = JobRequest(user=user, account=account, qos=qos, partition=partition.partition, time_s=60)
-        usage = (*counts.usage, *usage_of_jobs(request, counted, counts.jobs, counts.hidden))
+        usage = (*seen, *usage_of_jobs(request, state, counts.jobs, counts.hidden))
         yield _allowance(request, msgspec.structs.replace(state, usage=usage), partition, site)
 
 
