@@ -164,7 +164,7 @@ def keep(record: Path, job: Job, slurm: tuple[str, list[str]], answers: dict[str
     """Append a pair, with those lines of the answers that name its policy or the root account."""
     name = job.account[:-1]
     of_policy = re.compile(
-        rf"{name}|[|]root[|][|]|PartitionName={job.partition} |QOS=normal|^normal|Account=root UserName= "
+        rf"{name}|^{CLUSTER}[|]root[|]|PartitionName={job.partition} |QOS=normal|^normal|Account=root UserName= "
     )
     lines = {
         key: "".join(line for line in text.splitlines(keepends=True) if of_policy.search(line))

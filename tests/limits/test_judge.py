@@ -307,6 +307,7 @@ ROOT = Association(cluster="x", account="root")
         ({"qos": (Qos(qos="normal", max_tres={"mem": "1G"}),)}, {}, ["MaxTRES=mem of QOS"]),
         ({"qos": (Qos(qos="normal", grp_tres={"license/x": "1"}),)}, {}, ["GrpTRES=license/x of QOS"]),
         ({}, {"account": ""}, ["limits of associations"]),
+        ({"associations": (ME, ACCOUNT)}, {}, ['limits of accounts above "lab"']),
         ({"qos": ()}, {}, ['limits of the QOS "normal"']),
         ({"qos": (Qos(qos="normal", max_tres_run_mins_per_user={"cpu": "1"}),)}, {}, []),  # 22.05 ignores it
         (
