@@ -210,7 +210,9 @@ def main() -> int:
     every = [share for shares in agreed.values() for share in shares]
     counts = ", ".join(f"{len(shares)} {name}" for name, shares in sorted(agreed.items()))
     share = sum(every) / len(every)
-    return report([from_ratios(f"{len(every)} pairs: {counts}", "slurmctld", version, [share], target=TARGET)])
+    return report(
+        [from_ratios(f"seed {args.seed}, {len(every)} pairs: {counts}", "slurmctld", version, [share], target=TARGET)]
+    )
 
 
 if __name__ == "__main__":

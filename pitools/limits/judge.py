@@ -20,6 +20,16 @@ from pitools.limits.words import limit_message
 from pitools.slurm.fields import parse_tres_amounts
 from pitools.slurm.records import Partition
 
+# Reasons for the number of nodes; of equal limits the first gives its own.
+_NODE_COUNTS = (
+    "MaxNodePerAccount",
+    "QOSMaxNodePerJobLimit",
+    "QOSMaxNodePerUserLimit",
+    "QOSGrpNodeLimit",
+    "AssocGrpNodeLimit",
+    "AssocMaxNodePerJobLimit",
+)
+
 
 class _Job(NamedTuple):
     """A request in Slurm's units: TRES amounts, minutes. is_safe: whether `safe` limits of minutes are enforced.
@@ -106,11 +116,11 @@ def _billing(tres: Mapping[str, int], partition: Partition | None) -> int:
     return int(total)
 
 
-def _node_count_first(binding: Binding) -> tuple[bool, int]:
+def _node_count_first(binding: Binding) -> tuple[bool, int, int]:
     """Sort key: slurmctld first compares the number of nodes alone with the smallest limit on it."""
-    is_count = binding.limit in ("GrpTRES=node", "MaxTRES=node", "MaxTRESPU=node", "MaxTRESPA=node")
-    is_alone = is_count and (binding.asked or 0) > (binding.value or 0)
-    return (not is_alone, (binding.value or 0) if is_alone else 0)
+    if binding.reason not in _NODE_COUNTS or (binding.asked or 0) <= (binding.value or 0):
+        return (True, 0, 0)
+    return (False, binding.value or 0, _NODE_COUNTS.index(binding.reason))
 
 
 def _test(order: Mapping[str, str], levels: Levels, job: _Job, effect: Effect) -> Iterator[Binding]:
