@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pitools.limits import rules
-from pitools.limits.levels import Level, find_levels
+from pitools.limits.levels import find_levels
 from pitools.limits.records import JobRequest, LimitState
-from pitools.limits.rules import Scope
 from pitools.slurm.fields import parse_gpus
-from pitools.slurm.records import Association, LimitUsage, SlurmJob
+from pitools.slurm.records import LimitUsage, SlurmJob
 
 
 class SharedLimit(NamedTuple):
@@ -30,7 +29,7 @@ def shared_limits(request: JobRequest, state: LimitState) -> Iterator[SharedLimi
     levels, _ = find_levels(request, state)
     for limit in levels.applicable_limits(rules.FOR_NODES):
         if limit.rule.scope and limit.rule.asks == "tres":
-            counts = _counted_jobs(limit.level, limit.rule.scope, request, levels.account, state)
+            counts = _counted_jobs(limit.level.keys[limit.rule.scope], state)
             yield SharedLimit(limit.level.name, limit.name, limit.tres, limit.value, counts)
 
 
@@ -45,8 +44,8 @@ def usage_of_jobs(
     levels, _ = find_levels(request, state)
     queue = list(jobs)
     for level in levels.chain:
-        for scope, key in level.keys.items() if not level.uses else ():
-            counts = _counted_jobs(level, scope, request, levels.account, state)
+        for key in level.keys.values() if not level.uses else ():
+            counts = _counted_jobs(key, state)
             counted = [job for job in queue if counts(job)]
             running = [job for job in counted if job.state != "PENDING"]
             gpus = sum(job.nodes * parse_gpus(job.gres)[1] for job in running)
@@ -59,36 +58,26 @@ def usage_of_jobs(
             )
 
 
-def _counted_jobs(
-    level: Level, scope: Scope, request: JobRequest, account: str, state: LimitState
-) -> Callable[[SlurmJob], bool]:
-    """Return a filter for the jobs that count against a level's limits of this scope."""
-    limits = level.rows[0]
-    if isinstance(limits, Association):
-        return _counts_below(limits, state)
-    name = limits.qos
-    # The QOS of the partition counts every job there; that of the job, its jobs anywhere.
-    of_partition = {row.partition for row in state.partitions if row.qos == name}
+def _counted_jobs(key: LimitUsage, state: LimitState) -> Callable[[SlurmJob], bool]:
+    """Return a filter for the jobs that count in a row of use."""
+    # The QOS of a partition counts every job there; that of a job, its jobs anywhere. An account counts those below it.
+    of_partition = {row.partition for row in state.partitions if row.qos == key.qos}
+    parents = {row.account: row.parent for row in state.associations if not row.user and row.cluster == state.cluster}
 
     def counts(job: SlurmJob) -> bool:
-        if job.qos != name and job.partition not in of_partition:
+        if key.user not in ("", job.user) or key.partition not in ("", job.partition):
             return False
-        return scope == "all" or (job.user == request.user if scope == "user" else job.account == account)
+        if key.qos and job.qos != key.qos and job.partition not in of_partition:
+            return False
+        exact = key.qos or key.user
+        return key.account in ("", job.account) if exact else key.account in _path(job.account, parents)
 
     return counts
 
 
-def _counts_below(row: Association, state: LimitState) -> Callable[[SlurmJob], bool]:
-    if row.user:
-        return lambda job: (job.user, job.account) == (row.user, row.account)
-    parents = {other.account: other.parent for other in state.associations if not other.user}
-    within = {row.account} | {account for account in parents if row.account in _path(account, parents)}
-    return lambda job: job.account in within
-
-
 def _path(account: str, parents: Mapping[str, str]) -> list[str]:
-    """Return the accounts above one, nearest first."""
-    above: list[str] = []
-    while (account := parents.get(account, "")) and account not in above:
-        above.append(account)
-    return above
+    """Return an account and those above it, nearest first."""
+    path = [account]
+    while (account := parents.get(account, "")) and account not in path:
+        path.append(account)
+    return path
