@@ -46,8 +46,9 @@ def not_judged(request: JobRequest, levels: Levels, state: LimitState) -> Iterat
 
 def _unknown_amount(limit: AppliedLimit, request: JobRequest) -> str:
     """Return what of a limit is unknown, "" if nothing is."""
-    kind = limit.tres.partition("/")[0]
-    if kind in ("license", "bb", "fs") or (kind == "mem" and request.memory_mib is None):
+    kind, (name, _, is_typed) = limit.tres.partition("/")[0], limit.tres.partition(":")
+    is_unknown = kind in ("license", "bb", "fs") or (kind == "mem" and request.memory_mib is None)
+    if is_unknown or (is_typed and name in request.gres and limit.tres not in request.gres):
         return "what the job uses is unknown"
     is_counted = limit.rule.asks in ("jobs", "submitted", "tres") and kind in ("", "node", "gres")
     if limit.use.hidden and (limit.use.hidden == "jobs" or not is_counted):

@@ -306,6 +306,7 @@ ROOT = Association(cluster="x", account="root")
         ({"qos": (Qos(qos="normal", flags=("Relative",)),)}, {}, ['Relative of QOS "normal"']),
         ({"qos": (Qos(qos="normal", max_tres={"mem": "1G"}),)}, {}, ["MaxTRES=mem of QOS"]),
         ({"qos": (Qos(qos="normal", grp_tres={"license/x": "1"}),)}, {}, ["GrpTRES=license/x of QOS"]),
+        ({"qos": (Qos(qos="normal", max_tres={"gres/gpu:h100": "1"}),)}, {}, ["MaxTRES=gres/gpu:h100 of QOS"]),
         ({}, {"account": ""}, ["limits of associations"]),
         ({"associations": (ME, ACCOUNT)}, {}, ['limits of accounts above "lab"']),
         ({"qos": ()}, {}, ['limits of the QOS "normal"']),
