@@ -5,8 +5,8 @@ perf/run tenancy_limits [--quick] [--seed N] [--enforce WORDS] [--part-limits AL
 
 For each pair: refused by sbatch with which limit, pending with which reason, or started. The ratio is the share of
 pairs in which our effect and our first limit are Slurm's. Disagreements go to stderr.
---enforce, --part-limits: AccountingStorageEnforce and EnforcePartLimits. --record: append each pair, with the answers
-that it was judged by, as a line of JSON.
+--enforce, --part-limits: AccountingStorageEnforce, "" for none, and EnforcePartLimits. --record: append each pair, with
+the answers that it was judged by, as a line of JSON.
 """
 
 from __future__ import annotations

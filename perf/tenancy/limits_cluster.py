@@ -45,7 +45,7 @@ PriorityCalcPeriod=1
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={accounting_port}
-AccountingStorageEnforce={enforce}
+{enforce}
 AccountingStorageTRES=gres/gpu
 EnforcePartLimits={part_limits}
 JobCompType=jobcomp/none
@@ -122,7 +122,7 @@ def limits_cluster(
         user=pwd.getpwuid(os.geteuid()).pw_name,
         folder=folder,
         accounting_port=accounting_port,
-        enforce=enforce,
+        enforce=f"AccountingStorageEnforce={enforce}" if enforce else "",
         part_limits=part_limits,
         nodes=NODES_EACH * partitions,
     )
