@@ -78,6 +78,7 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
         process_id=rank.rank,
         local_device_ids=_device_ids(rank.local_rank),
         initialization_timeout=JOIN_TIMEOUT_S,
+        heartbeat_timeout_seconds=COLLECTIVE_TIMEOUT_S,  # ranks of a suspended job send no heartbeats
         shutdown_timeout_seconds=LEAVE_TIMEOUT_S,
     )
     # The key-value store behind `initialize` has no public name yet.
