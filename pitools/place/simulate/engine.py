@@ -35,7 +35,10 @@ from pitools.place.types import Withdraw
 
 
 class SimEvent(NamedTuple):
-    """An attempt ends, successful or not; or, for a job number below 0, a node returns or a window ends."""
+    """An attempt ends: successful, by a failure, or at the longest limit.
+
+    For a job number below 0, a node returns or a window ends.
+    """
 
     time_s: float
     number: int
@@ -45,6 +48,7 @@ class SimEvent(NamedTuple):
     limit_end_s: float
     span: int = -1
     is_failure: bool = False
+    is_timeout: bool = False
 
 
 def simulate(
@@ -141,10 +145,18 @@ class Simulator:
         )
 
     def _push(
-        self, at_s: float, job: int, pool: int, units: int, limit_end_s: float, span: int = -1, is_failure: bool = False
+        self,
+        at_s: float,
+        job: int,
+        pool: int,
+        units: int,
+        limit_end_s: float,
+        span: int = -1,
+        is_failure: bool = False,
+        is_timeout: bool = False,
     ) -> None:
         self.number += 1
-        heappush(self.events, SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure))
+        heappush(self.events, SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure, is_timeout))
 
     def _handle(self, event: SimEvent, now: float) -> None:
         site, job = self.schedulers[event.pool], event.job
@@ -159,7 +171,9 @@ class Simulator:
             site.packing.release(job)
         if job < 0:
             return
-        if event.is_failure:
+        if event.is_timeout:
+            self.work.do_work(job, event.pool, now - self.spans.start_s[event.span], self.spans.leaves[event.span])
+        if event.is_failure or event.is_timeout:
             self._handle_arrival(now, job)
         else:
             self.end_s[job] = now
@@ -232,7 +246,10 @@ class Simulator:
         site, spans, attempt = self.schedulers[pool], self.spans, self.attempts.get(job, 0)
         leaves = site.packing.leaf_count(job) if site.packing else 0
         run_s, limit_end_s = self.work.run_on(job, pool, leaves), now + limit_s
-        if run_s > limit_s:  # slowed down beyond its limit: the limit is extended, as a user would have set it
+        is_timeout = bool(self.scenario.max_limit_s) and run_s > limit_s
+        if is_timeout:
+            run_s = limit_s
+        elif run_s > limit_s:  # slowed down beyond its limit: the limit is extended, as a user would have set it
             site.running.remove((limit_end_s, job, units))
             site.free += units
             limit_end_s = now + run_s
@@ -243,7 +260,8 @@ class Simulator:
             self.start_s[job] = now
         self.attempts[job], self.pool[job] = attempt + 1, pool
         self.view.add_start(job)
-        self._push(ends_s, job, pool, units, limit_end_s, len(spans.job), fails_s < run_s)
+        is_failure = fails_s < run_s
+        self._push(ends_s, job, pool, units, limit_end_s, len(spans.job), is_failure, is_timeout and not is_failure)
         for column, value in ((spans.job, job), (spans.pool, pool), (spans.gpus, units), (spans.leaves, leaves)):
             column.append(value)
         spans.start_s.append(now)

@@ -20,8 +20,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     submit_s: from the trace's start. gpus: number held. run_s: on hardware of speed 1. limit_s: time limit, 0 if the
     trace has none. owner, job_name, queue: user, name, and queue or QOS; "" if unknown. rank_score: an estimate of
-    the run time made before the job, on any scale, 0 without one. skipped: number of rows that are not jobs.
-    unallocated: number of jobs that never ran or held no GPU.
+    the run time made before the job, on any scale, 0 without one. account: group or account, "" if unknown. wait_s:
+    real wait from submission to start, -1 if unknown. began_s: the trace's start by its own clock, as Unix time, for
+    hour and weekday; without a date in alibaba's trace, and in SWF without UnixStartTime. skipped: number of rows that
+    are not jobs. unallocated: number of jobs that never ran or held no GPU.
     """
 
     name: str
@@ -34,6 +36,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     job_name: Sequence[str]
     queue: Sequence[str]
     rank_score: Sequence[float]
+    account: Sequence[str] = ()
+    wait_s: Sequence[float] = ()
+    began_s: float = 0.0
     skipped: int = 0
     unallocated: int = 0
 
@@ -86,7 +91,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     load: factor of the arrival rate of the trace. seed: of all random draws. backfill_depth: number of pending jobs
     that each pool's scheduler considers (bf_max_job_test, with Slurm's default). tiers: queue or QOS → tier.
     tier_shares: tier → share of the other jobs. nodes: for pools with a fabric, how nodes are chosen. extra_leaf:
-    there, the share of the run time that each leaf switch above the first adds.
+    there, the share of the run time that each leaf switch above the first adds. max_limit_s: longest time limit, 0:
+    none; a longer job ends at it, and is submitted again with the rest of its work.
     """
 
     name: str
@@ -97,6 +103,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     limits: TimeLimits = TimeLimits()
     tiers: Mapping[str, int] = {}
     tier_shares: Mapping[int, float] = {}
+    max_limit_s: float = 0.0
     failures: Failures = Failures()
     nodes: Literal["choose", "by-name"] = "choose"
     extra_leaf: float = 0.0

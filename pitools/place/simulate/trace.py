@@ -11,7 +11,7 @@ from typing import Any
 
 from pitools.core.errors import DataError
 from pitools.place.simulate.model import Trace
-from pitools.place.simulate.traces import helios, philly, sacct, swf
+from pitools.place.simulate.traces import alibaba, helios, philly, sacct, swf
 from pitools.place.simulate.traces.row import TraceRow
 
 TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], TraceRow | None]]
@@ -23,7 +23,7 @@ _HINT = "--skip-bad leaves such rows out, and counts them"
 
 
 def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
-    """Read the jobs of a Helios CSV, a Philly cluster_job_log, an SWF file, or the output of `sacct -P`; .gz too.
+    """Read the jobs of a CSV of Helios or alibaba, Philly's cluster_job_log, SWF, or the output of `sacct -P`; .gz too.
 
     The format is detected from the text. Jobs that never ran or held no GPU are counted as unallocated. skip_bad: count
     invalid rows too, instead of raising. Raises DataError naming file and line.
@@ -60,7 +60,7 @@ def _columns(name: str, rows: list[TraceRow], skipped: int, unallocated: int) ->
     rows.sort(key=lambda job: job.submit_s)
     columns: dict[str, list[Any]] = dict(zip(TraceRow._fields, map(list, zip(*rows, strict=True)), strict=True))
     columns["submit_s"] = [moment - rows[0].submit_s for moment in columns["submit_s"]]
-    return Trace(name=name, **columns, skipped=skipped, unallocated=unallocated)
+    return Trace(name=name, **columns, began_s=rows[0].submit_s, skipped=skipped, unallocated=unallocated)
 
 
 def _check(job: TraceRow, lines: dict[str, int]) -> None:
@@ -87,12 +87,14 @@ def _detect_format(path: Path, text: str) -> TraceFormat:
         return sacct.rows, sacct.row
     if "job_id" in first.split(",") and "submit_time" in first:
         return helios.rows, helios.row
+    if {"creation_time", "scheduled_time", "num_gpu"} <= set(first.split(",")):
+        return alibaba.rows, alibaba.row
     if first.startswith(";") or len(first.split()) == 18:
         return swf.rows, swf.row
     raise DataError(
         "unknown trace format",
         where=f"{path}:1",
-        hint="give a Helios CSV, Philly's cluster_job_log, SWF, or the output of: sacct -aXP -o JobID,Submit,...",
+        hint="give a CSV of Helios or alibaba, Philly's cluster_job_log, SWF, or of: sacct -aXP -o JobID,Submit,...",
     )
 
 

@@ -20,6 +20,8 @@ class Workload:
         self.submit_s = array("d", [moment / scenario.load for moment in trace.submit_s])
         self.left_s = array("d", trace.run_s)
         self.limit_s = draw_limits(trace, scenario.limits, scenario.seed)
+        if scenario.max_limit_s:
+            self.limit_s = array("d", [min(limit_s, scenario.max_limit_s) for limit_s in self.limit_s])
         self.tier = draw_tiers(trace, scenario)
         self.gpus, self.job_id = trace.gpus, trace.job_id
         self.speeds = [pool.speed for pool in scenario.pools]
@@ -51,6 +53,10 @@ class Workload:
         """Return the seconds until this attempt loses a node; independent of the policy, so that policies compare."""
         rate = self.scenario.failures.per_gpu_day * units / DAY_S
         return Random(f"{self.scenario.seed} {self.job_id[job]} {attempt}").expovariate(rate)  # noqa: S311  to be repeated
+
+    def do_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
+        """Update a job that ran for ran_s, and continues later with the rest."""
+        self.left_s[job] *= 1 - ran_s / self.run_on(job, pool, leaves)
 
     def lose_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
         """Update a job after an attempt failed at ran_s: the work up to its last checkpoint is kept."""

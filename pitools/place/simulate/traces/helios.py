@@ -23,10 +23,10 @@ def row(raw: Raw) -> TraceRow | None:
         raise ValueError(f"{len(raw)} columns (expected as many as the header)")
     gpus = parse_whole(raw.get("gpus") or raw.get("gpu_num") or "", "gpus")
     run_s = parse_number(raw.get("duration_s") or raw.get("duration") or "", "duration_s")
-    if "submit_s" in raw:
-        submit_s = parse_number(raw["submit_s"], "submit_s")
+    if "submit_time" in raw:
+        submit_s = parse_naive_time(raw["submit_time"], "submit_time")
     else:
-        submit_s = parse_naive_time(raw.get("submit_time", ""), "submit_time")
+        submit_s = parse_number(raw.get("submit_s", ""), "submit_s")
     if not gpus or not run_s:
         return None
     guess = raw.get("predicted_rank_score", "")

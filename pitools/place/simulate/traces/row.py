@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class TraceRow(NamedTuple):
-    """One job, with the columns of `model.Trace`. submit_s: on any clock."""
+    """One job, with the columns of `model.Trace`. submit_s: on any clock. wait_s: -1 if unknown."""
 
     job_id: str
     submit_s: float
@@ -19,6 +19,8 @@ class TraceRow(NamedTuple):
     job_name: str = ""
     queue: str = ""
     rank_score: float = 0.0
+    account: str = ""
+    wait_s: float = -1.0
 
 
 def split_lines(text: str) -> list[str]:

@@ -41,16 +41,29 @@ def row(raw: dict[str, str] | None) -> TraceRow | None:
     ends = raw.get("State", "").split(" ")[0]
     if not run_s or not gpus or ends in ("RUNNING", "PENDING", "REQUEUED"):
         return None
+    submit_s = parse_naive_time(raw["Submit"], "Submit")
     return TraceRow(
         job_id=raw["JobID"],
-        submit_s=parse_naive_time(raw["Submit"], "Submit"),
+        submit_s=submit_s,
         gpus=gpus,
         run_s=run_s,
         limit_s=limit_s or 0.0,
         owner=none_to_empty(raw.get("User", "")) or none_to_empty(raw.get("Account", "")),
         job_name=raw.get("JobName", ""),
         queue=none_to_empty(raw.get("QOS", "")),
+        account=none_to_empty(raw.get("Account", "")),
+        wait_s=_wait_s(raw, submit_s),
     )
+
+
+def _wait_s(raw: dict[str, str], submit_s: float) -> float:
+    """Return the seconds from when the job could start to its start; -1 without a column Start."""
+    start = none_to_empty(raw.get("Start", ""))
+    if not start or start == "Unknown":
+        return -1.0
+    eligible = none_to_empty(raw.get("Eligible", ""))
+    since_s = parse_naive_time(eligible, "Eligible") if eligible and eligible != "Unknown" else submit_s
+    return max(0.0, parse_naive_time(start, "Start") - max(since_s, submit_s))
 
 
 def _gpus(raw: dict[str, str]) -> int:

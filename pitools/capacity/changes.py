@@ -1,0 +1,158 @@
+"""The changes of a what-if: more GPUs, a pool away, a tier, a team that grows, a limit, a rented pool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from pitools.core import units
+from pitools.core.errors import UsageError, suggest
+from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool
+
+GRAMMAR = (
+    "gpus POOL +64 | away POOL 10d 2d | tier QUEUE 1 | team NAME x2 | load x1.2 | limit 12h | rent POOL 128 2.5; "
+    "several are separated by commas"
+)
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """One world to simulate. team_factors: as for `synthesize`. rented: pools billed by the started hour of a job."""
+
+    text: str
+    scenario: Scenario
+    team_factors: dict[str, float] = {}
+    rented: frozenset[str] = frozenset()
+
+
+def apply_changes(text: str, scenario: Scenario, teams: Sequence[str]) -> WhatIf:
+    """Return the world of a what-if such as "gpus near +64, limit 12h"; "" changes nothing.
+
+    scenario: of today. teams: names of the trace. Raises UsageError naming the change.
+    """
+    world = WhatIf(text=text, scenario=scenario)
+    for change in filter(None, (part.strip() for part in text.split(","))):
+        kind, *words = change.split()
+        if kind not in _KINDS:
+            raise UsageError(f'no change "{kind}"', where=f'"{change}"', hint=suggest(kind, _KINDS) or GRAMMAR)
+        try:
+            world = _KINDS[kind](world, words, teams)
+        except ValueError as error:
+            raise UsageError(f"{kind}: {error}", where=f'"{change}"', hint=GRAMMAR) from error
+    return world
+
+
+def _gpus(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+    name, amount = _expect(words, 2)
+    number, pool = int(amount), _pool(world, name)
+    if pool.gpus + number < 1:
+        raise ValueError(f"{amount} of {pool.gpus} GPUs (expected at least one left)")
+    if pool.fabric:
+        raise ValueError(f"pool {name} has a fabric (expected a pool that only counts GPUs)")
+    return _with_pool(world, msgspec.structs.replace(pool, gpus=pool.gpus + number))
+
+
+def _away(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+    """Announced before: jobs that would reach into the window wait for its end."""
+    name, from_text, for_text = _expect(words, 3)
+    from_s, for_s = float(units.parse_duration(from_text)), float(units.parse_duration(for_text))
+    pool = _pool(world, name)
+    windows = tuple(sorted((*pool.maintenance_windows, (from_s, from_s + for_s))))
+    return _with_pool(world, msgspec.structs.replace(pool, maintenance_windows=windows))
+
+
+def _tier(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+    queue, tier = _expect(words, 2)
+    tiers = {**world.scenario.tiers, queue: int(tier)}
+    return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, tiers=tiers))
+
+
+def _team(world: WhatIf, words: list[str], teams: Sequence[str]) -> WhatIf:
+    name, factor = _expect(words, 2)
+    if name not in teams:
+        raise ValueError(f'no team "{name}" in the trace ({suggest(name, teams) or "none is similar"})')
+    before = world.team_factors.get(name, world.team_factors.get("", 1.0))
+    factors = {**world.team_factors, name: before * _factor(factor)}
+    return msgspec.structs.replace(world, team_factors=factors)
+
+
+def _load(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+    factor = _factor(_expect(words, 1)[0])
+    factors = {team: each * factor for team, each in world.team_factors.items()}
+    factors[""] = world.team_factors.get("", 1.0) * factor
+    return msgspec.structs.replace(world, team_factors=factors)
+
+
+def _limit(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+    limit_s = float(units.parse_duration(_expect(words, 1)[0]))
+    if limit_s < 60:
+        raise ValueError(f"{limit_s:g} s (expected a minute or more)")
+    scenario = msgspec.structs.replace(world.scenario, max_limit_s=limit_s)
+    return msgspec.structs.replace(world, scenario=scenario)
+
+
+def _rent(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+    """The last pool, so that jobs go there only if they start nowhere else at that moment."""
+    name, gpus, price = _expect(words, 3)
+    if any(pool.pool == name for pool in world.scenario.pools):
+        raise ValueError(f'there is a pool "{name}" (expected a new name)')
+    if int(gpus) < 1 or float(price) < 0:
+        raise ValueError(f"{gpus} GPUs for {price} (expected numbers above 0)")
+    pools = (*world.scenario.pools, SimPool(pool=name, gpus=int(gpus), price=float(price)))
+    scenario = msgspec.structs.replace(world.scenario, pools=pools)
+    return msgspec.structs.replace(world, scenario=scenario, rented=world.rented | {name})
+
+
+_KINDS = {
+    "gpus": _gpus,
+    "away": _away,
+    "tier": _tier,
+    "team": _team,
+    "load": _load,
+    "limit": _limit,
+    "rent": _rent,
+}
+
+
+def shift_windows(scenario: Scenario, by_s: float) -> Scenario:
+    """Return the scenario with all windows of its pools later."""
+    pools = tuple(
+        msgspec.structs.replace(
+            pool,
+            maintenance_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.maintenance_windows),
+            unreachable_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.unreachable_windows),
+        )
+        for pool in scenario.pools
+    )
+    return msgspec.structs.replace(scenario, pools=pools)
+
+
+def owned_cost(world: WhatIf, days: float) -> float:
+    """Return the cost of all pools that are not rented, used or not."""
+    owned = (pool for pool in world.scenario.pools if pool.pool not in world.rented)
+    return sum(pool.gpus * pool.price for pool in owned) * days * DAY_S / HOUR_S
+
+
+def _expect(words: list[str], number: int) -> list[str]:
+    if len(words) != number:
+        raise ValueError(f"{len(words)} words after it (expected {number})")
+    return words
+
+
+def _factor(text: str) -> float:
+    if not re.fullmatch(r"x\d+(\.\d+)?", text):
+        raise ValueError(f'factor "{text}" (expected as x2 or x0.5)')
+    return float(text[1:])
+
+
+def _pool(world: WhatIf, name: str) -> SimPool:
+    names = [pool.pool for pool in world.scenario.pools]
+    if name not in names:
+        raise ValueError(f'no pool "{name}" (expected one of {", ".join(names)})')
+    return world.scenario.pools[names.index(name)]
+
+
+def _with_pool(world: WhatIf, changed: SimPool) -> WhatIf:
+    pools = tuple(changed if pool.pool == changed.pool else pool for pool in world.scenario.pools)
+    return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, pools=pools))

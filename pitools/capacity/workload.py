@@ -1,0 +1,160 @@
+"""Describe the workload of a trace per class: arrivals by hour and weekday, sizes, times, limits, growth, bursts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pitools.core.record import Record
+from pitools.place.simulate.model import DAY_S, HOUR_S, Trace
+
+SIZES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))  # GPUs; as in the records of `pit place simulate`
+_EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday, 0 is Monday
+_HOURS, _WEEKDAYS = 24, 7
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1"):
+    """The jobs of one team, queue and size.
+
+    team: the account, "" if the trace has none. gpus: requested, as "8" or "2-7". gpu_hours: by run time. share: of
+    the GPU hours of all classes. limit_s: of the jobs that have a time limit, 0 without one. limit_use: median of run
+    time over limit. wait: real, of the jobs whose wait the trace has, -1 if of none. by_hour, by_weekday: share of the
+    submissions, from midnight and from Monday on. growth_per_week: change of the weekly jobs, as a factor minus 1, from
+    a line through the logarithms of the whole weeks; 0 with fewer than three. burstiness: variance over mean of the
+    hourly submissions, 1 if they are independent. day_correlation: of the submissions of a day with the next day's.
+    """
+
+    team: str
+    queue: str
+    gpus: str
+    jobs: int
+    jobs_per_day: float
+    gpu_hours: float
+    share: float
+    run_p50_s: float
+    run_p95_s: float
+    limit_p50_s: float
+    limit_p95_s: float
+    limit_use: float
+    wait_p50_s: float
+    wait_p95_s: float
+    by_hour: tuple[float, ...]
+    by_weekday: tuple[float, ...]
+    growth_per_week: float
+    burstiness: float
+    day_correlation: float
+
+
+def describe_workload(trace: Trace) -> list[WorkloadClass]:
+    """Return the classes of a trace, the one with the most GPU hours first."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    teams = trace.account or [""] * len(trace)
+    for job, key in enumerate(zip(teams, trace.queue, map(size_name, trace.gpus), strict=True)):
+        groups.setdefault(key, []).append(job)
+    columns = _Columns(trace)
+    classes = [_describe_class(columns, key, np.array(jobs)) for key, jobs in groups.items()]
+    return sorted(classes, key=lambda each: (-each.gpu_hours, each.team, each.queue, each.gpus))
+
+
+def size_name(gpus: int) -> str:
+    """Return the name of the size class of a number of GPUs."""
+    least, most = next((least, most) for least, most in SIZES if least <= gpus <= most)
+    return f"{least}+" if most == SIZES[-1][1] else str(least) if least == most else f"{least}-{most}"
+
+
+def clock_s(trace: Trace) -> Floats:
+    """Return the submissions in seconds since a Monday, midnight."""
+    monday_s = (trace.began_s // DAY_S + _EPOCH_WEEKDAY) % _WEEKDAYS * DAY_S + trace.began_s % DAY_S
+    return np.asarray(trace.submit_s, np.float64) + monday_s
+
+
+def team_names(trace: Trace) -> list[str]:
+    """Return the team of each job: its account, or its queue in a trace without accounts."""
+    return list(trace.account) if any(trace.account) else list(trace.queue)
+
+
+class _Columns:
+    """The columns of a trace as arrays."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.clock_s = clock_s(trace)
+        self.gpus, self.run_s = np.asarray(trace.gpus, np.float64), np.asarray(trace.run_s, np.float64)
+        self.limit_s = np.asarray(trace.limit_s, np.float64)
+        self.wait_s = np.asarray(trace.wait_s or [-1.0] * len(trace), np.float64)
+        self.gpu_hours = self.gpus * self.run_s / HOUR_S
+        self.days = max(float(trace.submit_s[-1]) / DAY_S, 1.0)
+
+
+def _describe_class(columns: _Columns, key: Sequence[str], jobs: Any) -> WorkloadClass:
+    moments, run_s, limit_s, wait_s = (
+        column[jobs] for column in (columns.clock_s, columns.run_s, columns.limit_s, columns.wait_s)
+    )
+    is_limited, gpu_hours = limit_s > 0, float(columns.gpu_hours[jobs].sum())
+    from_s, to_s = columns.clock_s[0], columns.clock_s[-1]
+    daily = counts(moments, from_s, to_s, DAY_S)
+    team, queue, gpus = key
+    return WorkloadClass(
+        team=team,
+        queue=queue,
+        gpus=gpus,
+        jobs=len(jobs),
+        jobs_per_day=len(jobs) / columns.days,
+        gpu_hours=gpu_hours,
+        share=gpu_hours / float(columns.gpu_hours.sum()),
+        run_p50_s=percentile(run_s, 50),
+        run_p95_s=percentile(run_s, 95),
+        limit_p50_s=percentile(limit_s[is_limited], 50, 0.0),
+        limit_p95_s=percentile(limit_s[is_limited], 95, 0.0),
+        limit_use=percentile(run_s[is_limited] / limit_s[is_limited], 50, 0.0),
+        wait_p50_s=percentile(wait_s[wait_s >= 0], 50),
+        wait_p95_s=percentile(wait_s[wait_s >= 0], 95),
+        by_hour=_shares(moments // HOUR_S % _HOURS, _HOURS),
+        by_weekday=_shares(moments // DAY_S % _WEEKDAYS, _WEEKDAYS),
+        growth_per_week=growth_per_week(moments, from_s, to_s),
+        burstiness=_dispersion(counts(moments, from_s, to_s, HOUR_S)),
+        day_correlation=day_correlation(daily),
+    )
+
+
+def growth_per_week(moments: Floats, from_s: float, to_s: float) -> float:
+    """Return the weekly change of the number of jobs, as a factor minus 1; 0 with fewer than three whole weeks."""
+    weeks = int((to_s - from_s) / (_WEEKDAYS * DAY_S))
+    if weeks < 3:
+        return 0.0
+    inside = moments[moments < from_s + weeks * _WEEKDAYS * DAY_S]
+    weekly = np.bincount(((inside - from_s) // (_WEEKDAYS * DAY_S)).astype(int), minlength=weeks)
+    slope = np.polyfit(np.arange(weeks), np.log(weekly + 0.5), 1)[0]  # +0.5: a week without a job
+    return float(np.expm1(slope))
+
+
+def counts(moments: Floats, from_s: float, to_s: float, step_s: float) -> Floats:
+    """Return the submissions of each step that lies wholly between the two times; at least one step."""
+    first = int(np.ceil(from_s / step_s))
+    steps = max(int(to_s // step_s) - first, 1)
+    numbers = (moments // step_s).astype(int) - first
+    return np.bincount(numbers[(numbers >= 0) & (numbers < steps)], minlength=steps).astype(np.float64)
+
+
+def day_correlation(daily: Floats) -> float:
+    """Return the correlation of a day's count with the next day's; 0 with too few days or equal counts."""
+    if len(daily) < 4 or not daily[1:].std() or not daily[:-1].std():
+        return 0.0
+    return float(np.corrcoef(daily[1:], daily[:-1])[0, 1])
+
+
+def percentile(values: Any, share: float, missing: float = -1.0) -> float:
+    """Return a percentile, `missing` for no values."""
+    return float(np.percentile(values, share)) if len(values) else missing
+
+
+def _shares(numbers: Floats, kinds: int) -> tuple[float, ...]:
+    per_kind = np.bincount(numbers.astype(int), minlength=kinds)
+    return tuple(float(count) for count in np.round(per_kind / max(per_kind.sum(), 1), 4))
+
+
+def _dispersion(hourly: Floats) -> float:
+    return float(hourly.var() / hourly.mean()) if hourly.any() else 0.0

@@ -1,0 +1,78 @@
+"""Synthetic months have the shape of the trace that they are made from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pitools.capacity import workload
+from pitools.capacity.synthesize import synthesize
+from pitools.core.errors import DataError
+from pitools.place.simulate.model import DAY_S, HOUR_S
+from tests.capacity.made_month import DAYS, month
+
+
+def distance(one: object, other: object) -> float:
+    """The largest difference of two cumulative distributions (Kolmogorov and Smirnov)."""
+    first, second = np.sort(np.asarray(one)), np.sort(np.asarray(other))
+    grid = np.concatenate([first, second])
+    sides = (np.searchsorted(each, grid, side="right") / len(each) for each in (first, second))
+    return float(np.abs(np.subtract(*sides)).max())
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_synthetic_quarter_has_the_shape_of_its_trace(made: int, drawn: int) -> None:
+    """Jobs a day, hours, weekdays, sizes, run times and the likeness of neighbouring days are as in the trace."""
+    trace = month(made)
+    copy = synthesize(trace, days=91, seed=drawn)
+    assert len(copy) / 91 == pytest.approx(len(trace) / DAYS, rel=0.35)
+    for by in (HOUR_S, DAY_S):
+        kinds = 24 if by == HOUR_S else 7
+        shares = [
+            np.bincount((workload.clock_s(each) // by % kinds).astype(int), minlength=kinds) / len(each)
+            for each in (trace, copy)
+        ]
+        assert np.abs(shares[0] - shares[1]).max() < 0.08
+    assert distance(trace.gpus, copy.gpus) < 0.08
+    assert distance(trace.run_s, copy.run_s) < 0.08
+    likeness = [
+        workload.day_correlation(workload.counts(workload.clock_s(each), 0.0, days * DAY_S, DAY_S))
+        for each, days in ((trace, DAYS), (copy, 91))
+    ]
+    assert likeness[0] == pytest.approx(likeness[1], abs=0.4)
+    assert list(copy.submit_s) == sorted(copy.submit_s)
+    assert copy.submit_s[0] >= 0
+    assert copy.submit_s[-1] < 91 * DAY_S
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0, 4))
+def test_a_team_grows_by_its_factor_and_no_other_changes(seed: int, factor: float) -> None:
+    """A factor multiplies the jobs of its team; the days drawn for the other teams stay the same."""
+    trace = month(1)
+    before, after = (synthesize(trace, days=28, seed=seed, team_factors={"vision": f}) for f in (1.0, factor))
+    jobs = [sum(team == "vision" for team in each.account) for each in (before, after)]
+    assert jobs[1] == pytest.approx(jobs[0] * factor, abs=4 * math.sqrt(jobs[0]) * (factor % 1 > 0) + 1e-9)
+    others = [
+        sorted((s, g) for s, g, team in zip(t.submit_s, t.gpus, t.account, strict=True) if team != "vision")
+        for t in (before, after)
+    ]
+    assert others[0] == others[1]
+
+
+def test_growth_goes_on_from_the_end_of_the_trace() -> None:
+    """With 10 % a week, a month after four weeks has about 1.1 to the fourth of the jobs."""
+    trace = month(3, days=28, correlation=0.0)
+    same, grown = (synthesize(trace, days=28, growth_per_week=growth) for growth in (0.0, 0.1))
+    assert len(grown) / len(same) == pytest.approx(1.1**4, rel=0.15)
+
+
+def test_a_trace_of_an_hour_has_no_shape() -> None:
+    """A trace without a whole day is an error that says what to give."""
+    with pytest.raises(DataError, match="no whole day"):
+        synthesize(month(1, days=1, per_day=1.0), days=7)
