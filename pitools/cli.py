@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 NOUNS = {
+    "capacity": "What to buy, rent or change: waits, use and cost, from accounting.",
     "checkpoint": "What a run could go on from: list, check, prune.",
     "dataset": "Recordings in, verified Zarr datasets out.",
     "launch": "Run a training job on a site, as a folder you can follow.",

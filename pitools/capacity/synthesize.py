@@ -7,7 +7,9 @@ stationary bootstrap of Politis and Romano, 1994, with weekdays that match), so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from math import ceil
 
 import numpy as np
 
@@ -114,3 +116,24 @@ def _take(trace: Trace, jobs: list[int], submit_s: list[float]) -> Trace:
         wait_s=[-1.0] * len(jobs),
         began_s=_MONDAY_S,
     )
+
+
+def as_sacct(trace: Trace) -> Iterator[str]:
+    """Yield the lines of a trace as the output of `sacct -P`, with the columns that `read_trace` reads."""
+    account = trace.account or [""] * len(trace)
+    yield "JobID|JobName|User|Account|QOS|Submit|State|ElapsedRaw|TimelimitRaw|AllocTRES"
+    for job, submit_s in enumerate(trace.submit_s):
+        submit = datetime.fromtimestamp(trace.began_s + submit_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        limit_min = ceil(trace.limit_s[job] / 60)
+        run_s, tres = max(1, round(trace.run_s[job])), f"gres/gpu={trace.gpus[job]}"
+        names = (trace.job_name[job], trace.owner[job], account[job], trace.queue[job])
+        text = (
+            trace.job_id[job],
+            *(name.replace("|", "_") for name in names),
+            submit,
+            "COMPLETED",
+            run_s,
+            limit_min,
+            tres,
+        )
+        yield "|".join(map(str, text))

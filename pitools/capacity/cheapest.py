@@ -1,0 +1,108 @@
+"""Find the cheapest combination of what-ifs that keeps waits within goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import msgspec
+import numpy as np
+
+from pitools.capacity.ask import Outcome, Period, simulate_all
+from pitools.capacity.changes import WhatIf, apply_changes, owned_cost
+from pitools.capacity.workload import team_names
+from pitools.core import units
+from pitools.core.errors import UsageError
+from pitools.place.simulate.model import Scenario, Trace
+
+MAX_OPTIONS = 6  # 64 combinations
+_QUANTILES = {"p50": 1, "p95": 2}  # place in Outcome.waits
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that the p50 or p95 wait of a group may be, in seconds."""
+
+    group: str
+    quantile: str
+    most_s: float
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Return whether a period meets the goal; one in which the group has no jobs does."""
+        wait = outcome.waits.get(self.group)
+        return not outcome.unfinished and (wait is None or wait[_QUANTILES[self.quantile]] <= self.most_s)
+
+
+def parse_goal(text: str) -> Goal:
+    """Return the goal of a text such as "tier 1 p95 30m", "team vision p50 5m" or "all p95 2h". Raises UsageError."""
+    *group, quantile, most = text.split() if len(text.split()) > 2 else ("", "", "")
+    if quantile not in _QUANTILES or group[0] not in ("all", "tier", "team"):
+        hint = 'write "all p95 2h", "tier 1 p95 30m" or "team NAME p50 5m"'
+        raise UsageError(f'"{text}" is no goal', where="--reach", hint=hint)
+    return Goal(group=" ".join(group), quantile=quantile, most_s=float(units.parse_duration(most)))
+
+
+def find_cheapest(
+    trace: Trace,
+    today: Scenario,
+    options: Sequence[str],
+    goals: Sequence[Goal],
+    period: Period,
+    *,
+    seeds: int,
+    advance: Callable[[int], object] = lambda _: None,
+) -> tuple[list[str] | None, list[Outcome]]:
+    """Return the options of the cheapest combination that meets every goal with every seed, None if none does.
+
+    Also the outcomes of today and of that combination. Options that exclude each other (two pools of one name) are not
+    combined; of equally dear combinations, the one with the fewest options. A combination costs at least its owned
+    pools, so the search ends when those cost more than the best so far. Raises UsageError for too many options.
+    """
+    if len(options) > MAX_OPTIONS:
+        raise UsageError(f"{len(options)} what-ifs (expected at most {MAX_OPTIONS} to combine)", where="--if")
+    teams = sorted(set(team_names(trace)))
+    _require_known_groups(goals, teams)
+    worlds = sorted(_combine(options, today, teams), key=lambda each: (owned_cost(each[1], period.days), len(each[0])))
+    of_today = simulate_all(trace, [apply_changes("", today, teams)], period, seeds=seeds, advance=advance)
+    best: tuple[float, list[str], list[Outcome]] | None = None
+    for chosen, world in worlds:
+        if best and owned_cost(world, period.days) >= best[0]:
+            break
+        outcomes = of_today if not chosen else _replay_while_met(trace, world, goals, period, seeds, advance)
+        if len(outcomes) < seeds or not all(goal.is_met(outcome) for goal in goals for outcome in outcomes):
+            continue
+        cost = float(np.median([outcome.cost for outcome in outcomes]))
+        if best is None or cost < best[0]:
+            best = cost, list(chosen), outcomes
+    if best is None:
+        return None, of_today
+    return best[1], of_today + (best[2] if best[1] else [])
+
+
+def _combine(options: Sequence[str], today: Scenario, teams: Sequence[str]) -> list[tuple[tuple[str, ...], WhatIf]]:
+    for option in options:
+        apply_changes(option, today, teams)  # each alone is to be valid
+    worlds = []
+    for number in range(len(options) + 1):
+        for chosen in combinations(options, number):
+            try:
+                worlds.append((chosen, apply_changes(", ".join(chosen), today, teams)))
+            except UsageError:  # these exclude each other
+                continue
+    return worlds
+
+
+def _replay_while_met(
+    trace: Trace, world: WhatIf, goals: Sequence[Goal], period: Period, seeds: int, advance: Callable[[int], object]
+) -> list[Outcome]:
+    """Return the outcomes, only that of the first seed if it misses a goal."""
+    first = simulate_all(trace, [world], period, seeds=1, advance=advance)
+    if seeds == 1 or not all(goal.is_met(first[0]) for goal in goals):
+        return first
+    return first + simulate_all(trace, [world], period, seeds=seeds - 1, first_seed=1, advance=advance)
+
+
+def _require_known_groups(goals: Sequence[Goal], teams: Sequence[str]) -> None:
+    for goal in goals:
+        if goal.group.startswith("team ") and goal.group.removeprefix("team ") not in teams:
+            known = f"known: {', '.join(teams)}"
+            raise UsageError(f'no jobs of "{goal.group}" in the trace', where="--reach", hint=known)

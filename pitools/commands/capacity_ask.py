@@ -1,0 +1,212 @@
+"""The commands of `pit capacity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import rows_format_option
+
+if TYPE_CHECKING:
+    from pitools.place.simulate.model import Scenario, Trace
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_CLASS_COLUMNS = (
+    "team",
+    "queue",
+    "gpus",
+    "jobs",
+    "jobs_per_day",
+    "share",
+    "run_p50_s",
+    "run_p95_s",
+    "limit_use",
+    "wait_p95_s",
+    "growth_per_week",
+    "burstiness",
+)
+_ANSWER_COLUMNS = (
+    "what",
+    "group",
+    "jobs",
+    "wait_p50_s",
+    "wait_p95_s",
+    "wait_p95_low_s",
+    "wait_p95_high_s",
+    "use",
+    "goodput",
+    "cost",
+)
+_PERIOD_COLUMNS = (
+    "period",
+    "jobs",
+    "wait_p95_s",
+    "forecast_s",
+    "naive_s",
+    "given_jobs_s",
+    "forecast_error",
+    "naive_error",
+)
+_trace_argument = click.argument("trace", type=_FILE)
+_skip_bad_option = click.option("--skip-bad", is_flag=True, help="Skip and count invalid rows.")
+_days_option = click.option(
+    "--days", type=click.IntRange(1, 3650), default=91, show_default=True, metavar="N", help="Days to simulate."
+)
+
+
+@click.command()
+@_trace_argument
+@_skip_bad_option
+@rows_format_option
+def workload(trace: Path, skip_bad: bool, form: str) -> None:
+    """Show the jobs of TRACE by team, queue and size, the class with the most GPU hours first.
+
+    TRACE is a trace as for `pit place simulate`, such as the output of `sacct -P`; - is stdin.
+
+    \b
+      sacct -aXP -S 2026-07-01 -o JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES > q
+      pit capacity workload q
+    """
+    from pitools.capacity.workload import describe_workload
+    from pitools.core.output import Output
+
+    with Output(form, _CLASS_COLUMNS) as out:
+        for each in describe_workload(_read(trace, skip_bad)):
+            out(each)
+
+
+@click.command()
+@_trace_argument
+@_days_option
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the draw.")
+@click.option("--growth", type=float, default=0.0, metavar="X", help="Weekly growth, as 0.02 for 2 %.")
+@_skip_bad_option
+def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> None:
+    """Write synthetic jobs with the shape of TRACE, as the output of `sacct -P`.
+
+    \b
+      pit capacity model q --days 28 | pit place simulate - --scenario sites.toml
+    """
+    from pitools.capacity.synthesize import as_sacct, synthesize
+
+    for line in as_sacct(synthesize(_read(trace, skip_bad), days=days, seed=seed, growth_per_week=growth)):
+        click.echo(line)
+
+
+@click.command()
+@_trace_argument
+@click.option("--scenario", "file", type=_FILE, metavar="FILE", help="TOML file of today's pools.")
+@click.option("--site", "names", multiple=True, metavar="NAME", help="Or the partitions of these sites.")
+@click.option("--if", "texts", multiple=True, metavar="CHANGES", help="What-if; repeatable; today is always answered.")
+@click.option(
+    "--reach", "goals", multiple=True, metavar="GOAL", help='Find the cheapest what-ifs that reach "GROUP p95 TIME".'
+)
+@click.option("--policy", default="federation", show_default=True, metavar="NAME", help="As of `pit place simulate`.")
+@_days_option
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Synthetic periods."
+)
+@click.option("--growth", type=float, default=0.0, metavar="X", help="Weekly growth, as 0.02 for 2 %.")
+@_skip_bad_option
+@rows_format_option
+def ask(
+    trace: Path,
+    file: Path | None,
+    names: tuple[str, ...],
+    texts: tuple[str, ...],
+    goals: tuple[str, ...],
+    policy: str,
+    days: int,
+    seeds: int,
+    growth: float,
+    skip_bad: bool,
+    form: str,
+) -> None:
+    """Simulate today and what-ifs on the same synthetic jobs; print one record per what-if and group of jobs.
+
+    Every figure is a median over the seeds. A what-if is one or more changes, separated by commas:
+
+    \b
+      gpus POOL +64           more, or fewer, GPUs
+      away POOL 10d 2d        no job runs from day 10 on, for two days; announced
+      tier QUEUE 1            another tier of a QOS or queue
+      team NAME x2, load x1.2 more jobs of a team, or of all
+      limit 12h               longest time limit; longer jobs are continued
+      rent POOL 128 2.5       GPUs, paid by the started hour of a job, for jobs that start nowhere else
+
+    \b
+      pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "rent cloud 64 2.5, limit 1d"
+      pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "limit 1d" --reach "tier 1 p95 30m"
+
+    With --reach the what-ifs are combined, at most six: printed are today and the cheapest combination that reaches
+    every goal with every seed; exit 1 if none does.
+    """
+    from pitools.capacity.ask import Period, simulate_all, summarize_outcomes
+    from pitools.capacity.changes import apply_changes
+    from pitools.capacity.cheapest import find_cheapest, parse_goal
+    from pitools.capacity.workload import team_names
+    from pitools.core import progress
+    from pitools.core.output import Output
+    from pitools.place.simulate import replay
+
+    replay.require_policy(policy)
+    reach = [parse_goal(goal) for goal in goals]
+    today, jobs = _today(file, names), _read(trace, skip_bad)
+    teams = sorted(set(team_names(jobs)))
+    worlds = [apply_changes(text, today, teams) for text in dict.fromkeys(("", *texts))]
+    period = Period(days=days, growth_per_week=growth, policy=policy)
+    cheapest: list[str] | None = None
+    with progress.progress_bar("replaying", len(worlds) * seeds, unit="periods") as bar:
+        if reach:
+            cheapest, outcomes = find_cheapest(jobs, today, texts, reach, period, seeds=seeds, advance=bar)
+        else:
+            outcomes = simulate_all(jobs, worlds, period, seeds=seeds, advance=bar)
+    with Output(form, _ANSWER_COLUMNS) as out:
+        for answer in summarize_outcomes(outcomes):
+            out(answer)
+    if reach and cheapest is None:
+        raise SystemExit(1)
+
+
+@click.command()
+@_trace_argument
+@click.option("--days", type=click.IntRange(1, 366), default=28, show_default=True, metavar="N", help="Of a period.")
+@_skip_bad_option
+@rows_format_option
+def backtest(trace: Path, days: int, skip_bad: bool, form: str) -> None:
+    """Forecast the p95 wait of each period of TRACE from those before, and compare it with the real one.
+
+    TRACE needs real waits: `sacct -P` with Submit and Start, SWF, or alibaba's GPU trace. The naive forecast is the
+    last period's wait. The summary of all periods is the last record; exit 1 if the forecast is not better than naive.
+    """
+    from pitools.capacity.backtest import backtest as run_backtest
+    from pitools.capacity.backtest import summarize_backtest
+    from pitools.core.output import Output
+
+    jobs, periods = _read(trace, skip_bad), []
+    with Output(form, _PERIOD_COLUMNS) as out:
+        for period in run_backtest(jobs, days=days):
+            out(period)
+            periods.append(period)
+    summary = summarize_backtest(periods, jobs.name)
+    with Output(form, ("periods", "forecast_error", "naive_error", "given_jobs_error", "better")) as out:
+        out(summary)
+    if summary.forecast_error >= summary.naive_error:
+        raise SystemExit(1)
+
+
+def _read(trace: Path, skip_bad: bool) -> Trace:
+    from pitools.place.simulate.trace import read_trace
+
+    return read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
+
+
+def _today(file: Path | None, names: tuple[str, ...]) -> Scenario:
+    from pitools.core.errors import UsageError
+    from pitools.place.simulate import scenario
+
+    if bool(file) == bool(names):
+        raise UsageError("today's pools: give --scenario or --site, one of them", where="pit capacity ask")
+    return scenario.read_scenario(file) if file else scenario.scenario_of_sites(names)

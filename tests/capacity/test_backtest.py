@@ -1,0 +1,59 @@
+"""A back-test reads real waits, judges fairly, and says where it cannot."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from pitools.capacity.backtest import backtest, relative_error, summarize_backtest
+from pitools.core.errors import DataError
+from pitools.place.simulate import engine
+from pitools.place.simulate.model import Scenario, SimPool, Trace
+from tests.capacity.made_month import month
+
+
+def waited(gpus: int, days: int = 56) -> Trace:
+    """A made trace, its waits those of the simulator on so many GPUs: what the model can know."""
+    jobs = month(11, days=days)
+    result = engine.simulate(jobs, Scenario(name="x", pools=(SimPool(pool="a", gpus=gpus),)), "federation")
+    return msgspec.structs.replace(jobs, wait_s=[s - t for s, t in zip(result.start_s, result.submit_s, strict=True)])
+
+
+def test_a_cluster_that_is_as_the_model_is_modelled() -> None:
+    """On waits that the simulator made, the replay of the real jobs finds them again nearly."""
+    periods = list(backtest(waited(100), days=14, seeds=2))
+    assert [period.period for period in periods] == [2, 3, 4]
+    assert all(period.gpus for period in periods)
+    assert all(period.forecast_low_s <= period.forecast_s <= period.forecast_high_s for period in periods)
+    assert np.median([period.given_jobs_error for period in periods]) < 0.5
+
+
+def test_waits_that_no_queue_explains_are_forecast_as_the_last() -> None:
+    """Waits of a day on a trace whose jobs always fit are not queueing: the forecast is naive, and half as near."""
+    trace = month(11, days=28, per_day=20.0)
+    trace = msgspec.structs.replace(trace, run_s=[1.0] * len(trace), wait_s=[86400.0] * len(trace))
+    summary = summarize_backtest(list(backtest(trace, days=14, seeds=2)), "x")
+    assert (summary.forecast_error, summary.better) == (summary.naive_error, 0.5)
+
+
+def test_no_future_is_used() -> None:
+    """Waits of a later period do not change the forecast of an earlier one."""
+    trace = waited(100)
+    late = [wait if moment < 28 * 86400 else 7.0 for moment, wait in zip(trace.submit_s, trace.wait_s, strict=True)]
+    first, other = (
+        next(iter(backtest(t, days=14, seeds=2))) for t in (trace, msgspec.structs.replace(trace, wait_s=late))
+    )
+    assert first == other
+
+
+def test_a_trace_without_real_waits_is_refused() -> None:
+    """The simulator is never compared with itself unsaid."""
+    with pytest.raises(DataError, match="no real waits"):
+        list(backtest(month(1)))
+
+
+def test_short_waits_are_equal() -> None:
+    """Nobody plans for seconds: waits below a minute are a minute."""
+    assert relative_error(0.0, 59.0) == 0.0
+    assert relative_error(120.0, 1.0) == 1.0
