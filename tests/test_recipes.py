@@ -72,6 +72,19 @@ def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
 
 
+def test_what_to_buy(repo: Path, tmp_path: Path) -> None:
+    """Classes, synthetic jobs that the simulator reads, what-ifs, and the cheapest that reaches a goal."""
+    lines = follow(repo, tmp_path, "pitools/capacity/README.md", 0, 1, 2).splitlines()
+    records = [json.loads(line) for line in lines]
+    assert {record["team"] for record in records if record["schema"] == "pit.workload-class/1"} == {"robots", "vision"}
+    assert [record["jobs"] > 1000 for record in records if record["schema"] == "pit.simulation-summary/1"] == [True]
+    answers = [record for record in records if record["schema"] == "pit.capacity-answer/1" and record["group"] == "all"]
+    today, more, rented, again, cheapest = answers
+    assert [each["what"] for each in (today, more, rented)] == ["", "gpus near +16", "rent cloud 16 3.5, limit 2h"]
+    assert (today, more["wait_p95_s"] < today["wait_p95_s"]) == (again, True)
+    assert cheapest["what"] in ("gpus near +16", "rent cloud 16 3.5")
+
+
 def test_where_a_runs_time_went(repo: Path, tmp_path: Path) -> None:
     """A pause between two steps is not accounted for; the run's own output says the goodput."""
     (record,) = [json.loads(line) for line in follow(repo, tmp_path, "pitools/ledger/README.md", 0).splitlines()]

@@ -184,3 +184,28 @@ def test_bytes_are_refused(tmp_path: Path) -> None:
     for name in ("t", "t.gz", "u.gz", "missing"):
         with pytest.raises(DataError):
             trace.read_trace(tmp_path / name)
+
+
+def test_real_waits_accounts_and_dates_are_kept(tmp_path: Path) -> None:
+    """The wait is that of the format, from when a job was eligible; without a start it is unknown; SWF has a date."""
+    sacct = """\
+JobID|Account|Submit|Eligible|Start|State|ElapsedRaw|AllocTRES
+1|a|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:30|COMPLETED|60|gres/gpu=8
+2|b|2026-10-01T00:01:00|2026-10-01T01:01:00|2026-10-01T01:01:20|COMPLETED|60|gres/gpu=8
+3|b|2026-10-01T00:02:00|Unknown|Unknown|COMPLETED|60|gres/gpu=8
+"""
+    alibaba = """\
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+p0,12000,16384,1,460,,LS,Running,0,900,0
+p1,12000,16384,0,0,,LS,Running,5,900,6
+p2,12000,16384,8,1000,,BE,Pending,10,900,
+p3,12000,16384,2,1000,,BE,Failed,20,900,300
+"""
+    jobs = []
+    for name, text in (("month", sacct), ("pods", alibaba), ("log", SWF)):
+        (tmp_path / name).write_text(text)
+        jobs.append(trace.read_trace(tmp_path / name))
+    assert (jobs[0].wait_s, jobs[0].account) == ([30.0, 20.0, -1.0], ["a", "b", "b"])
+    assert (jobs[1].wait_s, jobs[1].run_s, jobs[1].gpus) == ([0.0, 280.0], [900.0, 600.0], [1, 2])
+    assert jobs[1].unallocated == 2
+    assert (jobs[2].wait_s, jobs[2].account, jobs[2].began_s) == ([5.0, 0.0], ["3", "3"], 1300000000.0)
