@@ -109,6 +109,7 @@ def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> N
     "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Synthetic periods."
 )
 @click.option("--growth", type=float, default=0.0, metavar="X", help="Weekly growth, as 0.02 for 2 %.")
+@click.option("--png", type=_FILE, metavar="FILE", help="Draw the answers into a PNG file.")
 @_skip_bad_option
 @rows_format_option
 def ask(
@@ -121,6 +122,7 @@ def ask(
     days: int,
     seeds: int,
     growth: float,
+    png: Path | None,
     skip_bad: bool,
     form: str,
 ) -> None:
@@ -148,9 +150,12 @@ def ask(
     from pitools.capacity.cheapest import find_cheapest, parse_goal
     from pitools.capacity.workload import team_names
     from pitools.core import progress
+    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.place.simulate import replay
 
+    if png and (png.suffix != ".png" or not png.parent.is_dir()):  # checked before minutes of replaying
+        raise UsageError("expected a name that ends in .png, in a folder that exists", where=f"--png {png}")
     replay.require_policy(policy)
     reach = [parse_goal(goal) for goal in goals]
     today, jobs = _today(file, names), _read(trace, skip_bad)
@@ -163,9 +168,14 @@ def ask(
             cheapest, outcomes = find_cheapest(jobs, today, texts, reach, period, seeds=seeds, advance=bar)
         else:
             outcomes = simulate_all(jobs, worlds, period, seeds=seeds, advance=bar)
+    answers = list(summarize_outcomes(outcomes))
     with Output(form, _ANSWER_COLUMNS) as out:
-        for answer in summarize_outcomes(outcomes):
+        for answer in answers:
             out(answer)
+    if png:
+        from pitools.capacity.plots import draw_answers
+
+        draw_answers(answers, png)
     if reach and cheapest is None:
         raise SystemExit(1)
 

@@ -1,0 +1,79 @@
+"""One picture of what-ifs: waits of each group of jobs with their bands, use and cost."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pitools.capacity.ask import ALL, CapacityAnswer
+from pitools.core.errors import ToolMissing
+from pitools.core.fs import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTH_IN, _HEIGHT_IN, _DPI = 13.33, 7.5, 150  # a slide
+_MAX_GROUPS = 8  # of bars that can be told apart
+_LEAST_WAIT_S = 1.0  # of the logarithmic axis
+
+
+def draw_answers(answers: Sequence[CapacityAnswer], path: Path) -> None:
+    """Draw answers into a PNG: the p95 wait of the groups with the most jobs, use and cost.
+
+    Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        hint = "pip install 'pitools-hpc[plot]'"
+        raise ToolMissing("a picture of what-ifs needs the package matplotlib", hint=hint) from error
+
+    with mpl.rc_context({"font.family": "DejaVu Sans"}), io.BytesIO() as out:
+        figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, facecolor="white", layout="constrained")
+        axes: dict[str, Axes] = figure.subplot_mosaic([["waits", "waits"], ["use", "cost"]])
+        every = [answer for answer in answers if answer.group == ALL]
+        figure.suptitle(f"{every[0].jobs:.0f} jobs today; median, lowest and highest of {every[0].seeds} seeds")
+        _plot_waits(axes["waits"], answers)
+        _plot_total(
+            axes["use"], "share of GPU time in use", [(each.use, each.use_low, each.use_high) for each in every]
+        )
+        _plot_total(axes["cost"], "cost of the period", [(each.cost, each.cost_low, each.cost_high) for each in every])
+        axes["use"].set_yticks(range(len(every)), [each.what or "today" for each in every])
+        axes["cost"].set_yticks(range(len(every)), [""] * len(every))
+        figure.savefig(out, format="png")
+        write_atomic(path, out.getvalue())
+
+
+def _plot_waits(axes: Axes, answers: Sequence[CapacityAnswer]) -> None:
+    """Draw the p95 waits: a group of bars per group of jobs, a bar per what-if."""
+    whats = list(dict.fromkeys(answer.what for answer in answers))
+    by_jobs = sorted((answer for answer in answers if answer.what == whats[0]), key=lambda each: -each.jobs)
+    groups = [answer.group for answer in by_jobs[:_MAX_GROUPS]]
+    width = 0.8 / len(whats)
+    for number, what in enumerate(whats):
+        of_what = {answer.group: answer for answer in answers if answer.what == what}
+        drawn = [(place, of_what[group]) for place, group in enumerate(groups) if group in of_what]
+        heights = [max(each.wait_p95_s, _LEAST_WAIT_S) for _, each in drawn]
+        below = [
+            height - max(each.wait_p95_low_s, _LEAST_WAIT_S) for height, (_, each) in zip(heights, drawn, strict=True)
+        ]
+        above = [max(each.wait_p95_high_s - height, 0.0) for height, (_, each) in zip(heights, drawn, strict=True)]
+        places = [place + (number + 0.5) * width - 0.4 for place, _ in drawn]
+        axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=what or "today")
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set(yscale="log", ylabel="p95 wait, s", ylim=(_LEAST_WAIT_S, None))
+    axes.legend(fontsize="small")
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _plot_total(axes: Axes, label: str, bands: Sequence[tuple[float, float, float]]) -> None:
+    """Draw a bar per what-if, the first on top."""
+    values = [band[0] for band in bands]
+    errors = [[value - low for value, low, _ in bands], [high - value for value, _, high in bands]]
+    axes.barh(range(len(bands)), values, xerr=errors, capsize=2)
+    axes.invert_yaxis()
+    axes.set(xlabel=label, xlim=(0, None))
+    axes.grid(axis="x", alpha=0.3)
