@@ -1,10 +1,11 @@
 """Compare forecasts of waits with the real waits of the next period, and with "the same as last period".
 
-The forecast of a period is made from the periods before it alone. The simulator replays the last period's submissions
-on as many GPUs as give its real wait (a trace does not say how many there were, nor what else slowed starts), and then
-synthetic periods of the history's shape and growth on the same GPUs. Half of the change that it sees, in the logarithm,
-is applied to the last real wait: one period's wait scatters too much to follow the simulator or the last period alone.
-Where no number of GPUs gives nearly the real wait, queueing does not explain it, and the forecast is the last wait.
+The forecast of a period is made from the periods before it alone, in one of two ways. Smoothed: the waits of the periods
+so far, exponentially smoothed in the logarithm, as one period's wait scatters too much to be the next one's. Simulated:
+the simulator replays the last period's submissions on as many GPUs as give its real wait (a trace does not say how many
+there were, nor what else slowed starts), and then synthetic periods of the history's shape and growth on the same GPUs;
+half of the change that it sees, in the logarithm, is applied to the smoothed wait. The second is used once its forecasts
+of the earlier periods were nearer; where waits are not made by one queue they are not.
 
 A replay of the period's real submissions, which nobody has before, tells the error of the cluster's model from that of
 the jobs.
@@ -12,9 +13,10 @@ the jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import exp, log
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -33,15 +35,18 @@ LEAST_WAIT_S = 60.0  # a wait below it counts as it: nobody plans for seconds, a
 _CALIBRATION_STEPS = 10
 _FIT = log(1.5)  # a calibrated wait further off than by this factor is not the real one
 _SHRINK = 0.5
+_SMOOTHING = 0.5  # weight of the last period
+_LEAST_FORECASTS = 2  # before the simulator's are used
 _WEEKDAYS = 7
 
 
 class BacktestPeriod(Record, frozen=True, kw_only=True, tag="pit.backtest-period/1"):
     """One period of a trace. period: from 1 on; the first has no forecast. wait_p95_s: real.
 
-    forecast_s: by the simulator on synthetic jobs, from the periods before; low and high over the seeds. naive_s: the
-    real p95 of the period before. given_jobs_s: by the simulator on the real submissions, which nobody has before.
-    gpus: with which the simulator gives about the last period's real p95 wait, 0 if with none. error: relative.
+    method: smoothed or simulated. forecast_s: by that method, from the periods before. simulated_s: by the simulator,
+    with the lowest and highest of its seeds. naive_s: the real p95 of the period before. given_jobs_s: by the simulator
+    on the real submissions, which nobody has before. gpus: with which the simulator gives about the last period's real
+    p95 wait, 0 if with none: then its forecast is the smoothed one. error: relative.
     """
 
     trace: str
@@ -50,13 +55,16 @@ class BacktestPeriod(Record, frozen=True, kw_only=True, tag="pit.backtest-period
     days: int
     jobs: int
     wait_p95_s: float
+    method: Literal["smoothed", "simulated"]
     forecast_s: float
-    forecast_low_s: float
-    forecast_high_s: float
+    simulated_s: float
+    simulated_low_s: float
+    simulated_high_s: float
     naive_s: float
     given_jobs_s: float
     gpus: int
     forecast_error: float
+    simulated_error: float
     naive_error: float
     given_jobs_error: float
 
@@ -69,6 +77,7 @@ class BacktestSummary(Record, frozen=True, kw_only=True, tag="pit.backtest/1"):
     trace: str
     periods: int
     forecast_error: float
+    simulated_error: float
     naive_error: float
     given_jobs_error: float
     better: float
@@ -76,9 +85,7 @@ class BacktestSummary(Record, frozen=True, kw_only=True, tag="pit.backtest/1"):
     naive_within: float
 
 
-def backtest(
-    trace: Trace, *, days: int = 28, seeds: int = 5, depth: int = 500, advance: Callable[[int], object] = lambda _: None
-) -> Iterator[BacktestPeriod]:
+def backtest(trace: Trace, *, days: int = 28, seeds: int = 5, depth: int = 500) -> Iterator[BacktestPeriod]:
     """Yield the periods of a trace that have a forecast, from its first whole period on.
 
     Periods with fewer than 100 jobs whose wait is known have no forecast, nor has the one after. Raises DataError for a
@@ -92,11 +99,40 @@ def backtest(
     parts = list(_split(trace, days))
     if len(parts) < 2:
         raise DataError(f"{len(parts)} periods of {days} days (expected two or more)", where=trace.name)
-    for number, (before, now) in enumerate(pairwise(parts), start=2):
-        if min(_known(before), _known(now)) >= MIN_JOBS:
+    level = _SmoothedLevel()
+    before: Trace | None = None
+    off: dict[str, list[float]] = {"smoothed": [], "simulated": []}
+    for number, now in enumerate(parts, start=1):
+        if _known(now) < MIN_JOBS:
+            before = None
+            continue
+        if before is not None:
             history = _slice(trace, 0, int(np.searchsorted(trace.submit_s, (number - 1) * days * DAY_S)))
-            yield _forecast(history, before, now, number, days, seeds, depth)
-        advance(1)
+            method = _nearer_so_far(off)
+            period = _forecast(history, before, now, level.wait_s, method, (number, days, seeds, depth))
+            yield period
+            off["smoothed"].append(abs(_log_ratio(level.wait_s, period.wait_p95_s)))
+            off["simulated"].append(abs(_log_ratio(period.simulated_s, period.wait_p95_s)))
+        level.add(_real_p95(now))
+        before = now
+
+
+class _SmoothedLevel:
+    """The exponentially smoothed wait, in the logarithm."""
+
+    def __init__(self) -> None:
+        self.wait_s = 0.0
+
+    def add(self, wait_s: float) -> None:
+        """Add the wait of a period; the first is the level."""
+        new_s = max(wait_s, LEAST_WAIT_S)
+        self.wait_s = exp((1 - _SMOOTHING) * log(self.wait_s) + _SMOOTHING * log(new_s)) if self.wait_s else new_s
+
+
+def _nearer_so_far(off: dict[str, list[float]]) -> Literal["smoothed", "simulated"]:
+    """Return the method whose forecasts were nearer on average; smoothed until there are some."""
+    simulated, smoothed = off["simulated"], off["smoothed"]
+    return "simulated" if len(simulated) >= _LEAST_FORECASTS and sum(simulated) < sum(smoothed) else "smoothed"
 
 
 def summarize_backtest(periods: Sequence[BacktestPeriod], trace: str) -> BacktestSummary:
@@ -108,26 +144,36 @@ def summarize_backtest(periods: Sequence[BacktestPeriod], trace: str) -> Backtes
         trace=trace,
         periods=len(periods),
         forecast_error=float(np.median(forecast)),
+        simulated_error=float(np.median([each.simulated_error for each in periods])),
         naive_error=float(np.median(naive)),
         given_jobs_error=float(np.median([each.given_jobs_error for each in periods])),
-        better=float(((forecast < naive) + 0.5 * (forecast == naive)).mean()),
+        better=float((0.5 + 0.5 * np.sign(np.round(naive - forecast, 6))).mean()),
         forecast_within=float((forecast <= WITHIN).mean()),
         naive_within=float((naive <= WITHIN).mean()),
     )
 
 
 def _forecast(
-    history: Trace, before: Trace, now: Trace, number: int, days: int, seeds: int, depth: int
+    history: Trace,
+    before: Trace,
+    now: Trace,
+    level_s: float,
+    method: Literal["smoothed", "simulated"],
+    numbers: tuple[int, int, int, int],
 ) -> BacktestPeriod:
+    """Return one period. numbers: of the period, its days, the seeds and the depth."""
+    number, days, seeds, depth = numbers
     naive, real = _real_p95(before), _real_p95(now)
     gpus, fitted = _calibrate(before, naive, depth)
-    forecasts, given_jobs = [naive], naive
+    simulations, given_jobs = [level_s], level_s
     if gpus:
         growth = _growth(history, days)
         months = [synthesize(history, days=days, seed=seed, growth_per_week=growth) for seed in range(seeds)]
-        forecasts = [naive * exp(_SHRINK * _log_ratio(_simulated_p95(month, gpus, depth), fitted)) for month in months]
+        changes = [_log_ratio(_simulated_p95(month, gpus, depth), fitted) for month in months]
+        simulations = [level_s * exp(_SHRINK * change) for change in changes]
         given_jobs = naive * exp(_log_ratio(_simulated_p95(now, gpus, depth), fitted))
-    forecast = float(np.median(forecasts))
+    simulated = float(np.median(simulations))
+    forecast = simulated if method == "simulated" else level_s
     return BacktestPeriod(
         trace=now.name,
         period=number,
@@ -135,13 +181,16 @@ def _forecast(
         days=days,
         jobs=len(now),
         wait_p95_s=real,
+        method=method,
         forecast_s=forecast,
-        forecast_low_s=min(forecasts),
-        forecast_high_s=max(forecasts),
+        simulated_s=simulated,
+        simulated_low_s=min(simulations),
+        simulated_high_s=max(simulations),
         naive_s=naive,
         given_jobs_s=given_jobs,
         gpus=gpus,
         forecast_error=relative_error(forecast, real),
+        simulated_error=relative_error(simulated, real),
         naive_error=relative_error(naive, real),
         given_jobs_error=relative_error(given_jobs, real),
     )

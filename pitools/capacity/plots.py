@@ -65,7 +65,7 @@ def _plot_waits(axes: Axes, answers: Sequence[CapacityAnswer]) -> None:
         axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=what or "today")
     axes.set_xticks(range(len(groups)), groups)
     axes.set(yscale="log", ylabel="p95 wait, s", ylim=(_LEAST_WAIT_S, None))
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=len(whats))
     axes.grid(axis="y", alpha=0.3)
 
 

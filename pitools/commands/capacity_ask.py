@@ -43,6 +43,7 @@ _PERIOD_COLUMNS = (
     "period",
     "jobs",
     "wait_p95_s",
+    "method",
     "forecast_s",
     "naive_s",
     "given_jobs_s",

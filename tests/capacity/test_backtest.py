@@ -25,16 +25,17 @@ def test_a_cluster_that_is_as_the_model_is_modelled() -> None:
     periods = list(backtest(waited(100), days=14, seeds=2))
     assert [period.period for period in periods] == [2, 3, 4]
     assert all(period.gpus for period in periods)
-    assert all(period.forecast_low_s <= period.forecast_s <= period.forecast_high_s for period in periods)
+    assert all(period.simulated_low_s <= period.simulated_s <= period.simulated_high_s for period in periods)
     assert np.median([period.given_jobs_error for period in periods]) < 0.5
 
 
-def test_waits_that_no_queue_explains_are_forecast_as_the_last() -> None:
-    """Waits of a day on a trace whose jobs always fit are not queueing: the forecast is naive, and half as near."""
+def test_waits_that_no_queue_explains_are_not_simulated() -> None:
+    """Waits of a day for jobs that always fit are not queueing: no number of GPUs gives them; equally near is half."""
     trace = month(11, days=28, per_day=20.0)
     trace = msgspec.structs.replace(trace, run_s=[1.0] * len(trace), wait_s=[86400.0] * len(trace))
-    summary = summarize_backtest(list(backtest(trace, days=14, seeds=2)), "x")
-    assert (summary.forecast_error, summary.better) == (summary.naive_error, 0.5)
+    periods = list(backtest(trace, days=14, seeds=2))
+    assert [period.gpus for period in periods] == [0]
+    assert summarize_backtest(periods, "x").better == 0.5
 
 
 def test_no_future_is_used() -> None:
