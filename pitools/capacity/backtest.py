@@ -1,11 +1,11 @@
 """Compare forecasts of waits with the real waits of the next period, and with "the same as last period".
 
-The forecast of a period is made from the periods before it alone, in one of two ways. Smoothed: the waits of the periods
-so far, exponentially smoothed in the logarithm, as one period's wait scatters too much to be the next one's. Simulated:
-the simulator replays the last period's submissions on as many GPUs as give its real wait (a trace does not say how many
-there were, nor what else slowed starts), and then synthetic periods of the history's shape and growth on the same GPUs;
-half of the change that it sees, in the logarithm, is applied to the smoothed wait. The second is used once its forecasts
-of the earlier periods were nearer; where waits are not made by one queue they are not.
+The forecast of a period is made from the periods before it alone, in one of two ways. Smoothed: the waits of the
+periods so far, exponentially smoothed in the logarithm, as one period's wait scatters too much to be the next one's.
+Simulated: the simulator replays the last period's submissions on as many GPUs as give its real wait (a trace does not
+say how many there were, nor what else slowed starts), and then synthetic periods of the history's shape and growth on
+the same GPUs; half of the change that it sees, in the logarithm, is applied to the smoothed wait. The second is used
+once its forecasts of the earlier periods were nearer; where waits are not made by one queue they are not.
 
 A replay of the period's real submissions, which nobody has before, tells the error of the cluster's model from that of
 the jobs.
