@@ -12,14 +12,13 @@ import numpy as np
 
 from pitools.capacity.changes import WhatIf, owned_cost, shift_windows
 from pitools.capacity.synthesize import synthesize
-from pitools.capacity.workload import percentile, team_names
+from pitools.capacity.workload import ALL, percentile, team_names
 from pitools.core.record import Record
 from pitools.core.worker_pool import run_tasks
 from pitools.place.simulate import replay
 from pitools.place.simulate.model import DAY_S, HOUR_S, Result, Trace
 
 WARM_UP_DAYS = 7  # from a Monday on, before the period, so that its first jobs do not find empty pools
-ALL = "all"
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):

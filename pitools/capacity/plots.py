@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pitools.capacity.ask import ALL, CapacityAnswer
+from pitools.capacity.ask import CapacityAnswer
+from pitools.capacity.workload import ALL
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
 

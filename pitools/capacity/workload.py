@@ -14,7 +14,10 @@ SIZES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))  # GPUs; as in the record
 _EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday, 0 is Monday
 _HOURS, _WEEKDAYS = 24, 7
 
+ALL = "all"  # the group of all jobs
+
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1"):

@@ -34,8 +34,22 @@ def test_waits_that_no_queue_explains_are_not_simulated() -> None:
     trace = month(11, days=28, per_day=20.0)
     trace = msgspec.structs.replace(trace, run_s=[1.0] * len(trace), wait_s=[86400.0] * len(trace))
     periods = list(backtest(trace, days=14, seeds=2))
-    assert [period.gpus for period in periods] == [0]
-    assert summarize_backtest(periods, "x").better == 0.5
+    assert [(period.gpus, period.simulated_s) for period in periods] == [(0, 86400.0)]
+    assert [each.better for each in summarize_backtest(periods, "x")] == [0.5]
+
+
+def test_each_queue_has_its_forecast_once_it_has_jobs() -> None:
+    """A queue's forecast is the median of its own last three waits; one with few jobs, or new ones, has none."""
+    level_s = {0: 600.0, 1: 6000.0, 2: 60000.0, 3: 1200.0, 4: 3600.0}
+    trace = month(3, days=35, per_day=60.0)
+    queues = ["new" if moment >= 28 * 86400 and job % 2 else "old" for job, moment in enumerate(trace.submit_s)]
+    waits = [level_s[int(moment // (7 * 86400))] for moment in trace.submit_s]
+    periods = list(backtest(msgspec.structs.replace(trace, queue=queues, wait_s=waits), days=7, seeds=1))
+    assert [(p.period, p.forecast_s) for p in periods if p.group == "all"] == [
+        (2, 600.0), (3, 3300.0), (4, 6000.0), (5, 6000.0)
+    ]  # fmt: skip
+    assert {p.group for p in periods} == {"all", "queue old"}
+    assert [each.group for each in summarize_backtest(periods, "x")] == ["all", "queue old"]
 
 
 def test_no_future_is_used() -> None:
