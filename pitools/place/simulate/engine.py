@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from pitools.place.policy.runtime_predictor import RuntimePredictor
 from pitools.place.simulate import baselines
-from pitools.place.simulate.model import AttemptSpans, Result, Scenario, SimPool, Trace
+from pitools.place.simulate.model import AttemptSpans, Result, Scenario, SimPool, Trace, Windows
 from pitools.place.simulate.node_allocator import NodeAllocator
 from pitools.place.simulate.policy_adapter import DecideFunction, PolicyAdapter
 from pitools.place.simulate.pool_scheduler import PoolScheduler, QueueEntry
@@ -35,9 +35,9 @@ from pitools.place.types import Withdraw
 
 
 class SimEvent(NamedTuple):
-    """An attempt ends: successful, by a failure, or at the longest limit.
+    """An attempt ends: successful, by a failure, or at the longest limit; without units, its job is submitted again.
 
-    For a job number below 0, a node returns or a window ends.
+    For a job number below 0, a node returns, a window ends, or (is_failure) an outage begins.
     """
 
     time_s: float
@@ -103,12 +103,18 @@ class Simulator:
         self.number = self.decides = self.placed = self.withdrawn = self.refused = 0
         self.next_tick = inf
         self.touched: set[int] = set()
+        self.evicts = bool(scenario.preempts) or any(pool.outage_windows for pool in scenario.pools)
+        self.running: list[dict[int, SimEvent]] = [
+            {} for _ in scenario.pools
+        ]  # by job, its end; where some are evicted
 
     def replay(self) -> Result:
         """Handle all events, and return the result."""
         submit, arrived = self.work.submit_s, 0
         for pool, described in enumerate(self.scenario.pools):
-            for _, to_s in (*described.maintenance_windows, *described.unreachable_windows):
+            for from_s, _ in described.outage_windows:
+                self._push(from_s, -1, pool, 0, 0.0, is_failure=True)
+            for _, to_s in (*described.maintenance_windows, *_dark_windows(described)):
                 self._push(to_s, -1, pool, 0, 0.0)
         while True:
             arrives = submit[arrived] if arrived < len(submit) else inf
@@ -156,13 +162,25 @@ class Simulator:
         is_timeout: bool = False,
     ) -> None:
         self.number += 1
-        heappush(self.events, SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure, is_timeout))
+        event = SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure, is_timeout)
+        heappush(self.events, event)
+        if self.evicts and span >= 0:
+            self.running[pool][job] = event
 
     def _handle(self, event: SimEvent, now: float) -> None:
         site, job = self.schedulers[event.pool], event.job
+        if not event.units and job >= 0:
+            self._handle_arrival(now, job)
+            return
+        if self.evicts and job >= 0:
+            if self.running[event.pool].get(job) is not event:
+                return  # it was evicted before
+            del self.running[event.pool][job]
         self.touched.add(event.pool)
-        if not event.units:  # a window is over
+        if not event.units:  # a window begins, or is over
             site.is_stale = True
+            if event.is_failure:
+                self._evict(list(self.running[event.pool].values()), now)
             return
         site.release(job, event.units, event.limit_end_s)
         if event.is_failure:
@@ -179,6 +197,35 @@ class Simulator:
             self.end_s[job] = now
             self.view.add_end(job)
             self.advance(1)
+
+    def _evict(self, events: list[SimEvent], now: float) -> None:
+        """End these attempts, and submit their jobs again, with the work up to their last checkpoint."""
+        for event in events:
+            site, began_s = self.schedulers[event.pool], self.spans.start_s[event.span]
+            del self.running[event.pool][event.job]
+            self.spans.end_s[event.span] = now
+            site.release(event.job, event.units, event.limit_end_s)
+            if site.packing:
+                site.packing.release(event.job)
+            self.work.lose_work(event.job, event.pool, now - began_s, self.spans.leaves[event.span])
+            self.touched.add(event.pool)
+            self._push(now, event.job, event.pool, 0, 0.0)
+
+    def _preempt(self, pool: int, now: float) -> bool:
+        """Evict the latest started jobs without which the first pending job of a pool can start; whether there are."""
+        site = self.schedulers[pool]
+        below = self.scenario.preempts.get(-site.queue[0][0], ()) if site.queue else ()
+        if not below or self._is_unreachable(pool, now) or site.opens_s(now, site.queue[0][4]) > now:
+            return False
+        missing, chosen = site.queue[0][3] - site.free, list[SimEvent]()
+        for event in sorted(self.running[pool].values(), key=lambda event: -event.span):
+            if missing > 0 and self.work.tier[event.job] in below:
+                chosen.append(event)
+                missing -= event.units
+        if missing > 0 or not chosen:
+            return False
+        self._evict(chosen, now)
+        return True
 
     def _handle_failure(self, event: SimEvent, now: float) -> None:
         """Take a node of the job out of service for its repair; the job keeps its work up to its last checkpoint."""
@@ -223,23 +270,29 @@ class Simulator:
         self.touched.add(pool)
 
     def _is_unreachable(self, pool: int, now: float) -> bool:
-        return any(from_s <= now < to_s for from_s, to_s in self.scenario.pools[pool].unreachable_windows)
+        return any(from_s <= now < to_s for from_s, to_s in _dark_windows(self.scenario.pools[pool]))
 
     def _start_jobs(self, now: float) -> None:
-        """Start the jobs that can start in each changed pool, and remove the sibling tickets of a started job."""
+        """Start the jobs that can start in each changed pool; preempt only where none can start without."""
         while self.touched:
-            pool = min(self.touched)
-            self.touched.discard(pool)
-            if self._is_unreachable(pool, now):
-                continue
-            for entry in self.schedulers[pool].startable(now):
-                job = entry[2]
-                self.waiting.discard(job)
-                del self.tickets[pool][job]
-                for other, tickets in enumerate(self.tickets):
-                    if job in tickets:
-                        self._withdraw(job, other)
-                self._start(entry, pool, now)
+            while self.touched:
+                pool = min(self.touched)
+                self.touched.discard(pool)
+                if not self._is_unreachable(pool, now):
+                    self._start_jobs_of(pool, now)
+            if self.scenario.preempts:
+                any(self._preempt(pool, now) for pool in range(len(self.schedulers)))
+
+    def _start_jobs_of(self, pool: int, now: float) -> None:
+        """Start the jobs that can start in a pool, and remove the sibling tickets of each."""
+        for entry in self.schedulers[pool].startable(now):
+            job = entry[2]
+            self.waiting.discard(job)
+            del self.tickets[pool][job]
+            for other, tickets in enumerate(self.tickets):
+                if job in tickets:
+                    self._withdraw(job, other)
+            self._start(entry, pool, now)
 
     def _start(self, entry: QueueEntry, pool: int, now: float) -> None:
         _, _, job, units, limit_s = entry
@@ -287,6 +340,11 @@ class Simulator:
                 self.view.add_submission(job, pool, now)
                 self._enqueue(now, job, pool)
         self._start_jobs(now)
+
+
+def _dark_windows(pool: SimPool) -> Windows:
+    """Return the windows in which no job starts, though it may reach into them."""
+    return (*pool.unreachable_windows, *pool.outage_windows)
 
 
 def _make_pool(pool: SimPool, scenario: Scenario) -> PoolScheduler:

@@ -28,6 +28,7 @@ class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-s
     time, of the share of idle GPUs outside the pool with the most. jain: Jain's index of the owners' mean slowdowns (of
     the jobs', without owners); 1 is fair. leaves: mean leaf switches of jobs of several nodes, 0 without a fabric.
     unplaced: jobs that no pool can hold; starved: jobs that the policy never started; no other figure counts these.
+    failures: attempts that a failure, an outage or preemption ended.
     backfill_depth: pending jobs that a scheduler considers. wall_s: duration of the replay.
     """
 

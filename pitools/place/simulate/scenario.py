@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,8 @@ from pitools.topology import discover, fabric_model
 class PoolTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One pool. gpus: 0 means all of the fabric's. fabric: as for `pit topology show --fabric`, relative to this file.
 
-    maintenance, unreachable: windows such as ["3d", "3d12h"] from the first submission on; see `model.SimPool`.
+    maintenance, unreachable, outages: windows such as ["3d", "3d12h"] from the first submission on, see
+    `model.SimPool`.
     """
 
     gpus: int = 0
@@ -30,6 +31,7 @@ class PoolTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fabric: str = ""
     maintenance: tuple[tuple[str, str], ...] = ()
     unreachable: tuple[tuple[str, str], ...] = ()
+    outages: tuple[tuple[str, str], ...] = ()
 
 
 class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +52,8 @@ class FailureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A scenario file.
 
-    tiers: queue or QOS → tier. tier_shares: tier → share of the other jobs. The other keys are those of `Scenario`.
+    tiers: queue or QOS → tier. preempts: queue or QOS → those whose running jobs it preempts. tier_shares: tier → share
+    of the other jobs. The other keys are those of `Scenario`.
     """
 
     pools: dict[str, PoolTable]
@@ -61,6 +64,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nodes: Literal["choose", "by-name"] = "choose"
     extra_leaf: float = 0.0
     tiers: dict[str, int] = {}
+    preempts: dict[str, tuple[str, ...]] = {}
     tier_shares: dict[str, float] = {}
     limits: LimitTable = LimitTable()
     failures: FailureTable = FailureTable()
@@ -103,6 +107,7 @@ def read_scenario(path: Path) -> Scenario:
             nodes=file.nodes,
             extra_leaf=file.extra_leaf,
             tiers=file.tiers,
+            preempts=preempts_by_tier(file.tiers, file.preempts),
             tier_shares={int(tier): share for tier, share in file.tier_shares.items()},
             limits=TimeLimits(
                 factors=file.limits.factors,
@@ -151,6 +156,16 @@ def scenario_of_sites(names: Sequence[str]) -> Scenario:
     return require_valid(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
 
 
+def preempts_by_tier(tiers: Mapping[str, int], by_queue: Mapping[str, Collection[str]]) -> dict[int, frozenset[int]]:
+    """Return for the tier of each queue the tiers of those that it preempts; a queue without a tier is of tier 0."""
+    preempts: dict[int, frozenset[int]] = {}
+    for queue, others in by_queue.items():
+        if others:
+            tier = tiers.get(queue, 0)
+            preempts[tier] = preempts.get(tier, frozenset()) | {tiers.get(other, 0) for other in others}
+    return preempts
+
+
 def require_valid(scenario: Scenario, where: str) -> Scenario:
     """Return the scenario. Raises ConfigError if it cannot be simulated."""
     low, high = scenario.limits.factors
@@ -161,6 +176,9 @@ def require_valid(scenario: Scenario, where: str) -> Scenario:
         f"limits.factors: {low}, {high} (expected two whole numbers, ascending, from 1 on)": not 1 <= low <= high,
         "limits.steps: expected at least one, all above 0": not scenario.limits.steps_s
         or scenario.limits.steps_s[0] <= 0,
+        "preempts: expected only queues of lower tiers": any(
+            tier <= max(below) for tier, below in scenario.preempts.items()
+        ),
         "tier_shares: expected shares from 0 on, of at most 1 together": not sum(scenario.tier_shares.values()) <= 1
         or not min(scenario.tier_shares.values(), default=0) >= 0,
         f"failures.per_gpu_day: {scenario.failures.per_gpu_day:g} (expected 0 or more)": not 0
@@ -176,7 +194,7 @@ def require_valid(scenario: Scenario, where: str) -> Scenario:
             pool.max_pending < 0 or not 0 <= pool.price < inf
         )
         wrong[f"pools.{pool.pool}: a window ends before it begins"] = any(
-            a >= b for a, b in (*pool.maintenance_windows, *pool.unreachable_windows)
+            a >= b for a, b in (*pool.maintenance_windows, *pool.unreachable_windows, *pool.outage_windows)
         )
     for problem, is_so in wrong.items():
         if is_so:
@@ -199,6 +217,7 @@ def _make_pool(name: str, table: PoolTable, path: Path) -> SimPool:
         fabric=fabric,
         maintenance_windows=_windows(table.maintenance),
         unreachable_windows=_windows(table.unreachable),
+        outage_windows=_windows(table.outages),
     )
 
 

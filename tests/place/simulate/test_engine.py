@@ -294,6 +294,53 @@ def test_windows_are_kept() -> None:
     assert starts(result) == [0, 1, 200, 250]  # b is free from 121 on, but dark until 300
 
 
+def test_a_higher_tier_preempts_the_latest_started_where_none_has_room() -> None:
+    """The urgent job takes the place of the scavenger that lost least, which goes on from its last checkpoint."""
+    jobs = trace(
+        (0, 4, 900, 1000), (50, 4, 900, 1000), (170, 4, 100, 100), (180, 8, 50, 50), queues=("s", "s", "u", "n")
+    )
+    rules = {"tiers": {"u": 2, "n": 1}, "preempts": {2: frozenset({0})}, "failures": Failures(checkpoint_s=60.0)}
+    result = engine.simulate(jobs, scenario(8, **rules), "federation")
+    assert starts(result) == [0, 50, 170, 900]
+    spans = result.spans
+    of_second = [(spans.start_s[n], spans.end_s[n]) for n, job in enumerate(spans.job) if job == 1]
+    assert of_second == [(50, 170), (950, 1730)]  # 120 of its 900 s are done; the job of 8 GPUs is of a higher tier
+    elsewhere = engine.simulate(jobs, scenario(8, 4, **rules), "federation")
+    assert starts(elsewhere)[2] == 170
+    assert len(elsewhere.spans.job) == 4  # there was room in the other pool
+
+
+def test_an_outage_ends_what_runs_and_starts_nothing() -> None:
+    """Running jobs lose the work since their checkpoints and go on elsewhere, or when the pool is back."""
+    world = scenario(8, 4, failures=Failures(checkpoint_s=60.0))
+    pools = (msgspec.structs.replace(world.pools[0], outage_windows=((100.0, 500.0),)), world.pools[1])
+    jobs = trace((0, 8, 200, 300), (1, 4, 20, 20), (150, 8, 10, 10))
+    result = engine.simulate(jobs, msgspec.structs.replace(world, pools=pools), "federation")
+    assert starts(result) == [0, 1, 640]
+    assert list(result.spans.start_s) == [0, 1, 500, 640]
+    assert list(result.end_s) == [640, 21, 650]  # 60 of its 200 s were saved
+
+
+@settings(max_examples=40, deadline=None)
+@given(JOBS, st.lists(st.sampled_from("sun"), min_size=12, max_size=12), st.booleans())
+def test_what_is_evicted_runs_to_its_end(jobs: Trace, queues: list[str], is_down: bool) -> None:
+    """Every job ends, holds its GPUs for at least its run time, and no pool ever holds more than it has."""
+    jobs = msgspec.structs.replace(jobs, queue=(queues * len(jobs))[: len(jobs)])
+    world = scenario(8, 12, tiers={"u": 2, "n": 1}, preempts={2: frozenset({0, 1}), 1: frozenset({0})})
+    if is_down:
+        down = msgspec.structs.replace(world.pools[1], outage_windows=((10.0, 25.0), (40.0, 41.0)))
+        world = msgspec.structs.replace(world, pools=(world.pools[0], down))
+    result = engine.simulate(jobs, world, "federation")
+    held = [0.0] * len(jobs)
+    for job, start_s, end_s in zip(result.spans.job, result.spans.start_s, result.spans.end_s, strict=True):
+        held[job] += end_s - start_s
+    fits = [job for job in range(len(jobs)) if jobs.gpus[job] <= 12]
+    assert not result.starved
+    assert not [job for job in fits if isnan(result.end_s[job]) or held[job] < jobs.run_s[job] - 1e-6]
+    _, used = metrics.timeline(result)
+    assert (used.max(0) <= (8, 12)).all()
+
+
 def test_the_same_twice_and_under_any_hash_seed(repo: Path) -> None:
     """A replay depends on trace, scenario and seed alone."""
     code = (
