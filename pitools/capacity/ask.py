@@ -13,6 +13,7 @@ import numpy as np
 from pitools.capacity.changes import WhatIf, owned_cost, shift_windows
 from pitools.capacity.synthesize import synthesize
 from pitools.capacity.workload import ALL, percentile, team_names
+from pitools.core.errors import UsageError
 from pitools.core.record import Record
 from pitools.core.worker_pool import run_tasks
 from pitools.place.simulate import replay
@@ -44,9 +45,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer/1"):
     """One group of jobs under one what-if: medians over the seeds, with the lowest and highest.
 
-    what: the changes, "" for today. group: all, "tier 1" or "team NAME". wait: to the first start. use: GPU time held
-    over GPU time there was; goodput: the part of the GPU time held that no failure undid; cost: owned pools for the
-    whole period, rented ones by the started hour of a job. unfinished: jobs that no pool can hold, or never started.
+    what: the changes, "" for today. group: all, "tier 1", "queue NAME" or "team NAME". wait: to the first start. use:
+    GPU time held over GPU time there was; goodput: the part of the GPU time held that no failure, outage or preemption
+    undid; cost: owned pools for the whole period, rented ones by the started hour of a job. unfinished: jobs that no
+    pool can hold, or never started.
     """
 
     what: str
@@ -67,6 +69,16 @@ class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer
     cost_low: float
     cost_high: float
     unfinished: float
+
+
+def require_inside(worlds: Sequence[WhatIf], period: Period) -> None:
+    """Raise UsageError for a what-if with a pool that is away only after the period."""
+    for world in worlds:
+        for pool in world.scenario.pools:
+            for from_s, _ in (*pool.maintenance_windows, *pool.unreachable_windows, *pool.outage_windows):
+                if from_s >= period.days * DAY_S:
+                    problem = f"{pool.pool} is away from day {from_s / DAY_S:g} on (expected before day {period.days})"
+                    raise UsageError(problem, where=f'"{world.text}"', hint="give more --days")
 
 
 def simulate_all(
@@ -186,7 +198,10 @@ def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, from
 
 def _groups(result: Result, jobs: Trace) -> Iterator[tuple[str, Any]]:
     yield ALL, np.ones(len(jobs), bool)
-    for name, values in (("tier", np.frombuffer(result.tier, np.int32)), ("team", np.array(team_names(jobs)))):
+    columns = {"tier": np.frombuffer(result.tier, np.int32), "team": np.array(team_names(jobs))}
+    if any(jobs.account):
+        columns["queue"] = np.array(jobs.queue)  # else the queues are the teams
+    for name, values in columns.items():
         kinds = np.unique(values)
         if len(kinds) > 1:
             yield from ((f"{name} {kind}", values == kind) for kind in kinds)

@@ -1,4 +1,4 @@
-"""The changes of a what-if: more GPUs, a pool away, a tier, a team that grows, a limit, a rented pool."""
+"""The changes of a what-if: more GPUs, a pool away or down, tiers, a team that grows, a limit, a rented pool."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pitools.capacity.workload import TraceNames
 from pitools.core import units
 from pitools.core.errors import UsageError, suggest
 from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool
 
 GRAMMAR = (
-    "gpus POOL +64 | away POOL 10d 2d | tier QUEUE 1 | team NAME x2 | load x1.2 | limit 12h | rent POOL 128 2.5; "
-    "several are separated by commas"
+    "gpus POOL +64 | away POOL 10d 2d | down POOL 10d 2d | tier QUEUE 1 | preempt QUEUE QUEUE | team NAME x2 | "
+    "load x1.2 | limit 12h | rent POOL 128 2.5; several are separated by commas"
 )
 
 
@@ -26,10 +27,10 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     rented: frozenset[str] = frozenset()
 
 
-def apply_changes(text: str, scenario: Scenario, teams: Sequence[str]) -> WhatIf:
+def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
     """Return the world of a what-if such as "gpus near +64, limit 12h"; "" changes nothing.
 
-    scenario: of today. teams: names of the trace. Raises UsageError naming the change.
+    scenario: of today. Raises UsageError naming the change.
     """
     world = WhatIf(text=text, scenario=scenario)
     for change in filter(None, (part.strip() for part in text.split(","))):
@@ -37,13 +38,13 @@ def apply_changes(text: str, scenario: Scenario, teams: Sequence[str]) -> WhatIf
         if kind not in _KINDS:
             raise UsageError(f'no change "{kind}"', where=f'"{change}"', hint=suggest(kind, _KINDS) or GRAMMAR)
         try:
-            world = _KINDS[kind](world, words, teams)
+            world = _KINDS[kind](world, words, names)
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", where=f'"{change}"', hint=GRAMMAR) from error
     return world
 
 
-def _gpus(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+def _gpus(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     name, amount = _expect(words, 2)
     number, pool = int(amount), _pool(world, name)
     if pool.gpus + number < 1:
@@ -53,38 +54,59 @@ def _gpus(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
     return _with_pool(world, msgspec.structs.replace(pool, gpus=pool.gpus + number))
 
 
-def _away(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+def _away(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     """Announced before: jobs that would reach into the window wait for its end."""
-    name, from_text, for_text = _expect(words, 3)
-    from_s, for_s = float(units.parse_duration(from_text)), float(units.parse_duration(for_text))
-    pool = _pool(world, name)
-    windows = tuple(sorted((*pool.maintenance_windows, (from_s, from_s + for_s))))
+    pool, window = _window(world, words)
+    windows = tuple(sorted((*pool.maintenance_windows, window)))
     return _with_pool(world, msgspec.structs.replace(pool, maintenance_windows=windows))
 
 
-def _tier(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+def _down(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
+    """Not announced: running jobs go on from their last checkpoints, elsewhere or later."""
+    pool, window = _window(world, words)
+    return _with_pool(world, msgspec.structs.replace(pool, outage_windows=(*pool.outage_windows, window)))
+
+
+def _window(world: WhatIf, words: list[str]) -> tuple[SimPool, tuple[float, float]]:
+    name, from_text, for_text = _expect(words, 3)
+    from_s, for_s = float(units.parse_duration(from_text)), float(units.parse_duration(for_text))
+    if for_s <= 0:
+        raise ValueError(f"for {for_s:g} s (expected a time above 0)")
+    return _pool(world, name), (from_s, from_s + for_s)
+
+
+def _tier(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
     queue, tier = _expect(words, 2)
-    tiers = {**world.scenario.tiers, queue: int(tier)}
+    tiers = {**world.scenario.tiers, _known(queue, "queue or QOS", names.queues): int(tier)}
     return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, tiers=tiers))
 
 
-def _team(world: WhatIf, words: list[str], teams: Sequence[str]) -> WhatIf:
+def _preempt(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
+    """Jobs of the second queue are submitted again where one of the first can then start."""
+    queue, other = (_known(word, "queue or QOS", names.queues) for word in _expect(words, 2))
+    high, low = (world.scenario.tiers.get(name, 0) for name in (queue, other))
+    if low >= high:
+        raise ValueError(f"{other} is of tier {low}, {queue} of {high} (expected a lower one; set tiers before)")
+    preempts = {**world.scenario.preempts, high: world.scenario.preempts.get(high, frozenset()) | {low}}
+    return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, preempts=preempts))
+
+
+def _team(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
     name, factor = _expect(words, 2)
-    if name not in teams:
-        raise ValueError(f'no team "{name}" in the trace ({suggest(name, teams) or "none is similar"})')
+    _known(name, "team", names.teams)
     before = world.team_factors.get(name, world.team_factors.get("", 1.0))
     factors = {**world.team_factors, name: before * _factor(factor)}
     return msgspec.structs.replace(world, team_factors=factors)
 
 
-def _load(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+def _load(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     factor = _factor(_expect(words, 1)[0])
     factors = {team: each * factor for team, each in world.team_factors.items()}
     factors[""] = world.team_factors.get("", 1.0) * factor
     return msgspec.structs.replace(world, team_factors=factors)
 
 
-def _limit(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+def _limit(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     limit_s = float(units.parse_duration(_expect(words, 1)[0]))
     if limit_s < 60:
         raise ValueError(f"{limit_s:g} s (expected a minute or more)")
@@ -92,7 +114,7 @@ def _limit(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
     return msgspec.structs.replace(world, scenario=scenario)
 
 
-def _rent(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
+def _rent(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     """The last pool, so that jobs go there only if they start nowhere else at that moment."""
     name, gpus, price = _expect(words, 3)
     if any(pool.pool == name for pool in world.scenario.pools):
@@ -107,7 +129,9 @@ def _rent(world: WhatIf, words: list[str], _: Sequence[str]) -> WhatIf:
 _KINDS = {
     "gpus": _gpus,
     "away": _away,
+    "down": _down,
     "tier": _tier,
+    "preempt": _preempt,
     "team": _team,
     "load": _load,
     "limit": _limit,
@@ -122,6 +146,7 @@ def shift_windows(scenario: Scenario, by_s: float) -> Scenario:
             pool,
             maintenance_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.maintenance_windows),
             unreachable_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.unreachable_windows),
+            outage_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.outage_windows),
         )
         for pool in scenario.pools
     )
@@ -138,6 +163,12 @@ def _expect(words: list[str], number: int) -> list[str]:
     if len(words) != number:
         raise ValueError(f"{len(words)} words after it (expected {number})")
     return words
+
+
+def _known(name: str, what: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise ValueError(f'no {what} "{name}" in the trace ({suggest(name, names) or "none is similar"})')
+    return name
 
 
 def _factor(text: str) -> float:

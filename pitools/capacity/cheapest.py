@@ -10,7 +10,7 @@ import numpy as np
 
 from pitools.capacity.ask import Outcome, Period, simulate_all
 from pitools.capacity.changes import WhatIf, apply_changes, owned_cost
-from pitools.capacity.workload import team_names
+from pitools.capacity.workload import ALL, TraceNames, names_of
 from pitools.core import units
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, Trace
@@ -33,10 +33,10 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_goal(text: str) -> Goal:
-    """Return the goal of a text such as "tier 1 p95 30m", "team vision p50 5m" or "all p95 2h". Raises UsageError."""
+    """Return the goal of a text such as "tier 1 p95 30m", "queue urgent p50 5m" or "all p95 2h". Raises UsageError."""
     *group, quantile, most = text.split() if len(text.split()) > 2 else ("", "", "")
-    if quantile not in _QUANTILES or group[0] not in ("all", "tier", "team"):
-        hint = 'write "all p95 2h", "tier 1 p95 30m" or "team NAME p50 5m"'
+    if quantile not in _QUANTILES or group[0] not in (ALL, "tier", "queue", "team"):
+        hint = 'write "all p95 2h", "tier 1 p95 30m", "queue NAME p95 30m" or "team NAME p50 5m"'
         raise UsageError(f'"{text}" is no goal', where="--reach", hint=hint)
     return Goal(group=" ".join(group), quantile=quantile, most_s=float(units.parse_duration(most)))
 
@@ -59,10 +59,10 @@ def find_cheapest(
     """
     if len(options) > MAX_OPTIONS:
         raise UsageError(f"{len(options)} what-ifs (expected at most {MAX_OPTIONS} to combine)", where="--if")
-    teams = sorted(set(team_names(trace)))
-    _require_known_groups(goals, teams)
-    worlds = sorted(_combine(options, today, teams), key=lambda each: (owned_cost(each[1], period.days), len(each[0])))
-    of_today = simulate_all(trace, [apply_changes("", today, teams)], period, seeds=seeds, advance=advance)
+    names = names_of(trace)
+    _require_known_groups(goals, names, today)
+    worlds = sorted(_combine(options, today, names), key=lambda each: (owned_cost(each[1], period.days), len(each[0])))
+    of_today = simulate_all(trace, [apply_changes("", today, names)], period, seeds=seeds, advance=advance)
     best: tuple[float, list[str], list[Outcome]] | None = None
     for chosen, world in worlds:
         if best and owned_cost(world, period.days) >= best[0]:
@@ -78,14 +78,14 @@ def find_cheapest(
     return best[1], of_today + (best[2] if best[1] else [])
 
 
-def _combine(options: Sequence[str], today: Scenario, teams: Sequence[str]) -> list[tuple[tuple[str, ...], WhatIf]]:
+def _combine(options: Sequence[str], today: Scenario, names: TraceNames) -> list[tuple[tuple[str, ...], WhatIf]]:
     for option in options:
-        apply_changes(option, today, teams)  # each alone is to be valid
+        apply_changes(option, today, names)  # each alone is to be valid
     worlds = []
     for number in range(len(options) + 1):
         for chosen in combinations(options, number):
             try:
-                worlds.append((chosen, apply_changes(", ".join(chosen), today, teams)))
+                worlds.append((chosen, apply_changes(", ".join(chosen), today, names)))
             except UsageError:  # these exclude each other
                 continue
     return worlds
@@ -101,8 +101,11 @@ def _replay_while_met(
     return first + simulate_all(trace, [world], period, seeds=seeds - 1, first_seed=1, advance=advance)
 
 
-def _require_known_groups(goals: Sequence[Goal], teams: Sequence[str]) -> None:
+def _require_known_groups(goals: Sequence[Goal], names: TraceNames, today: Scenario) -> None:
+    tiers = {0, *today.tiers.values(), *today.tier_shares}
+    known = {"team": names.teams, "queue": names.queues, "tier": sorted(map(str, tiers)), ALL: [""]}
     for goal in goals:
-        if goal.group.startswith("team ") and goal.group.removeprefix("team ") not in teams:
-            known = f"known: {', '.join(teams)}"
-            raise UsageError(f'no jobs of "{goal.group}" in the trace', where="--reach", hint=known)
+        kind, _, name = goal.group.partition(" ")
+        if name not in known[kind]:
+            hint = f"known: {', '.join(known[kind])}"
+            raise UsageError(f'no jobs of "{goal.group}" in the trace', where="--reach", hint=hint)

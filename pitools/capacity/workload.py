@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pitools.core.record import Record
@@ -73,6 +74,18 @@ def clock_s(trace: Trace) -> Floats:
     """Return the submissions in seconds since a Monday, midnight."""
     monday_s = (trace.began_s // DAY_S + _EPOCH_WEEKDAY) % _WEEKDAYS * DAY_S + trace.began_s % DAY_S
     return np.asarray(trace.submit_s, np.float64) + monday_s
+
+
+class TraceNames(msgspec.Struct, frozen=True):
+    """The teams, and the queues or QOS, of a trace's jobs, sorted."""
+
+    teams: Sequence[str]
+    queues: Sequence[str]
+
+
+def names_of(trace: Trace) -> TraceNames:
+    """Return the names of a trace."""
+    return TraceNames(sorted(set(team_names(trace))), sorted(set(trace.queue)))
 
 
 def team_names(trace: Trace) -> list[str]:

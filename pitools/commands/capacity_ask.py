@@ -143,12 +143,15 @@ def ask(
 ) -> None:
     """Simulate today and what-ifs on the same synthetic jobs; print one record per what-if and group of jobs.
 
-    Every figure is a median over the seeds. A what-if is one or more changes, separated by commas:
+    Every figure is a median over the seeds. With --site, the tiers and the preemption are those of the QOS there. A
+    what-if is one or more changes, separated by commas:
 
     \b
       gpus POOL +64           more, or fewer, GPUs
       away POOL 10d 2d        no job runs from day 10 on, for two days; announced
-      tier QUEUE 1            another tier of a QOS or queue
+      down POOL 10d 2d        the same unannounced: running jobs go on from their last checkpoints
+      tier QUEUE 1            another tier of a QOS or queue; higher ones start first
+      preempt QUEUE QUEUE     jobs of the second are submitted again if one of the first can then start
       team NAME x2, load x1.2 more jobs of a team, or of all
       limit 12h               longest time limit; longer jobs are continued
       rent POOL 128 2.5       GPUs, paid by the started hour of a job, for jobs that start nowhere else
@@ -160,10 +163,10 @@ def ask(
     With --reach the what-ifs are combined, at most six: printed are today and the cheapest combination that reaches
     every goal with every seed; exit 1 if none does.
     """
-    from pitools.capacity.ask import Period, simulate_all, summarize_outcomes
+    from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
     from pitools.capacity.changes import apply_changes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
-    from pitools.capacity.workload import team_names
+    from pitools.capacity.workload import names_of
     from pitools.core import progress
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
@@ -174,9 +177,10 @@ def ask(
     replay.require_policy(policy)
     reach = [parse_goal(goal) for goal in goals]
     today, jobs = _today(file, names), _read(trace, skip_bad)
-    teams = sorted(set(team_names(jobs)))
-    worlds = [apply_changes(text, today, teams) for text in dict.fromkeys(("", *texts))]
+    group_names = names_of(jobs)
+    worlds = [apply_changes(text, today, group_names) for text in dict.fromkeys(("", *texts))]
     period = Period(days=days, growth_per_week=growth, policy=policy)
+    require_inside(worlds, period)
     cheapest: list[str] | None = None
     with progress.progress_bar("replaying", len(worlds) * seeds, unit="periods") as bar:
         if reach:
@@ -236,8 +240,13 @@ def _read(trace: Path, skip_bad: bool) -> Trace:
 
 def _today(file: Path | None, names: tuple[str, ...]) -> Scenario:
     from pitools.core.errors import UsageError
-    from pitools.place.simulate import scenario
 
     if bool(file) == bool(names):
         raise UsageError("today's pools: give --scenario or --site, one of them", where="pit capacity ask")
-    return scenario.read_scenario(file) if file else scenario.scenario_of_sites(names)
+    if file:
+        from pitools.place.simulate.scenario import read_scenario
+
+        return read_scenario(file)
+    from pitools.capacity.today import today_of_sites
+
+    return today_of_sites(names)

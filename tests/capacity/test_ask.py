@@ -6,6 +6,7 @@ import pytest
 
 from pitools.capacity.ask import CapacityAnswer, Period, simulate_all, summarize_outcomes
 from pitools.capacity.changes import apply_changes
+from pitools.capacity.workload import names_of
 from pitools.place.simulate.model import DAY_S, Scenario, SimPool
 from tests.capacity.made_month import month
 
@@ -17,7 +18,7 @@ TODAY = Scenario(name="today", pools=(SimPool(pool="near", gpus=96, price=1.0),)
 def answers() -> dict[tuple[str, str], CapacityAnswer]:
     """Answers of four worlds, by what-if and group."""
     texts = ("", "gpus near +64", "team vision x2", "rent cloud 64 3")
-    worlds = [apply_changes(text, TODAY, ["vision", "robots"]) for text in texts]
+    worlds = [apply_changes(text, TODAY, names_of(TRACE)) for text in texts]
     outcomes = simulate_all(TRACE, worlds, Period(days=14), seeds=2)
     return {(answer.what, answer.group): answer for answer in summarize_outcomes(outcomes)}
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pitools.capacity.changes import apply_changes, owned_cost, shift_windows
+from pitools.capacity.workload import TraceNames
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool
 
+NAMES = TraceNames(["robots", "vision"], ["idle", "urgent"])
 TODAY = Scenario(
     name="today", pools=(SimPool(pool="near", gpus=64, price=2.0), SimPool(pool="far", gpus=32)), tiers={"urgent": 2}
 )
@@ -15,23 +17,34 @@ TODAY = Scenario(
 
 def test_every_change_changes_what_it_names_and_nothing_else() -> None:
     """Each change of the grammar is in the world, several add up, and today's scenario is untouched."""
-    text = "gpus near +64, away far 10d 2d, tier idle -1, team vision x2, load x1.5, limit 12h, rent cloud 128 2.5"
-    world = apply_changes(text, TODAY, ["vision", "robots"])
+    text = (
+        "gpus near +64, away far 10d 2d, down near 3d 6h, tier idle -1, preempt urgent idle, team vision x2, "
+        "load x1.5, limit 12h, rent cloud 128 2.5"
+    )
+    world = apply_changes(text, TODAY, NAMES)
     near, far, cloud = world.scenario.pools
     assert (near.gpus, far.gpus, cloud.gpus, cloud.price) == (128, 32, 128, 2.5)
     assert far.maintenance_windows == ((10 * DAY_S, 12 * DAY_S),)
+    assert near.outage_windows == ((3 * DAY_S, 3.25 * DAY_S),)
+    assert world.scenario.preempts == {2: {-1}}
     assert world.scenario.tiers == {"urgent": 2, "idle": -1}
     assert world.team_factors == {"vision": 3.0, "": 1.5}
     assert world.scenario.max_limit_s == 12 * HOUR_S
     assert world.rented == {"cloud"}
     assert owned_cost(world, 1) == 128 * 2.0 * 24
-    assert apply_changes("", TODAY, []).scenario == TODAY
-    assert shift_windows(world.scenario, DAY_S).pools[1].maintenance_windows == ((11 * DAY_S, 13 * DAY_S),)
+    assert apply_changes("", TODAY, NAMES).scenario == TODAY
+    shifted = shift_windows(world.scenario, DAY_S).pools
+    assert (shifted[0].outage_windows, shifted[1].maintenance_windows) == (
+        ((4 * DAY_S, 4.25 * DAY_S),),
+        ((11 * DAY_S, 13 * DAY_S),),
+    )
 
 
 def test_the_order_of_a_load_and_a_team_does_not_matter() -> None:
     """A team that doubles under 1.5 times the load has three times its jobs, whichever is written first."""
-    worlds = [apply_changes(text, TODAY, ["a"]) for text in ("team a x2, load x1.5", "load x1.5, team a x2")]
+    worlds = [
+        apply_changes(text, TODAY, TraceNames(["a"], [])) for text in ("team a x2, load x1.5", "load x1.5, team a x2")
+    ]
     assert worlds[0].team_factors == worlds[1].team_factors
 
 
@@ -45,6 +58,9 @@ def test_the_order_of_a_load_and_a_team_does_not_matter() -> None:
         ("gpus near", "expected 2"),
         ("team visoin x2", 'no team "visoin"'),
         ("team vision 2", 'factor "2"'),
+        ("tier urgnet 3", 'no queue or QOS "urgnet"'),
+        ("preempt idle urgent", "a lower one"),
+        ("down near 1d 0h", "above 0"),
         ("limit 5s", "a minute"),
         ("limit soon", "soon"),
         ("rent near 8 1", "a new name"),
@@ -54,4 +70,4 @@ def test_the_order_of_a_load_and_a_team_does_not_matter() -> None:
 def test_a_wrong_change_is_named(text: str, named: str) -> None:
     """A change that is not understood is an error of usage that says what was wrong."""
     with pytest.raises(UsageError, match=named):
-        apply_changes(text, TODAY, ["vision"])
+        apply_changes(text, TODAY, NAMES)

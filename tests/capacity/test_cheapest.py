@@ -9,6 +9,7 @@ import pytest
 from pitools.capacity.ask import Period, simulate_all
 from pitools.capacity.changes import apply_changes
 from pitools.capacity.cheapest import find_cheapest, parse_goal
+from pitools.capacity.workload import names_of
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, SimPool
 from tests.capacity.made_month import month
@@ -25,7 +26,7 @@ def test_the_cheapest_of_all_combinations_is_found(most: str) -> None:
     goal = parse_goal(f"all p95 {most}")
     chosen, outcomes = find_cheapest(TRACE, TODAY, OPTIONS, [goal], PERIOD, seeds=1)
     texts = [", ".join(each) for number in range(4) for each in combinations(OPTIONS, number)]
-    every = simulate_all(TRACE, [apply_changes(text, TODAY, []) for text in texts], PERIOD, seeds=1)
+    every = simulate_all(TRACE, [apply_changes(text, TODAY, names_of(TRACE)) for text in texts], PERIOD, seeds=1)
     costs = [outcome.cost for outcome in every if goal.is_met(outcome)]
     if chosen is None:
         assert not costs

@@ -1,0 +1,64 @@
+"""The pools of today, and the tiers of their QOS, as sites have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import msgspec
+
+from pitools.core.errors import ConfigError
+from pitools.place.simulate.model import Scenario
+from pitools.place.simulate.scenario import preempts_by_tier, scenario_of_sites
+from pitools.site.connect import client
+from pitools.site.load import load_site
+from pitools.slurm.records import Config, Qos
+
+
+def today_of_sites(names: Sequence[str]) -> Scenario:
+    """Return the partitions of these sites as pools, with the tiers of their QOS, and which preempt which.
+
+    Raises ConfigError for a site whose file has no number of nodes, ClusterError for one that does not answer.
+    """
+    scenario, qos = scenario_of_sites(names), list[Qos]()
+    for name in dict.fromkeys(names):
+        site = client(load_site(name))
+        config = site.config()
+        if not config.values.get("AccountingStorageType", "").endswith("none"):
+            qos += [_as_applied(each, config) for each in site.qos()]
+    return with_tiers(scenario, qos)
+
+
+def _as_applied(qos: Qos, config: Config) -> Qos:
+    """Return a QOS without what this cluster's slurmctld ignores."""
+    has_priority = config.values.get("PriorityWeightQOS", "0") != "0"
+    can_preempt = config.values.get("PreemptType") == "preempt/qos"
+    return msgspec.structs.replace(
+        qos, priority=qos.priority if has_priority else 0, preempt=qos.preempt if can_preempt else ()
+    )
+
+
+def with_tiers(scenario: Scenario, qos: Sequence[Qos]) -> Scenario:
+    """Return a scenario with a tier for each QOS: 0 for the lowest priority, and the next for each higher one, or of
+    the same priority that preempts others.
+
+    Of a QOS that several sites have the highest priority counts. One that preempts others is above them, whatever its
+    priority. Raises ConfigError for QOS that preempt each other.
+    """
+    priority: dict[str, int] = {}
+    preempts: dict[str, set[str]] = {}
+    for each in qos:
+        priority[each.qos] = max(priority.get(each.qos, 0), each.priority)
+        preempts.setdefault(each.qos, set()).update(set(each.preempt))
+    keys = {name: (value, sorted(preempts[name])) for name, value in priority.items()}
+    ordered = [key for key, _ in groupby(sorted(keys.values()))]
+    tiers = {name: ordered.index(key) for name, key in keys.items()}
+    for _ in range(len(tiers) + 1):
+        raised = {
+            name: max(tier, *(tiers[other] + 1 for other in preempts[name] if other in tiers), 0)
+            for name, tier in tiers.items()
+        }
+        if raised == tiers:
+            return msgspec.structs.replace(scenario, tiers=tiers, preempts=preempts_by_tier(tiers, preempts))
+        tiers = raised
+    raise ConfigError("QOS that preempt each other", where=scenario.name, hint="sacctmgr show qos format=Name,Preempt")

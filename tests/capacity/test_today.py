@@ -1,0 +1,33 @@
+"""Tiers are those of the sites' QOS."""
+
+from __future__ import annotations
+
+import pytest
+
+from pitools.capacity.today import with_tiers
+from pitools.core.errors import ConfigError
+from pitools.place.simulate.model import Scenario, SimPool
+from pitools.slurm.records import Qos
+
+TODAY = Scenario(name="today", pools=(SimPool(pool="a", gpus=8),))
+
+
+def test_qos_become_tiers_by_priority_and_by_whom_they_preempt() -> None:
+    """One that preempts is above its equals; of two sites' priorities the higher counts; without QOS there is no tier."""
+    qos = [
+        Qos(qos="normal", priority=10),
+        Qos(qos="scavenger"),
+        Qos(qos="long", priority=10),
+        Qos(qos="urgent", priority=10, preempt=("scavenger", "normal", "of-another-cluster")),
+        Qos(qos="long", priority=20),
+    ]
+    world = with_tiers(TODAY, qos)
+    assert world.tiers == {"scavenger": 0, "normal": 1, "urgent": 2, "long": 3}
+    assert world.preempts == {2: {0, 1}}
+    assert with_tiers(TODAY, []) == TODAY
+
+
+def test_qos_that_preempt_each_other_are_an_error() -> None:
+    """Jobs would take each other's places without end."""
+    with pytest.raises(ConfigError, match="preempt each other"):
+        with_tiers(TODAY, [Qos(qos="a", preempt=("b",)), Qos(qos="b", preempt=("a",))])
