@@ -13,7 +13,7 @@ TODAY = Scenario(name="today", pools=(SimPool(pool="a", gpus=8),))
 
 
 def test_qos_become_tiers_by_priority_and_by_whom_they_preempt() -> None:
-    """One that preempts is above its equals; of two sites' priorities the higher counts; without QOS there is no tier."""
+    """One that preempts is above its equals; of two sites' priorities the higher counts; without QOS, no tiers."""
     qos = [
         Qos(qos="normal", priority=10),
         Qos(qos="scavenger"),
