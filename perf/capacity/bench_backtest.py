@@ -73,7 +73,7 @@ class Log(NamedTuple):
 
     def error(self, name: str, days: int = 0) -> float:
         """Median error of the forecast of this name."""
-        return median(getattr(each, f"{name}_error") for each in self.told(days))
+        return float(median(getattr(each, f"{name}_error") for each in self.told(days)))
 
     def rule_error(self, rule: Callable[[Sequence[float]], float]) -> float:
         """Median error of a rule that sees the real waits of the periods before."""

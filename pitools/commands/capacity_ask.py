@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pitools.commands.completion import complete_sites
 from pitools.commands.options import rows_format_option
 
 if TYPE_CHECKING:
@@ -111,7 +112,14 @@ def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> N
 @click.command()
 @_trace_argument
 @click.option("--scenario", "file", type=_FILE, metavar="FILE", help="TOML file of today's pools.")
-@click.option("--site", "names", multiple=True, metavar="NAME", help="Or the partitions of these sites.")
+@click.option(
+    "--site",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_sites,
+    help="Or the partitions of these sites.",
+)
 @click.option("--if", "texts", multiple=True, metavar="CHANGES", help="What-if; repeatable; today is always answered.")
 @click.option(
     "--reach", "goals", multiple=True, metavar="GOAL", help='Find the cheapest what-ifs that reach "GROUP p95 TIME".'
@@ -182,7 +190,7 @@ def ask(
     period = Period(days=days, growth_per_week=growth, policy=policy)
     require_inside(worlds, period)
     cheapest: list[str] | None = None
-    with progress.progress_bar("replaying", len(worlds) * seeds, unit="periods") as bar:
+    with progress.progress_bar("replaying", 0 if reach else len(worlds) * seeds, unit="periods") as bar:
         if reach:
             cheapest, outcomes = find_cheapest(jobs, today, texts, reach, period, seeds=seeds, advance=bar)
         else:
@@ -196,7 +204,10 @@ def ask(
 
         draw_answers(answers, png)
     if reach and cheapest is None:
+        click.echo("pit: neither today nor any combination of the what-ifs reaches every goal", err=True)
         ctx.exit(1)
+    if reach:
+        click.echo(f"pit: the cheapest that reaches every goal: {', '.join(cheapest or ()) or 'today'}", err=True)
 
 
 @click.command()

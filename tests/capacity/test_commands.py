@@ -1,0 +1,125 @@
+"""The commands: what they print, how they end, and what they say of input that is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pitools import cli
+from pitools.capacity.synthesize import as_sacct
+from pitools.core import progress
+from tests.capacity.made_month import month
+
+TOML = "[pools.near]\ngpus = 96\nprice_per_gpu_hour = 1.0\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three weeks of jobs, a day's one job, and today's pools."""
+    monkeypatch.chdir(tmp_path)
+    lines = list(as_sacct(month(5, days=21)))
+    Path("q").write_text("\n".join(lines) + "\n")
+    Path("one").write_text("\n".join(lines[:2]) + "\n")
+    Path("none").write_text(lines[0] + "\n")
+    Path("empty").write_text("")
+    Path("today.toml").write_text(TOML)
+    return tmp_path
+
+
+def pit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, *more: str
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `pit capacity`."""
+    monkeypatch.setattr(sys, "argv", ["pit", "capacity", *text.split(), *more])
+    code = cli.run(cli.group, "pit")
+    return code, *capsys.readouterr()
+
+
+def test_answers_are_json_lines_and_progress_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pipe: a record per what-if and group on stdout, progress on stderr, a picture in its file."""
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    words = "ask q --scenario today.toml --days 7 --seeds 1 --png a.png --if"
+    code, out, err = pit(capsys, monkeypatch, words, "gpus near +16, down near 2d 1d")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert {record["what"] for record in records} == {"", "gpus near +16, down near 2d 1d"}
+    assert {record["group"] for record in records} == {"all", "team robots", "team vision"}
+    assert [json.loads(line)["done"] for line in err.splitlines()] == [1, 2]
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_goal_that_nothing_reaches_is_exit_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said, and today is answered all the same; a goal that today reaches names today."""
+    words = "ask q --scenario today.toml --days 7 --seeds 1 --if"
+    code, out, err = pit(capsys, monkeypatch, words, "gpus near -31", "--reach", "all p95 1s")
+    assert (code, "neither today nor" in err) == (1, True)
+    assert {json.loads(line)["what"] for line in out.splitlines()} == {""}
+    code, _, err = pit(capsys, monkeypatch, words, "gpus near +8", "--reach", "all p95 99d")
+    assert (code, err.splitlines()[-1]) == (0, "pit: the cheapest that reaches every goal: today")
+
+
+def test_a_forecast_no_better_than_naive_is_exit_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last records are the summaries."""
+    header, *lines = Path("q").read_text().splitlines()
+    with_start = [f"{header}|Start", *(f"{line}|{line.split('|')[5]}" for line in lines)]  # nobody waited
+    Path("real").write_text("\n".join(with_start) + "\n")
+    code, out, _ = pit(capsys, monkeypatch, "backtest real --days 7")
+    assert code == 1
+    assert json.loads(out.splitlines()[-1])["forecast_error"] == 0.0
+
+
+def test_synthetic_jobs_are_a_trace(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `model` writes, `workload` reads: the same classes."""
+    _, before, _ = pit(capsys, monkeypatch, "workload q")
+    _, made, _ = pit(capsys, monkeypatch, "model q --days 21 --seed 3")
+    Path("made").write_text(made)
+    code, after, _ = pit(capsys, monkeypatch, "workload made")
+    classes = [
+        {(each["team"], each["gpus"]) for each in map(json.loads, text.splitlines())} for text in (before, after)
+    ]
+    assert (code, classes[0]) == (0, classes[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "code", "said"),
+    [
+        ("workload nowhere", (), 5, "no such file"),
+        ("workload empty", (), 5, "unknown trace format"),
+        ("workload none", (), 5, "no job that ran"),
+        ("model one", (), 5, "no whole day"),
+        ("ask one --scenario today.toml", (), 5, "no whole day"),
+        ("backtest q", (), 5, "no real waits"),
+        ("ask q", (), 2, "--scenario or --site"),
+        ("ask q --site nowhere", (), 2, "nowhere"),
+        ("ask q --scenario today.toml --policy fedration", (), 2, 'did you mean "federation"'),
+        ("ask q --scenario today.toml --png a.jpg", (), 2, ".png"),
+        ("ask q --scenario today.toml --if", ("team visoin x2",), 2, 'did you mean "vision"'),
+        ("ask q --scenario today.toml --days 7 --if", ("away near 8d 1d",), 2, "before day 7"),
+        ("ask q --scenario today.toml --reach", ("tier 4 p95 30m",), 2, "known: 0"),
+    ],
+)
+def test_input_that_is_none_is_named(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    more: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    """Nothing is printed, the exit code is that of its kind, and the error says what is wrong."""
+    ended, out, err = pit(capsys, monkeypatch, text, *more)
+    assert (ended, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
