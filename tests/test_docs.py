@@ -42,6 +42,12 @@ _SHOWN = {
         r"causal +0\.\d",
     ],
     "monitor.md": [r" 59 +0\.03"],
+    "capacity.md": [
+        r"robots +normal",
+        r"preempt urgent normal +team vision",
+        r"rent cloud 16 3\.5.* all ",
+        "GIVEN JOBS",
+    ],
     "index.md": [r'"state":"COMPLETED"', r"1: rank 1 of 2 reads \S*/objects/"],
     "cluster.md": [r'"state":"COMPLETED"', "1: rank 1 on alpha"],
 }

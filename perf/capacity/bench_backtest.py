@@ -75,6 +75,10 @@ class Log(NamedTuple):
         """Median error of the forecast of this name."""
         return float(median(getattr(each, f"{name}_error") for each in self.told(days)))
 
+    def within(self, name: str, days: int = 0) -> float:
+        """Share of the forecasts of this name that are within 30 %."""
+        return float(np.mean([getattr(each, f"{name}_error") <= WITHIN for each in self.told(days)]))
+
     def rule_error(self, rule: Callable[[Sequence[float]], float]) -> float:
         """Median error of a rule that sees the real waits of the periods before."""
         past: dict[tuple[int, str], list[float]] = {}
@@ -120,7 +124,8 @@ def cases_of(log: Log) -> Iterator[Case]:
         yield from_ratios(text, "the same as last period", "", [naive / ours], target=1.0)
     abouts = ("ours", "the last period", "the model", "the model told the real jobs")
     for name, about in zip(FORECASTS, abouts, strict=True):
-        text = f"{log.name}, all {len(log.told())}: error of 30 % ÷ median error of {about} ({log.error(name):.2f})"
+        figures = f"{log.error(name):.2f}; within 30 %: {log.within(name):.0%}"
+        text = f"{log.name}, all {len(log.told())}: error of 30 % ÷ median error of {about} ({figures})"
         yield from_ratios(text, "±30 %", "", [WITHIN / log.error(name)], target=1.0)
     error = median(log.half_errors)
     text = f"{log.name}: error of 30 % ÷ median error of every other hour of the same period ({error:.2f})"
