@@ -189,6 +189,9 @@ def ask(
     worlds = [apply_changes(text, today, group_names) for text in dict.fromkeys(("", *texts))]
     period = Period(days=days, growth_per_week=growth, policy=policy)
     require_inside(worlds, period)
+    if policy == replay.OWN_POLICY and any(world.scenario.preempts != today.preempts for world in worlds):
+        problem = "preempt does nothing under this policy, which queues jobs outside of the pools"
+        raise UsageError(problem, where=f"--policy {policy}", hint="leave --policy out")
     cheapest: list[str] | None = None
     with progress.progress_bar("replaying", 0 if reach else len(worlds) * seeds, unit="periods") as bar:
         if reach:

@@ -26,6 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("none").write_text(lines[0] + "\n")
     Path("empty").write_text("")
     Path("today.toml").write_text(TOML)
+    Path("t.toml").write_text(f"tiers = {{ b = 1 }}\n{TOML}")
+    Path("t").write_text("JobID|QOS|Submit|ElapsedRaw|AllocTRES\n1|a|2026-06-01|60|node=1\n2|b|2026-06-09|60|node=1\n")
     return tmp_path
 
 
@@ -105,6 +107,7 @@ def test_synthetic_jobs_are_a_trace(
         ("ask q --scenario today.toml --policy fedration", (), 2, 'did you mean "federation"'),
         ("ask q --scenario today.toml --png a.jpg", (), 2, ".png"),
         ("ask q --scenario today.toml --if", ("team visoin x2",), 2, 'did you mean "vision"'),
+        ("ask t --scenario t.toml --policy ours --if", ("preempt b a",), 2, "does nothing under this policy"),
         ("ask q --scenario today.toml --days 7 --if", ("away near 8d 1d",), 2, "before day 7"),
         ("ask q --scenario today.toml --reach", ("tier 4 p95 30m",), 2, "known: 0"),
     ],
