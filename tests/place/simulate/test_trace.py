@@ -202,10 +202,11 @@ p2,12000,16384,8,1000,,BE,Pending,10,900,
 p3,12000,16384,2,1000,,BE,Failed,20,900,300
 """
     jobs = []
-    for name, text in (("month", sacct), ("pods", alibaba), ("log", SWF)):
+    for name, text in (("month", sacct), ("pods", alibaba), ("log", SWF), ("helios", HELIOS), ("philly", PHILLY)):
         (tmp_path / name).write_text(text)
         jobs.append(trace.read_trace(tmp_path / name))
     assert (jobs[0].wait_s, jobs[0].account) == ([30.0, 20.0, -1.0], ["a", "b", "b"])
     assert (jobs[1].wait_s, jobs[1].run_s, jobs[1].gpus) == ([0.0, 280.0], [900.0, 600.0], [1, 2])
     assert jobs[1].unallocated == 2
     assert (jobs[2].wait_s, jobs[2].account, jobs[2].began_s) == ([5.0, 0.0], ["3", "3"], 1300000000.0)
+    assert (jobs[3].wait_s, jobs[4].wait_s) == ([7.0, 7.0], [600.0, 29.0])

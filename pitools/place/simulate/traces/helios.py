@@ -29,7 +29,7 @@ def row(raw: Raw) -> TraceRow | None:
         submit_s = parse_number(raw.get("submit_s", ""), "submit_s")
     if not gpus or not run_s:
         return None
-    guess = raw.get("predicted_rank_score", "")
+    guess, start = raw.get("predicted_rank_score", ""), raw.get("start_time", "")
     return TraceRow(
         job_id=raw["job_id"],
         submit_s=submit_s,
@@ -38,4 +38,5 @@ def row(raw: Raw) -> TraceRow | None:
         owner=raw.get("user", ""),
         queue=raw.get("vc", raw.get("queue", "")),
         rank_score=parse_number(guess, "predicted_rank_score") if guess else 0.0,
+        wait_s=max(0.0, parse_naive_time(start, "start_time") - submit_s) if start else -1.0,
     )

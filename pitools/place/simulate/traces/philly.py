@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 from pitools.place.simulate.traces.row import TraceRow, parse_naive_time
@@ -37,7 +38,7 @@ def row(raw: Any) -> TraceRow | None:
     """Return a job, with the run time of all its attempts; None if it never ran or held no GPU. Raises ValueError."""
     if not isinstance(raw, dict) or not isinstance(raw.get("attempts"), list):
         raise ValueError("not a job with attempts")
-    job_id, run_s, gpus = raw.get("jobid"), 0.0, 0
+    job_id, run_s, gpus, began_s = raw.get("jobid"), 0.0, 0, inf
     if not isinstance(job_id, str) or not job_id:
         raise ValueError(f"jobid is {job_id!r}")
     for attempt in raw["attempts"]:
@@ -48,7 +49,8 @@ def row(raw: Any) -> TraceRow | None:
             raise ValueError(f"an attempt of {job_id} is incomplete: {error}") from error
         if start in (None, "None") or end in (None, "None"):
             continue  # as published where an attempt was ended before it ran, or ran on at the end of the log
-        ran_s = parse_naive_time(end, "end_time") - parse_naive_time(start, "start_time")
+        start_s = parse_naive_time(start, "start_time")
+        began_s, ran_s = min(began_s, start_s), parse_naive_time(end, "end_time") - start_s
         if ran_s < 0:
             raise ValueError(f"an attempt of {job_id} ends before it starts")
         run_s, gpus = run_s + ran_s, max(gpus, attempt_gpus)
@@ -62,4 +64,5 @@ def row(raw: Any) -> TraceRow | None:
         run_s=run_s,
         owner=str(raw.get("user") or ""),
         queue=str(raw.get("vc") or ""),
+        wait_s=max(0.0, began_s - submit_s),
     )
