@@ -98,7 +98,7 @@ def backtest(
     trace without real waits, or of fewer than two whole periods.
     """
     if not any(wait >= 0 for wait in trace.wait_s):
-        hint = "give the output of sacct -P with the columns Submit and Start, SWF with waits, or a published log with starts"
+        hint = "give the output of sacct -P with the columns Submit and Start, SWF, or a published log with waits"
         raise DataError(
             "no real waits (expected a trace with times of submission and start)", where=trace.name, hint=hint
         )

@@ -222,11 +222,11 @@ def ask(
 def backtest(ctx: click.Context, trace: Path, days: int, skip_bad: bool, form: str) -> None:
     """Forecast the p95 wait of each period of TRACE from those before, and compare it with the real one.
 
-    TRACE needs real waits: `sacct -P` with Submit and Start, SWF, or a log of alibaba, Helios or Philly as published. One
-    record for each period of
-    all jobs, and of each queue with 100 jobs in it; then a summary for each. Forecast: the median of the last three
-    periods; naive: the last period; simulated: by the simulator of `ask`, on jobs of the same shape; given_jobs: on the
-    real jobs, which nobody has before. Exit 1 if the forecast for all jobs is not better than naive.
+    TRACE needs real waits: `sacct -P` with Submit and Start, SWF, or a log of alibaba, Helios or Philly as published.
+    One record for each period of all jobs, and of each queue with 100 jobs in it; then a summary for each. Forecast:
+    the median of the last three periods; naive: the last period; simulated: by the simulator of `ask`, on jobs of the
+    same shape; given_jobs: on the real jobs, which nobody has before. Exit 1 if the forecast for all jobs is not better
+    than naive.
     """
     from pitools.capacity.backtest import backtest as run_backtest
     from pitools.capacity.backtest import summarize_backtest
