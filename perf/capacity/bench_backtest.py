@@ -8,10 +8,10 @@ copies of Helios in ../shared have no waits. Every period of 1, 2, 3 and 7 days 
 each queue of 100 jobs, is a forecast; those where neither period has a p95 wait of a minute are left out: nobody
 waits there. Errors are relative to the real wait; a case has their median.
 
-The forecast was chosen on Gaia (of six rules, below); alibaba's log had no say in it. For both directions the rule
-that is best on one log is told, with its figure on the other. Why 30 % is out of reach, month or week: the model of
-`pit capacity ask` is no nearer when it is told the period's real jobs, which nobody has before, and every other hour
-of the very same period does not tell the other hours' wait.
+The forecast is the one of six rules, below, that is best on Gaia; alibaba's log is one that it was not chosen on. For
+both directions the rule that is best on one log is told, with its figure on the other. Why 30 % is out of reach: the
+model of `pit capacity ask` is no nearer when it is told the period's real jobs, which nobody has before, and every
+other hour of the very same period does not tell the other hours' wait.
 """
 
 from __future__ import annotations
