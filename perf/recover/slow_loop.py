@@ -1,9 +1,9 @@
 """The reference loops, slowed down so that faults can be aimed at steps, with the faults that only a program can make.
 
 Entries of requests: `slow_loop:jax`, `slow_loop:torch`, with the loop's own arguments and these:
-delay_s: after each step. raise_at: a Python error after this step, at every rank. hog_at: after this step rank 1 takes
-memory until it gets no more (`ulimit -v`). die_at: until the kernel ends it, in a memory cgroup of its own, as Slurm's
-task/cgroup would make one (cgroups of version 1, root).
+delay_s: after each step, until the run's folder has a file `go`. raise_at: a Python error after this step, at every
+rank. hog_at: after this step rank 1 takes memory until it gets no more (`ulimit -v`). die_at: until the kernel ends it,
+in a memory cgroup of its own, as Slurm's task/cgroup would make one (cgroups of version 1, root).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def _run(
 ) -> None:
     from pitools.run.steps import StepLog
 
-    write = StepLog.write
+    write, go = StepLog.write, Path(os.environ["PIT_RUN_DIR"], "go")
 
     def slowly(self: StepLog, **step: Any) -> None:
         write(self, **step)
-        time.sleep(delay_s)
+        time.sleep(0.0 if go.exists() else delay_s)
         if step["step"] == raise_at:
             raise ValueError(f"the batch of step {raise_at} cannot be used")
         if step["step"] in (hog_at, die_at) and os.environ.get("PIT_RANK") == "1":
