@@ -337,7 +337,9 @@ def run_cases(bench: Bench, names: list[str]) -> list[Case]:
         try:
             checks = CASES[name](bench)
         except SystemExit as error:
-            checks = {str(error): False}
+            if not isinstance(error.code, str):  # a signal
+                raise
+            checks = {error.code: False}
             bench.cluster.run("scancel", "--me", check=False)
         for check in (check for check, holds in checks.items() if not holds):
             print(f"{name}: not so: {check}", file=sys.stderr, flush=True)
