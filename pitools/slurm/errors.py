@@ -241,9 +241,9 @@ def is_busy(error: PitError) -> bool:
 
 
 def died_without_message(done: subprocesses.Completed) -> bool:
-    """Return whether a command failed without a message: killed, or nothing on stderr."""
+    """Return whether a command failed without a message: killed, or nothing printed (sacctmgr refuses on stdout)."""
     is_signal = done.code < 0 or _SIGNAL_BASE < done.code < SSH_FAILED - 1
-    return is_signal or (done.code != 0 and not done.stderr.strip())
+    return is_signal or (done.code != 0 and not (done.stderr + done.stdout).strip())
 
 
 def job_not_found(stderr: str) -> bool:

@@ -26,15 +26,21 @@ import msgspec
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, teams_top_down
 from pitools.tenancy.columns import COLUMNS, setting
 
-_TIERS, _DEFAULT, _PARENT = "QOS", "DefaultQOS", "Parent"
+_TIERS, _DEFAULT, _PARENT, _PREEMPT = "QOS", "DefaultQOS", "Parent", "Preempt"
+_ACCOUNT = "DefaultAccount"
+_OF_RECORD = ("Description", "Organization")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of sacctmgr. before: None makes the object, after: None removes it, a user with all associations."""
+    """One call of sacctmgr. before: None makes the object, after: None removes it.
+
+    is_elsewhere: other clusters have the account too, which is not removed there.
+    """
 
     key: Key
     before: Values | None
     after: Values | None
+    is_elsewhere: bool = False
 
 
 def order_changes(now: ClusterState, then: ClusterState) -> list[Change]:
@@ -74,7 +80,8 @@ class _Walk:
             del self.objects[key]
         else:
             self.objects[key] = dict(after)
-        yield Change(key=key, before=before, after=after)
+        is_elsewhere = any(key in used for used in self.now.others.values())
+        yield Change(key=key, before=before, after=after, is_elsewhere=is_elsewhere)
 
     def update(self, key: Key, **values: str) -> Iterator[Change]:
         """Yield the change of some values of an object; "" unsets one."""
@@ -82,11 +89,14 @@ class _Walk:
         yield from self.put(key, {option: text for option, text in both.items() if text})
 
     def tiers(self) -> Iterator[Change]:
-        """Make new QOS, then set the values of all."""
+        """Make new QOS, and let others preempt no more than before and after: no loop; then set all values."""
         wanted = {key: values for key, values in self.then.objects.items() if key[0] == "tier"}
         for key, values in wanted.items():
             if key not in self.objects:
-                yield from self.put(key, {option: text for option, text in values.items() if option != "Preempt"})
+                yield from self.put(key, {option: text for option, text in values.items() if option != _PREEMPT})
+            else:
+                old, new = (names.get(_PREEMPT, "").split(",") for names in (self.objects[key], values))
+                yield from self.update(key, Preempt=",".join(name for name in old if name in new))
         for key, values in wanted.items():
             yield from self.put(key, values)
 
@@ -149,6 +159,9 @@ class _Walk:
                 parent = values.get(_PARENT, "")
                 if parent != self.objects[key].get(_PARENT, ""):
                     yield from self.update(key, Parent=parent)
+            elif key[1] in self.now.records and key[0] == "team":  # a new association does not change the account
+                plain = {option: text for option, text in values.items() if option not in _OF_RECORD}
+                yield from self.put(key, {**plain, **self.now.records[key[1]]})
             yield from self.put(key, values)
             if key[0] == "member" and ("user", key[2]) not in self.objects:
                 self.objects["user", key[2]] = {"DefaultAccount": key[1]}  # as Slurm does with a user's first
@@ -165,14 +178,27 @@ class _Walk:
                 yield from self.put(key, values)
 
     def remove(self) -> Iterator[Change]:
-        """Remove users with all their associations, other associations, then accounts, children first."""
-        for key in [key for key in self.objects if key[0] == "user" and key not in self.then.objects]:
+        """Remove users' associations, those of the default account last; then accounts, children first.
+
+        Slurm marks one association of a new user as the default, and all of the account if it is set: it is set again
+        where the marked one may go and another of the account stays. A user goes with the last association.
+        """
+        gone = [key for key in self.objects if key[0] == "member" and key not in self.then.objects]
+        for user in dict.fromkeys(key[2] for key in gone if self.is_default(key)):
+            if values := self.then.objects.get(("user", user)):
+                unset = {option: text for option, text in values.items() if option != _ACCOUNT}
+                yield Change(key=("user", user), before=unset, after=values)
+        for key in sorted(gone, key=self.is_default):
             yield from self.put(key, None)
-            for row in [row for row in self.objects if row[0] == "member" and row[2] == key[1]]:
-                del self.objects[row]
+            if not any(row[0] == "member" and row[2] == key[2] for row in self.objects):
+                del self.objects["user", key[2]]
         for key in reversed(self.rows(self.now, self.old_teams)):
             if key in self.objects and key not in self.then.objects:
                 yield from self.put(key, None)
+
+    def is_default(self, key: Key) -> bool:
+        """Return whether an association is one of the user's default account."""
+        return self.objects["user", key[2]].get(_ACCOUNT) == key[1]
 
     def narrow(self) -> Iterator[Change]:
         """Give the lists of QOS their final values: own lists from below, then what is inherited from above.
@@ -231,6 +257,8 @@ def command(change: Change, cluster: str) -> list[str]:
         return ["sacctmgr", "-i", verb, what, names, *where]
     if verb == "modify":
         return ["sacctmgr", "-i", verb, what, "where", f"name={names}", *where, "set", *settings]
+    if verb == "delete" and change.key[0] == "team" and not change.is_elsewhere:
+        where = []  # the account too, not only its association
     if verb == "delete":
         return ["sacctmgr", "-i", verb, what, f"name={names}", *where]
     return ["sacctmgr", "-i", verb, what, names, *where, *settings]

@@ -22,11 +22,16 @@ _ASSOCIATION_KEY = ("Cluster", "Account", "User", "Partition")
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """The accounting of one cluster. others: each cluster that shares its database and QOS → the QOS in use there."""
+    """The accounting of one cluster.
+
+    others: each cluster that shares its database, and so QOS and accounts → those in use there, as keys. records: each
+    account of the database → its description and organization.
+    """
 
     cluster: str
     objects: dict[Key, Values]
-    others: dict[str, frozenset[str]] = {}
+    others: dict[str, frozenset[Key]] = {}
+    records: dict[str, Values] = {}
 
 
 def queries() -> list[list[str]]:
@@ -54,29 +59,26 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     """
     qos, associations, parents, defaults, users, accounts = map(_rows, answers)
     objects: dict[Key, Values] = {}
-    others: dict[str, frozenset[str]] = {}
+    others: dict[str, frozenset[Key]] = {}
     for name, *texts in qos:
         objects["tier", name] = _values(QOS, texts, "show qos")
     parent_of = {account: parent for of, account, user, parent in parents if of == cluster and not user}
-    about = {row[0]: row[1:] for row in accounts}
+    records = {row[0]: _record(row, parent_of.get(row[0], "")) for row in accounts}
+    coordinators = {row[0]: row[3] for row in accounts}
     for of, account, user, partition, *texts in associations:
         values = _values(ASSOCIATION, texts, "show assoc")
         if of != cluster:
             names = f"{values.get('QOS', '')},{values.get('DefaultQOS', '')}".split(",")
-            others[of] = others.get(of, frozenset()) | {name.lstrip("+-") for name in names if name}
+            used = {("team", account), *(("tier", name.lstrip("+-")) for name in names if name)}
+            others[of] = others.get(of, frozenset()) | used
             continue
         if user:
             objects["member", account, user, partition] = values
             objects["user", user] = {}
             continue
-        description, organization, coordinators = about.get(account, ["", "", ""])
-        named = {"Parent": parent_of.get(account, ""), "Description": description, "Organization": organization}
-        implied = {"", account, *(["root"] if named["Parent"] in ("", "root") else [named["Parent"]])}
-        texts_set = {key: text for key, text in named.items() if key == "Parent" or text not in implied}
-        if texts_set["Parent"] in ("", "root"):
-            del texts_set["Parent"]
-        objects["team", account] = {**texts_set, **values}
-        for lead in comma_list(coordinators):
+        parent = {"Parent": parent_of.get(account, "")} if parent_of.get(account) not in (None, "", "root") else {}
+        objects["team", account] = {**parent, **records.get(account, {}), **values}
+        for lead in comma_list(coordinators.get(account, "")):
             objects["lead", account, lead] = {}
     for of, user, account in defaults:
         if of == cluster and ("user", user) in objects:
@@ -84,7 +86,7 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for user, level in users:
         if ("user", user) in objects and level not in ("", "None"):
             objects["user", user]["AdminLevel"] = level
-    return without_inherited_leads(ClusterState(cluster=cluster, objects=objects, others=others))
+    return without_inherited_leads(ClusterState(cluster=cluster, objects=objects, others=others, records=records))
 
 
 def without_inherited_leads(state: ClusterState) -> ClusterState:
@@ -117,6 +119,12 @@ def teams_top_down(state: ClusterState) -> list[str]:
     for name in names:
         names += children.get(name, [])
     return [name for name in names if ("team", name) in state.objects]
+
+
+def _record(row: Sequence[str], parent: str) -> Values:
+    """Return an account's description and organization, without those that Slurm gives it itself: names."""
+    named = {"Description": row[1], "Organization": row[2]}
+    return {option: text for option, text in named.items() if text not in ("", row[0], parent or "root")}
 
 
 def _rows(text: str) -> list[list[str]]:

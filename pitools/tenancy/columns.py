@@ -16,6 +16,7 @@ Kind = Literal["tres", "count", "time", "list", "number", "text"]
 TomlValue = int | float | str | list[str] | dict[str, int | str]
 
 _NO_NUMBER = "-1"  # sacctmgr's value that removes a limit
+_QUOTES = str.maketrans({'"': "`", "'": "`"})
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _MIB = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
@@ -50,6 +51,7 @@ ASSOCIATION = (
     Column("MaxWall", "max_wall", "time"),
     Column("MinPrioThresh", "min_prio_thresh", "count"),
 )
+# Not MaxTRESRunMinsPA: sacctmgr 22.05 gives it amounts of MaxTRESRunMinsPU, and does not remove the last.
 QOS = (
     Column("Priority", "priority", "count", "0"),
     Column("Preempt", "preempts", "list"),
@@ -59,7 +61,7 @@ QOS = (
     Column("Flags", "flags", "list"),
     Column("UsageFactor", "usage_factor", "number", "1"),
     Column("UsageThres", "usage_threshold", "number"),
-    Column("LimitFactor", "limit_factor", "number"),
+    Column("LimitFactor", "limit_factor", "number", "0"),
     Column("GrpTRES", "grp_tres", "tres"),
     Column("GrpTRESMins", "grp_tres_mins", "tres"),
     Column("GrpTRESRunMins", "grp_tres_run_mins", "tres"),
@@ -75,11 +77,10 @@ QOS = (
     Column("MaxTRESPU", "max_tres_per_user", "tres"),
     Column("MaxTRESPA", "max_tres_per_account", "tres"),
     Column("MaxTRESRunMinsPU", "max_tres_run_mins_per_user", "tres"),
-    Column("MaxTRESRunMinsPA", "max_tres_run_mins_per_account", "tres"),
     Column("MaxJobsPU", "max_jobs_per_user", "count"),
     Column("MaxJobsPA", "max_jobs_per_account", "count"),
-    Column("MaxSubmitPU", "max_submit_per_user", "count"),
-    Column("MaxSubmitPA", "max_submit_per_account", "count"),
+    Column("MaxSubmitJobsPU", "max_submit_per_user", "count"),
+    Column("MaxSubmitJobsPA", "max_submit_per_account", "count"),
     Column("MaxJobsAccruePU", "max_jobs_accrue_per_user", "count"),
     Column("MaxJobsAccruePA", "max_jobs_accrue_per_account", "count"),
     Column("MinPrioThresh", "min_prio_thresh", "count"),
@@ -96,9 +97,11 @@ COLUMNS = {"tier": QOS, "team": ACCOUNT, "member": ASSOCIATION, "user": USER, "l
 
 def canonical(column: Column, text: str) -> str:
     """Return the canonical text of a value as sacctmgr prints or reads it; "" if it is unset. Raises UsageError."""
-    text = text.strip() if column.kind == "text" else none_to_empty(text)
+    # Slurm keeps each quote as a backquote.
+    text = text.strip().translate(_QUOTES) if column.kind == "text" else none_to_empty(text)
     if column.kind == "tres":
-        text = ",".join(f"{name}={_amount(name, value)}" for name, value in sorted(parse_tres(text).items()))
+        amounts = {name: _amount(name, value) for name, value in sorted(parse_tres(text).items())}
+        text = ",".join(f"{name}={value}" for name, value in amounts.items())
     elif column.kind == "time":
         text = units.to_slurm_time(units.parse_duration(text)) if text else ""
     elif column.kind == "list":
@@ -149,8 +152,12 @@ def setting(column: Column, before: str, after: str, name: str) -> str:
         new = parse_tres(after)
         gone = {name: _NO_NUMBER for name in parse_tres(before) if name not in new}
         return f"{column.option}=" + ",".join(f"{name}={value}" for name, value in {**new, **gone}.items())
+    if column.option == "GraceTime":  # seconds alone: of `00:05:00` sacctmgr reads the 00
+        return f"{column.option}={units.parse_duration(after) if after else 0}"
     if after:
         return f"{column.option}={after}"
+    if column.kind == "number":
+        return f"{column.option}={_NO_NUMBER}"
     if column.option in ("Description", "Organization"):
         return f"{column.option}={name}"
     return f"{column.option}={column.unset or ('' if column.option in ('QOS', 'Preempt') else _NO_NUMBER)}"

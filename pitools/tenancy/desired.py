@@ -49,12 +49,12 @@ def _with_unlisted(policy: Policy, objects: dict[Key, Values], now: ClusterState
 
     With `listed` also what it does not name, with members.
     """
-    used_elsewhere = frozenset[str]().union(*now.others.values())
+    used_elsewhere = frozenset[Key]().union(*now.others.values())
     kept = {
         key: values
         for key, values in now.objects.items()
         if key[0] != "user" and key[1] not in (policy.tiers if key[0] == "tier" else policy.teams)
-        if policy.manage == "listed" or (key[1] in used_elsewhere if key[0] == "tier" else key[1] == "root")
+        if policy.manage == "listed" or (key in used_elsewhere if key[0] == "tier" else key[1] == "root")
     }
     members = {key[2] for key in (*objects, *kept) if key[0] == "member"}
     users = {key: values for key, values in now.objects.items() if key[0] == "user" and key[1] in members}

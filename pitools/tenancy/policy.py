@@ -100,7 +100,6 @@ class Tier(_Table, frozen=True, kw_only=True):
     max_tres_per_user: Tres = {}
     max_tres_per_account: Tres = {}
     max_tres_run_mins_per_user: Tres = {}
-    max_tres_run_mins_per_account: Tres = {}
     max_jobs_per_user: int | None = None
     max_jobs_per_account: int | None = None
     max_submit_per_user: int | None = None

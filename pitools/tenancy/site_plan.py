@@ -61,24 +61,20 @@ def planned_state(site: str, now: ClusterState, rows: Iterable[ChangeRow]) -> Cl
     for row in rows:
         steps.setdefault(row.key, [row.before]).append(row.after)
         if row.after is None:
-            objects = {key: values for key, values in objects.items() if not _goes_with(key, row.key)}
+            objects.pop(row.key, None)
             continue
         objects[row.key] = row.after
-        if row.key[0] == "member":  # a user's first association makes the user, with this default account
-            user = ("user", row.key[2])
-            if user not in objects:
-                objects[user] = {"DefaultAccount": row.key[1]}
-                steps[user] = [None, objects[user]]
+        user = ("user", row.key[2] if row.key[0] == "member" else "")
+        if user[1] and user not in objects:  # a user's first association makes the user, with this default account
+            objects[user] = {"DefaultAccount": row.key[1]}
+            steps[user] = [None, objects[user]]
+    members = {key[2] for key in objects if key[0] == "member"}
+    objects = {key: values for key, values in objects.items() if key[0] != "user" or key[1] in members}
     for key, values in steps.items():  # any of them: an earlier run of the same plan may have ended in the middle
         if now.objects.get(key) not in values:
             hint = "make a new plan: pit tenancy plan"
             raise ClusterError(f"{name_of(key)} has changed since the plan", where=f"site {site}", hint=hint)
     return msgspec.structs.replace(now, objects=objects)
-
-
-def _goes_with(key: Key, removed: Key) -> bool:
-    """Return whether an object goes with a removed one: itself, or an association of a removed user."""
-    return key == removed or (removed[0] == "user" and key[0] == "member" and key[2] == removed[1])
 
 
 def require_agreement(policies: Mapping[str, Policy], accounting: Mapping[str, SiteAccounting], where: str) -> None:

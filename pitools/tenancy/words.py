@@ -11,7 +11,7 @@ def describe(change: Change) -> str:
     """Return what a change does, in the words of the policy."""
     name = name_of(change.key)
     if change.after is None:
-        return f"remove {name}" + (" from all teams" if change.key[0] == "user" else "")
+        return f"remove {name}"
     if change.before is None:
         values = difference_text(change.key[0], {}, change.after)
         return f"add {name}" + (f": {values}" if values else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pitools.core import units
 from pitools.core.errors import UsageError
 from pitools.slurm.fields import parse_tres
 from pitools.tenancy.changes import effective_tiers
@@ -23,6 +24,12 @@ class Sacctmgr:
     def __init__(self, state: ClusterState) -> None:
         self.cluster = state.cluster
         self.objects: dict[Key, Values] = {key: dict(values) for key, values in state.objects.items()}
+        # Slurm marks a user's first association as the default, and all of an account that is set as the default.
+        self.marked = {
+            next(key for key in self.objects if key[:3] == ("member", values["DefaultAccount"], user[1]))
+            for user, values in self.objects.items()
+            if user[0] == "user"
+        }
 
     def run(self, argv: Sequence[str]) -> None:
         """Carry out `sacctmgr -i VERB WHAT ...`, or refuse it."""
@@ -32,6 +39,7 @@ class Sacctmgr:
         try:
             getattr(self, f"_{verb}")(KINDS[what], words)
             self._check(before)
+            self._check_preemption()
         except RefusedError:
             self.objects = before
             raise
@@ -52,7 +60,9 @@ class Sacctmgr:
             account = given.pop("account")
             key = (kind, account, name, given.pop("partition", ""))
             self._require(("team", account))
-            self.objects.setdefault(("user", name), {"DefaultAccount": account})
+            if ("user", name) not in self.objects:
+                self.objects["user", name] = {"DefaultAccount": account}
+                self.marked.add(key)
         if key in self.objects:
             raise RefusedError("nothing new added")
         self.objects[key] = {}
@@ -76,6 +86,7 @@ class Sacctmgr:
             return
         for key in self._matching(kind, where):
             del self.objects[key]
+            self.marked.discard(key)
             if kind == "team":
                 for lead in [k for k in self.objects if k[0] == "lead" and k[1] == key[1]]:
                     del self.objects[lead]
@@ -140,6 +151,11 @@ class Sacctmgr:
                     raise RefusedError("an account below itself")
             if option == "DefaultAccount" and not any(k[:3] == ("member", text, key[1]) for k in self.objects):
                 raise RefusedError("no association for the default account")
+            if option == "DefaultAccount":
+                self.marked = {k for k in self.marked if k[2] != key[1]}
+                self.marked |= {k for k in self.objects if k[:3] == ("member", text, key[1])}
+            if option == "GraceTime":
+                text = units.to_slurm_time(int(text))
             try:
                 values[option] = canonical(column, text)
             except UsageError as error:
@@ -162,6 +178,19 @@ class Sacctmgr:
             if default and default not in effective_tiers(state, key):
                 raise RefusedError(f"{key} has no access to its default qos {default}")
 
+    def _check_preemption(self) -> None:
+        """Refuse a loop of QOS that preempt each other."""
+        left = {
+            key[1]: set(filter(None, v.get("Preempt", "").split(",")))
+            for key, v in self.objects.items()
+            if key[0] == "tier"
+        }
+        while ends := [name for name, preempted in left.items() if not preempted & left.keys()]:
+            for name in ends:
+                del left[name]
+        if left:
+            raise RefusedError("QOS Preemption loop detected")
+
     def answers(self) -> list[str]:
         """Return what sacctmgr prints for `cluster_state.queries`."""
         rows: list[list[list[str]]] = [[], [], [], [], [], []]
@@ -177,7 +206,8 @@ class Sacctmgr:
                 parent = "" if user or name == "root" else values.get("Parent", "root")
                 rows[2].append([self.cluster, name, user, parent])
             elif kind == "user":
-                rows[3].append([self.cluster, name, values["DefaultAccount"]])
+                if any(key[2] == name for key in self.marked):
+                    rows[3].append([self.cluster, name, values["DefaultAccount"]])
                 rows[4].append([name, values.get("AdminLevel", "None")])
         leads = [key for key in self.objects if key[0] == "lead"]
         for kind, name, *_ in [key for key in self.objects if key[0] == "team"]:

@@ -16,7 +16,7 @@ PARTITIONS = ("", "", "gpu", "big.mem")
 LINKS = ("QOS", "DefaultQOS", "Preempt", "Parent", "DefaultAccount", "AdminLevel")
 
 _tres = st.dictionaries(
-    st.sampled_from(["cpu", "node", "gres/gpu", "gres/gpu:h100", "mem"]), st.integers(1, 9000), min_size=1, max_size=3
+    st.sampled_from(["cpu", "node", "gres/gpu", "billing", "mem"]), st.integers(1, 9000), min_size=1, max_size=3
 )
 _TEXTS = {
     "tres": _tres.map(lambda d: ",".join(f"{n}={v}{'G' if n == 'mem' else ''}" for n, v in d.items())),
@@ -49,11 +49,13 @@ def states(draw: Any, *, has_signed_teams: bool = True) -> ClusterState:
 
     has_signed_teams: accounts may change the list of QOS that they inherit (`+urgent`).
     """
-    tiers = draw(st.lists(st.sampled_from(TIERS), min_size=1, unique=True))
+    # Each preempts only those before it, in one order: slurmdbd 22.05 remembers an emptied list of preempted QOS,
+    # and takes the reverse for a loop.
+    tiers = sorted(draw(st.lists(st.sampled_from(TIERS), min_size=1, unique=True)), key=TIERS.index)
     objects: dict[Key, Values] = {}
-    for tier in tiers:
+    for i, tier in enumerate(tiers):
         objects["tier", tier] = draw(_values(QOS))
-        if preempt := draw(st.lists(st.sampled_from(tiers), max_size=2, unique=True)):
+        if i and (preempt := draw(st.lists(st.sampled_from(tiers[:i]), max_size=2, unique=True))):
             objects["tier", tier]["Preempt"] = ",".join(sorted(preempt))
     teams = ["root", *draw(st.lists(st.sampled_from(TEAMS), unique=True))]
     lists: dict[str, set[str]] = {}

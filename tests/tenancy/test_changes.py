@@ -44,5 +44,4 @@ def test_changes_are_said_in_words() -> None:
     assert describe(Change(key=("team", "a"), before={"MaxJobs": "3"}, after={"Fairshare": "7"})) == (
         "team a: shares 1 → 7, max_jobs 3 removed"
     )
-    assert describe(Change(key=("user", "ann"), before={}, after=None)) == "remove user ann from all teams"
     assert describe(Change(key=("lead", "a", "ann"), before=None, after={})) == "add lead ann of team a"

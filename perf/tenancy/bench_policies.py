@@ -1,0 +1,154 @@
+"""Random policies, made real by `pitools.tenancy` in a real slurmdbd, and read back.
+
+perf/run tenancy_policies [--quick] [--seed N]     needs root, eval "$(scripts/devcluster up --clusters alpha)"
+
+From each policy to the next by the calls of `run`. Then the ratio is the share of policies for which a check finds
+nothing, of which an import asks for no change, and (of every tenth) after whose
+undo sacctmgr prints what it did before. The cluster keeps the last policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+
+from perf.harness.dev_cluster import alpha
+from perf.harness.harness import from_ratios, report
+from pitools.core.errors import ClusterError, PitError
+from pitools.tenancy.apply import apply_changes, differences, undone_state
+from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.desired import desired_state, policy_tables
+from pitools.tenancy.policy import policy_of
+from pitools.tenancy.policy_text import policy_text
+from pitools.tenancy.read import SiteAccounting, read_site
+from tests.tenancy.states import states
+
+SITE = alpha()
+UNDO_EVERY = 10
+EMPTY = ClusterState(cluster="alpha", objects={})
+
+
+def shown() -> list[str]:
+    """Return the lines that sacctmgr prints of everything, in no order: a QOS made again has a new place."""
+    env = {"SLURM_CONF": SITE.slurm.conf, "PATH": "/usr/bin:/bin"}
+    lines = []
+    for what in (["qos"], ["account", "withassoc", "withcoord"], ["user", "withassoc", "withcoord"], ["assoc"]):
+        argv = ["sacctmgr", "-P", "show", *what]
+        lines += subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sorted(lines)
+
+
+def call(accounting: SiteAccounting, argv: Sequence[str]) -> None:
+    """Run a call of sacctmgr. Raises PitError with the call."""
+    try:
+        accounting.client.run_once(argv, "")
+    except PitError as error:
+        raise ClusterError(str(error), where=shlex.join(argv)) from error
+
+
+def make(accounting: SiteAccounting, then: ClusterState, journal: Path) -> str:
+    """Make the accounting a state by the calls of `run`, and return the run's ID."""
+    run = ""
+    for entry in apply_changes(
+        accounting.state,
+        then,
+        lambda argv: call(accounting, argv),
+        site="alpha",
+        user="root",
+        journal=journal,
+    ):
+        run = entry.run
+    return run
+
+
+def with_root(state: ClusterState) -> ClusterState:
+    """Return a state with what no run may take away: the root user of the root account, an administrator."""
+    root = {"DefaultAccount": "root", "AdminLevel": "Administrator"}
+    return ClusterState(
+        cluster="alpha", objects={**state.objects, ("member", "root", "root", ""): {}, ("user", "root"): root}
+    )
+
+
+def try_policy(then: ClusterState, journal: Path, *, is_undone: bool) -> dict[str, bool]:
+    """Make the accounting a state, and return which promises hold."""
+    now = read_site(SITE)
+    before = shown() if is_undone else []
+    run = make(now, then, journal)
+    after = read_site(SITE)
+    text = policy_text(policy_tables(after.state))
+    asked = desired_state(policy_of(tomllib.loads(text), "", "policy"), EMPTY)
+    for change in differences(after.state, then):
+        print(change.key, change.before, "expected", change.after, file=sys.stderr)
+    promises = {
+        "plan, run, check: clean": after.state.objects == then.objects,
+        "import: no change": asked.objects == after.state.objects,
+    }
+    if is_undone and run:
+        make(after, undone_state(after.state, journal, run), journal)
+        promises["undo: as before"] = shown() == before
+    return promises
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="20 policies")
+    parser.add_argument("--seed", type=int, default=20)
+    args = parser.parse_args()
+    held: dict[str, list[float]] = defaultdict(list)
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        @seed(args.seed)
+        @settings(
+            max_examples=20 if args.quick else 500,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            verbosity=Verbosity.quiet,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(states())
+        def each(state: ClusterState) -> None:
+            number = len(held["plan, run, check: clean"])
+            then = with_root(state)
+            try:
+                promises = try_policy(then, Path(folder, "journal.jsonl"), is_undone=number % UNDO_EVERY == 9)
+            except PitError as error:
+                promises = {"plan, run, check: clean": False}
+                print(f"policy {number}: {error}", file=sys.stderr, flush=True)
+            for promise, is_held in promises.items():
+                held[promise].append(float(is_held))
+                if not is_held:
+                    print(f"policy {number}: not held: {promise}", file=sys.stderr, flush=True)
+            if number % 20 == 19:
+                print({promise: f"{sum(n):g} of {len(n)}" for promise, n in held.items()}, file=sys.stderr, flush=True)
+
+        each()
+    version = subprocess.run(
+        ["sinfo", "-V"],
+        env={"SLURM_CONF": SITE.slurm.conf, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()[-1]
+    return report(
+        [
+            from_ratios(
+                f"{len(shares)} policies: {promise}", "slurmdbd", version, [sum(shares) / len(shares)], target=1.0
+            )
+            for promise, shares in held.items()
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
