@@ -92,12 +92,15 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
     from pitools.core.output import Output
     from pitools.tenancy.apply import lock_outs
     from pitools.tenancy.desired import desired_state
+    from pitools.tenancy.refusals import require_possible
     from pitools.tenancy.site_plan import plan_rows, require_agreement
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
     require_agreement({name: policies[name] for name in accounting}, accounting, str(policy))
     then = {name: desired_state(policies[name], each.state, str(policy)) for name, each in accounting.items()}
+    for name, each in accounting.items():
+        require_possible(each.state, then[name], f"{policy} at site {name}")
     with Output(form, CHANGE_COLUMNS) as out:
         for name, each in accounting.items():
             for row in plan_rows(name, each.state, then[name]):

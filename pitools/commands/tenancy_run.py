@@ -47,6 +47,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     from pitools.site.load import load_site
     from pitools.tenancy.apply import lock_journal
     from pitools.tenancy.read import read_site
+    from pitools.tenancy.refusals import require_possible
     from pitools.tenancy.site_plan import require_agreement, require_no_lock_out, run_changes
 
     if bool(policy) == bool(undo):
@@ -58,8 +59,10 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         raise_last(errors)
         require_agreement(policies, accounting, policy)
         for name, each in accounting.items():
+            then = wanted[name](each.state)
+            require_possible(each.state, then, f"{policy or undo} at site {name}")
             if not undo:
-                require_no_lock_out(name, each.state, wanted[name](each.state), lock_outs)
+                require_no_lock_out(name, each.state, then, lock_outs)
         for i, name in enumerate(accounting):
             # Sites may share a database: what the first changed is read again.
             each = read_site(load_site(name)) if i else accounting[name]

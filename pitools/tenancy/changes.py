@@ -134,10 +134,10 @@ class _Walk:
         """Return each default QOS that an association may inherit on the way: of all old and new accounts above it."""
         names: set[str] = set()
         keys, names_seen = [key], {key}
-        for above in keys:
+        for each in keys:
             for state in (self.now, self.then):
-                names |= set(filter(None, [state.objects.get(above, {}).get(_DEFAULT)]))
-                parent = _above(state, above)
+                names |= set(filter(None, [state.objects.get(each, {}).get(_DEFAULT)]))
+                parent = above(state, each)
                 if parent and parent not in names_seen:
                     names_seen.add(parent)
                     keys.append(parent)
@@ -232,13 +232,14 @@ def effective_tiers(state: ClusterState, key: Key) -> set[str]:
     signed = [name for name in names if name[0] in "+-"]
     if names and not signed:
         return set(names)
-    above = _above(state, key)
-    inherited = effective_tiers(state, above) if above else set()
+    higher = above(state, key)
+    inherited = effective_tiers(state, higher) if higher else set()
     added = {name[1:] for name in signed if name[0] == "+"}
     return (inherited | added) - {name[1:] for name in signed if name[0] == "-"}
 
 
-def _above(state: ClusterState, key: Key) -> Key | None:
+def above(state: ClusterState, key: Key) -> Key | None:
+    """Return the account above an association; None for that of the root account."""
     if key not in state.objects or key == ("team", "root"):
         return None
     return ("team", key[1]) if key[0] == "member" else ("team", state.objects[key].get(_PARENT, "root"))

@@ -25,13 +25,14 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The accounting of one cluster.
 
     others: each cluster that shares its database, and so QOS and accounts → those in use there, as keys. records: each
-    account of the database → its description and organization.
+    account of the database → its description and organization. resources: that limits may name; empty if unknown.
     """
 
     cluster: str
     objects: dict[Key, Values]
     others: dict[str, frozenset[Key]] = {}
     records: dict[str, Values] = {}
+    resources: frozenset[str] = frozenset()
 
 
 def queries() -> list[list[str]]:
@@ -49,6 +50,7 @@ def queries() -> list[list[str]]:
         [*show, "assoc", "onlydefaults", "format=Cluster,User,Account"],
         [*show, "user", "format=User,AdminLevel"],
         [*show, "account", "withcoordinators", "format=Account,Description,Organization,Coordinators"],
+        [*show, "tres", "format=Type,Name"],
     ]
 
 
@@ -57,7 +59,8 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
 
     Users and accounts without an association on this cluster are other clusters', or nobody's: they are left out.
     """
-    qos, associations, parents, defaults, users, accounts = map(_rows, answers)
+    qos, associations, parents, defaults, users, accounts, tres = map(_rows, answers)
+    resources = frozenset("/".join(filter(None, row)) for row in tres)
     objects: dict[Key, Values] = {}
     others: dict[str, frozenset[Key]] = {}
     for name, *texts in qos:
@@ -86,7 +89,9 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for user, level in users:
         if ("user", user) in objects and level not in ("", "None"):
             objects["user", user]["AdminLevel"] = level
-    return without_inherited_leads(ClusterState(cluster=cluster, objects=objects, others=others, records=records))
+    return without_inherited_leads(
+        ClusterState(cluster=cluster, objects=objects, others=others, records=records, resources=resources)
+    )
 
 
 def without_inherited_leads(state: ClusterState) -> ClusterState:

@@ -56,14 +56,19 @@ def _with_unlisted(policy: Policy, objects: dict[Key, Values], now: ClusterState
         if key[0] != "user" and key[1] not in (policy.tiers if key[0] == "tier" else policy.teams)
         if policy.manage == "listed" or (key in used_elsewhere if key[0] == "tier" else key[1] == "root")
     }
-    members = {key[2] for key in (*objects, *kept) if key[0] == "member"}
-    users = {key: values for key, values in now.objects.items() if key[0] == "user" and key[1] in members}
+    teams_of: dict[str, list[str]] = {}
+    for key in (*objects, *kept):
+        if key[0] == "member":
+            teams_of.setdefault(key[2], []).append(key[1])
+    users = {key: values for key, values in now.objects.items() if key[0] == "user" and key[1] in teams_of}
     both = {**users, **objects, **kept}
     for key, values in users.items():  # a default team outside the policy stays, unless the policy names another
-        table = policy.users.get(key[1])
-        still_in = any(row[0] == "member" and row[1:3] == (values.get("DefaultAccount"), key[1]) for row in kept)
+        table, default = policy.users.get(key[1]), values.get("DefaultAccount", "")
+        still_in = any(row[0] == "member" and row[1:3] == (default, key[1]) for row in kept)
         if still_in and not (table and table.default_team):
-            both[key] = {**both[key], "DefaultAccount": values["DefaultAccount"]}
+            both[key] = {**both[key], "DefaultAccount": default}
+        elif both[key].get("DefaultAccount") not in teams_of[key[1]]:
+            both[key] = {**both[key], "DefaultAccount": min(teams_of[key[1]])}
     return both
 
 

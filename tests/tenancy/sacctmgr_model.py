@@ -193,7 +193,7 @@ class Sacctmgr:
 
     def answers(self) -> list[str]:
         """Return what sacctmgr prints for `cluster_state.queries`."""
-        rows: list[list[list[str]]] = [[], [], [], [], [], []]
+        rows: list[list[list[str]]] = [[], [], [], [], [], [], [["cpu", ""], ["gres", "gpu"]]]
         for key, values in self.objects.items():
             kind, name, *rest = key
             if kind == "tier":
