@@ -1,0 +1,79 @@
+"""A policy on a real slurmdbd: imported, changed, killed, undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHANGE = """
+[sites.alpha.tiers.pitprobe]
+grace_time = "00:05:00"
+[sites.alpha.teams.pitprobe]
+description = "a probe"
+tiers = ["normal", "pitprobe"]
+default_tier = "pitprobe"
+users = ["pitprobe1", "pitprobe2"]
+[sites.alpha.teams.pitprobe.members.pitprobe1.partitions.train]
+max_jobs = 3
+"""
+
+
+@pytest.mark.slurm
+def test_policy_on_a_real_database(clusters: Path, as_root: None, tmp_path: Path) -> None:
+    """The import asks for no change; a killed run is finished by the next; undone, sacctmgr prints what it did."""
+    conf = {"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
+    env = {**os.environ, **conf, "XDG_STATE_HOME": str(tmp_path / "state")}
+    argv = [sys.executable, "-m", "pitools", "tenancy"]
+
+    def tenancy(*words: str, code: int = 0) -> list[dict[str, str]]:
+        done = subprocess.run([*argv, *words], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()] if "import" not in words else [{"": done.stdout}]
+
+    def shown() -> set[str]:
+        texts = [
+            subprocess.run(
+                ["sacctmgr", "-P", "show", *what], env=env, capture_output=True, text=True, check=True
+            ).stdout
+            for what in (["qos"], ["assoc"], ["account", "withcoord"], ["user", "withassoc"])
+        ]
+        return set("".join(texts).splitlines())
+
+    before = shown()
+    policy, changed = tmp_path / "policy.toml", tmp_path / "changed.toml"
+    policy.write_text(tenancy("import", "--site", "alpha")[0][""])
+    assert tenancy("check", str(policy)) == []
+    changed.write_text(policy.read_text() + CHANGE)
+    planned = tenancy("check", str(changed), code=1)
+    with subprocess.Popen([*argv, "run", str(changed)], env=env, stdout=subprocess.PIPE) as run:
+        assert run.stdout
+        first = json.loads(run.stdout.readline())
+        run.send_signal(signal.SIGKILL)
+    finished = tenancy("run", str(changed))
+    assert {row["change"] for row in planned} == {row["change"] for row in [first, *tenancy("history")]}
+    assert tenancy("check", str(changed)) == []
+    for run_id in dict.fromkeys(row["run"] for row in [*finished, first]):
+        tenancy("run", "--undo", run_id)
+    assert shown() == before
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_random_policies_on_a_real_database(slurm_installed: None, as_root: None, repo: Path, tmp_path: Path) -> None:
+    """20 random policies, on a database of their own."""
+    root, devcluster = f"/var/tmp/pit-tenancy-{os.getpid()}", repo / "scripts" / "devcluster"
+    options = ["--root", root, "--clusters", "alpha", "--nodes", "1", "--base-port", "21700"]
+    try:
+        subprocess.run([devcluster, "up", *options], check=True, capture_output=True)
+        env = {**os.environ, "PIT_SITE_PATH": f"{root}/sites"}
+        bench = [sys.executable, "-m", "perf.tenancy.bench_policies", "--quick"]
+        done = subprocess.run(bench, cwd=repo, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        subprocess.run([devcluster, "down", "--root", root], check=True, capture_output=True)

@@ -1,0 +1,58 @@
+"""Reading the accounting of sites: from recorded answers, with a site that does not answer or is another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.core import subprocesses
+from pitools.core.errors import ConfigError, Unreachable
+from pitools.site.schema import Site, Slurm
+from pitools.slurm.transport import Transport
+from pitools.tenancy import read
+from pitools.tenancy.cluster_state import parse_state
+from pitools.tenancy.desired import desired_state, policy_tables
+from pitools.tenancy.policy import policy_of
+
+NAMES = ("qos", "assoc", "parents", "defaults", "users", "accounts", "tres")
+
+
+@pytest.fixture
+def answers(repo: Path) -> list[str]:
+    """What sacctmgr 22.05 printed."""
+    return [(repo / "tests" / "replay" / "slurm-22.05" / f"tenancy_{name}.txt").read_text() for name in NAMES]
+
+
+def test_recorded_accounting_is_read(answers: list[str]) -> None:
+    """Own values without inherited ones, the other cluster apart, and an import that changes nothing."""
+    state = parse_state("alpha", answers)
+    assert state.objects["team", "kt3"] == {"QOS": "k1,k2", "DefaultQOS": "k2", "MaxJobs": "4"}
+    assert state.objects["member", "kt3", "ku3a", ""] == {"MaxJobs": "9"}
+    assert state.objects["member", "kt3", "ku3b", ""] == {}
+    assert state.objects["user", "ku3b"] == {"DefaultAccount": "kt3", "AdminLevel": "Operator"}
+    assert state.objects["tier", "k2"]["Preempt"] == "k1"
+    assert {("team", "lab"), ("tier", "high")} <= state.others["beta"]
+    assert ("team", "kt3") not in state.others["beta"]
+    assert "gres/gpu" in state.resources
+    bare = msgspec.structs.replace(state, objects={})
+    assert desired_state(policy_of(policy_tables(state), "", "p"), bare).objects == state.objects
+
+
+def test_sites_are_read_apart(answers: list[str], repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that does not answer, or has another cluster than its file says, is an error of its own."""
+    config = (repo / "tests" / "replay" / "slurm-22.05" / "config.txt").read_text().replace("= gamma", "= alpha")
+
+    def run(transport: Transport, commands: Sequence[Sequence[str]]) -> list[subprocesses.Completed]:
+        if transport.host:
+            raise Unreachable("no answer within 30 s")
+        texts = zip(commands, [config, *answers], strict=True)
+        return [subprocesses.Completed(tuple(command), 0, text, "") for command, text in texts]
+
+    monkeypatch.setattr(read, "run_queries", run)
+    away = msgspec.structs.replace(Site(name="away").connection, kind="ssh", host="away")
+    sites = [Site(name="a"), Site(name="away", connection=away), Site(name="b", slurm=Slurm(cluster="beta"))]
+    found = read.read_sites(sites)
+    assert [type(answer) for answer in found.values()] == [read.SiteAccounting, Unreachable, ConfigError]

@@ -1,0 +1,127 @@
+"""Plans over sites: what is refused, what a plan's records lead to, and what several sites share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from pitools.core.errors import ClusterError, ConfigError, TryLater
+from pitools.core.record import decode_json
+from pitools.site.schema import Site
+from pitools.slurm.client import Client
+from pitools.slurm.records import Config
+from pitools.tenancy.apply import apply_changes, journal_path, lock_journal
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.desired import desired_state, policy_tables
+from pitools.tenancy.policy import policy_of
+from pitools.tenancy.policy_text import site_tables
+from pitools.tenancy.read import SiteAccounting
+from pitools.tenancy.refusals import require_possible
+from pitools.tenancy.site_plan import ChangeRow, history, plan_rows, planned_state, require_agreement
+from tests.tenancy.states import states
+
+
+@given(states(), states())
+@settings(max_examples=20, deadline=None)
+def test_one_policy_of_several_sites_is_exact(one: ClusterState, other: ClusterState) -> None:
+    """Each site's part of the policy of two sites asks for what that site has."""
+    tables = site_tables({"a": policy_tables(one), "b": policy_tables(other)})
+    for site, state in (("a", one), ("b", other)):
+        empty = ClusterState(cluster="alpha", objects={})
+        assert desired_state(policy_of(tables, site, "p"), empty).objects == state.objects
+
+
+@given(states(has_signed_teams=False), states(has_signed_teams=False))
+@settings(max_examples=20, deadline=None)
+def test_records_of_a_plan_lead_to_its_state(now: ClusterState, then: ClusterState) -> None:
+    """Through JSON; and what was changed since is refused."""
+    rows = [decode_json(msgspec.json.encode(row), ChangeRow) for row in plan_rows("a", now, then)]
+    assert planned_state("a", now, rows).objects == then.objects
+    for row in rows[:1]:
+        changed = {**now.objects, row.key: {"GrpJobs": "77"}}
+        with pytest.raises(ClusterError):
+            planned_state("a", msgspec.structs.replace(now, objects=changed), rows)
+
+
+def _accounting(cluster: str, other: str) -> SiteAccounting:
+    others: dict[str, frozenset[Key]] = {other: frozenset()} if other else {}
+    state = ClusterState(cluster=cluster, objects={}, others=others)
+    config = Config(cluster=cluster, version=(22, 5), values={})
+    return SiteAccounting(site=Site(name=cluster), client=Client(), config=config, state=state)
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"tiers": {"low": {"priority": 6}}}, "tiers.low"),
+        ({"teams": {"lab": {"leads": ["bob"]}}}, "teams.lab.leads"),
+        ({"users": {"ann": {"admin": "Operator"}}}, "users.ann.admin"),
+        ({"teams": {"lab": {"shares": 6}}}, ""),
+    ],
+)
+def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> None:
+    """On QOS, coordinators and administrators, which a database has once; not on shares."""
+    common: dict[str, Any] = {"tiers": {"low": {"priority": 5}}, "teams": {"lab": {"users": ["ann"]}}}
+    policy = {**common, "sites": {"a": {}, "b": tables}}
+    policies = {site: policy_of(policy, site, "p") for site in ("a", "b")}
+    require_agreement(policies, {"a": _accounting("a", ""), "b": _accounting("b", "")}, "p")
+    shared = {"a": _accounting("a", "b"), "b": _accounting("b", "a")}
+    if not key:
+        require_agreement(policies, shared, "p")
+        return
+    with pytest.raises(ConfigError) as caught:
+        require_agreement(policies, shared, "p")
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        (("team", "Lab"), {}),
+        (("member", "lab", "Bob", ""), {}),
+        (("team", "lab"), {"GrpTRES": "gres/tpu=4"}),
+        (("team", "lab"), {"DefaultQOS": "urgent", "QOS": "normal"}),
+        (("member", "lab", "ann", ""), {"QOS": "urgent"}),
+        (("tier", "normal"), {"Preempt": "urgent"}),
+        (("tier", "normal"), {"Preempt": "normal"}),
+    ],
+)
+def test_what_slurm_refuses_is_refused_first(key: Key, values: Values) -> None:
+    """Capitals, a resource that the cluster does not count, a lost default QOS, tiers that preempt each other."""
+    objects: dict[Key, Values] = {
+        ("tier", "normal"): {},
+        ("tier", "urgent"): {"Preempt": "normal"},
+        ("team", "root"): {"QOS": "normal"},
+        ("team", "lab"): {"DefaultQOS": "normal", "GrpTRES": "gres/gpu=4"},
+        ("member", "lab", "ann", ""): {},
+        ("user", "ann"): {"DefaultAccount": "lab"},
+    }
+    now = ClusterState(cluster="alpha", objects=objects, resources=frozenset({"cpu", "gres/gpu"}))
+    require_possible(now, now, "p")
+    with pytest.raises(ConfigError):
+        require_possible(now, msgspec.structs.replace(now, objects={**objects, key: values}), "p")
+
+
+def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose run ended in it has the state unknown; two runs at once are refused."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    now = ClusterState(cluster="alpha", objects={})
+    then = ClusterState(cluster="alpha", objects={("tier", "a"): {}, ("tier", "b"): {}})
+    with lock_journal():
+        for _ in apply_changes(now, then, lambda _: None, site="s", user="ann", journal=journal_path()):
+            pass
+        next(iter(apply_changes(now, then, lambda _: None, site="t", user="bob", journal=journal_path())))
+        with pytest.raises(TryLater), lock_journal():
+            pass
+    assert [(row.site, row.user, row.state) for row in history()] == [
+        ("s", "ann", "done"),
+        ("s", "ann", "done"),
+        ("t", "bob", "unknown"),
+    ]
+    assert [row.site for row in history(["t"])] == ["t"]
+    assert journal_path().stat().st_mode & 0o777 == 0o600
+    assert journal_path().parent.stat().st_mode & 0o777 == 0o700
