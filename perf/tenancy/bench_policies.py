@@ -25,12 +25,12 @@ from perf.harness.dev_cluster import alpha
 from perf.harness.harness import from_ratios, report
 from pitools.core.errors import ClusterError, PitError
 from pitools.tenancy.apply import apply_changes, differences, undone_state
-from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import policy_text
 from pitools.tenancy.read import SiteAccounting, read_site
-from tests.tenancy.states import states
+from tests.tenancy.states import TIERS, states
 
 SITE = alpha()
 UNDO_EVERY = 10
@@ -71,11 +71,18 @@ def make(accounting: SiteAccounting, then: ClusterState, journal: Path) -> str:
 
 
 def with_root(state: ClusterState) -> ClusterState:
-    """Return a state with what no run may take away: the root user of the root account, an administrator."""
-    root = {"DefaultAccount": "root", "AdminLevel": "Administrator"}
-    return ClusterState(
-        cluster="alpha", objects={**state.objects, ("member", "root", "root", ""): {}, ("user", "root"): root}
-    )
+    """Return a state with what no run may take away: the root user of the root account, an administrator.
+
+    Tiers that preempt stay, others come and go: slurmdbd 22.05 remembers those that an emptied list had, and refuses
+    to let the tier be preempted once they are removed.
+    """
+    tiers: dict[Key, Values] = {("tier", name): {} for name in TIERS}
+    root: dict[Key, Values] = {
+        ("member", "root", "root", ""): {},
+        ("user", "root"): {"DefaultAccount": "root", "AdminLevel": "Administrator"},
+    }
+    extra: dict[Key, Values] = {("tier", f"extra{i}"): {"Priority": "7"} for i in range(len(state.objects) % 3)}
+    return ClusterState(cluster="alpha", objects={**tiers, **state.objects, **extra, **root})
 
 
 def try_policy(then: ClusterState, journal: Path, *, is_undone: bool) -> dict[str, bool]:

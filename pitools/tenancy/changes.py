@@ -258,6 +258,8 @@ def command(change: Change, cluster: str) -> list[str]:
         return ["sacctmgr", "-i", verb, what, names, *where]
     if verb == "modify":
         return ["sacctmgr", "-i", verb, what, "where", f"name={names}", *where, "set", *settings]
+    if verb == "add" and change.key[0] == "team":  # Slurm would take the account above as the organization
+        settings += [f"{option}={change.key[1]}" for option in _OF_RECORD if option not in after]
     if verb == "delete" and change.key[0] == "team" and not change.is_elsewhere:
         where = []  # the account too, not only its association
     if verb == "delete":

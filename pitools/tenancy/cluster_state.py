@@ -66,7 +66,7 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for name, *texts in qos:
         objects["tier", name] = _values(QOS, texts, "show qos")
     parent_of = {account: parent for of, account, user, parent in parents if of == cluster and not user}
-    records = {row[0]: _record(row, parent_of.get(row[0], "")) for row in accounts}
+    records = {row[0]: _record(row) for row in accounts}
     coordinators = {row[0]: row[3] for row in accounts}
     for of, account, user, partition, *texts in associations:
         values = _values(ASSOCIATION, texts, "show assoc")
@@ -126,10 +126,10 @@ def teams_top_down(state: ClusterState) -> list[str]:
     return [name for name in names if ("team", name) in state.objects]
 
 
-def _record(row: Sequence[str], parent: str) -> Values:
-    """Return an account's description and organization, without those that Slurm gives it itself: names."""
+def _record(row: Sequence[str]) -> Values:
+    """Return an account's description and organization, without those that are its name, as `add` sets them."""
     named = {"Description": row[1], "Organization": row[2]}
-    return {option: text for option, text in named.items() if text not in ("", row[0], parent or "root")}
+    return {option: text for option, text in named.items() if text not in ("", row[0])}
 
 
 def _rows(text: str) -> list[list[str]]:

@@ -27,7 +27,8 @@ from pitools.tenancy.policy import Policy, User
 from pitools.tenancy.read import SiteAccounting, read_site
 from pitools.tenancy.words import describe, name_of
 
-_HINT = "it may have been carried out; run the same command again: it goes on from what accounting has"
+_HINT = "run the same command again: it goes on from what accounting has"
+_STALE = f"slurmdbd remembers emptied lists of preempted QOS until it is restarted; then {_HINT}"
 
 
 class ChangeRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-change/1"):
@@ -124,11 +125,19 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
     The caller holds the lock. Raises ClusterError if accounting then differs: somebody else changed it meanwhile.
     """
     site, slurm = accounting.site.name, accounting.client
+
+    def call(argv: Sequence[str]) -> None:
+        try:
+            slurm.run_once(argv, _HINT)
+        except ClusterError as error:
+            # The policy has no loop: `require_possible` looked.
+            raise error.with_hint(_STALE if "loop" in error.message else _HINT) from error
+
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
     entries = apply_changes(
         accounting.state,
         then,
-        lambda argv: slurm.run_once(argv, _HINT) and None,
+        call,
         site=site,
         user=user,
         journal=journal_path(),
