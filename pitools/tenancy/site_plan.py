@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from pitools.core.errors import ClusterError, ConfigError
+from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.journal import read_journal
 from pitools.core.record import Record
 from pitools.core.trust import user_name
@@ -129,9 +129,11 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
     def call(argv: Sequence[str]) -> None:
         try:
             slurm.run_once(argv, _HINT)
-        except ClusterError as error:
-            # The policy has no loop: `require_possible` looked.
-            raise error.with_hint(_STALE if "loop" in error.message else _HINT) from error
+        except PitError as error:
+            error.where = f"site {site}: {error.where}"
+            if "QOS Preemption loop" in error.message:  # there is none: `require_possible` looked
+                raise error.with_hint(_STALE) from error
+            raise
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
     entries = apply_changes(
