@@ -17,6 +17,16 @@ from perf.tenancy import light_loop
 LIMIT_S = 240.0
 TICK_S = 20.0  # `pit launch tick`, as cron would call it, only more often
 TIERS = '[tiers]\nnormal = "normal"\nscavenger = "scavenger"\nurgent = "urgent"\n'
+POLICY = """
+[tiers.scavenger]
+priority = 10
+preempt_mode = "requeue"
+grace_time = "00:00:20"
+
+[tiers.urgent]
+priority = 1000
+preempts = ["scavenger"]
+"""
 REQUEST = """\
 name = "{name}"
 entry = "{entry}"
@@ -55,21 +65,24 @@ class SlurmCluster(Protocol):
 
 
 class Tiers:
-    """The QOS of the three tiers, which exist while this context is open."""
+    """The tiers of POLICY, made by `pit tenancy run`, and undone when the context ends."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
 
     def __enter__(self) -> Tiers:
-        self.sacctmgr("add qos scavenger set priority=10 preemptmode=requeue gracetime=20")
-        self.sacctmgr("add qos urgent set priority=1000 preempt=scavenger")
-        self.sacctmgr(f"modify account lab cluster={self.cluster.name} set qos+=scavenger,urgent")
+        cluster = self.cluster
+        policy = cluster.work / "policy.toml"
+        imported = cluster.run(PIT, "tenancy", "import", "--site", cluster.name)
+        text = re.sub(r"(?s)(\[teams\.lab\].*?\ntiers = \[.*?)\]", r'\1, "scavenger", "urgent"]', imported, count=1)
+        policy.write_text(text + POLICY)
+        self._changes = cluster.pit("tenancy", "run", str(policy), "--site", cluster.name)
+        time.sleep(1)  # until slurmctld has been told
         return self
 
     def __exit__(self, *_: object) -> None:
         self.cluster.run("scancel", "--me", "--qos=scavenger,urgent", check=False)
-        self.sacctmgr(f"modify account lab cluster={self.cluster.name} set qos-=scavenger,urgent")
-        self.sacctmgr("delete qos scavenger,urgent")
+        self.cluster.pit("tenancy", "run", "--undo", self._changes[0]["run"], "--site", self.cluster.name)
 
     def sacctmgr(self, words: str) -> None:
         """Change accounting, and wait until slurmctld has been told."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from perf.recover.fault_cluster import PIT
 from perf.tenancy.tiers_cluster import TIERS, TierRun, Tiers, finish, preempted, wait_until
 
 STEPS = 8
@@ -27,19 +28,20 @@ class Alpha:
 
     def __init__(self, pit: Callable[..., subprocess.CompletedProcess[str]], clusters: Path, work: Path) -> None:
         self.work, self.runs, self._pit = work, clusters / "runs" / f"tiers-{os.getpid()}", pit
-        self.env = {**os.environ, "SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
+        self._env = {**os.environ, "SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
         (work / "sites").mkdir()
         (work / "sites" / "alpha.toml").write_text(TIERS)
 
     def run(self, *argv: str, check: bool = True) -> str:
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        if argv[0] == PIT:
+            done = self._pit(*argv[1:], PIT_SITE_PATH=str(self.work / "sites"), PIT_RUNS=str(self.runs))
+        else:
+            done = subprocess.run(argv, env=self._env, capture_output=True, text=True, timeout=60, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
     def pit(self, *words: str) -> list[dict[str, Any]]:
-        done = self._pit(*words, PIT_SITE_PATH=str(self.work / "sites"), PIT_RUNS=str(self.runs))
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return [json.loads(line) for line in self.run(PIT, *words).splitlines()]
 
 
 @pytest.fixture
