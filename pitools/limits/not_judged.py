@@ -9,6 +9,7 @@ from pitools.limits.levels import AppliedLimit, Levels
 from pitools.limits.records import JobRequest, LimitState
 
 _JUDGED = ("RootOnly", "ReqResv")
+_NODE_COUNTS = ("GrpTRES=node", "MaxTRESPU=node", "MaxTRESPA=node")
 _QOS_FLAGS = ("Relative", "EnforceUsageThreshold")
 _IGNORES_RUN_MINS_OF_USERS = (22, 5)  # the last version known to ignore MaxTRESRunMinsPU and MaxTRESRunMinsPA
 
@@ -53,4 +54,7 @@ def _unknown_amount(limit: AppliedLimit, request: JobRequest) -> str:
     is_counted = limit.rule.asks in ("jobs", "submitted", "tres") and kind in ("", "node", "gres")
     if limit.use.hidden and (limit.use.hidden == "jobs" or not is_counted):
         return "what other jobs use is hidden from this user"
+    shares = limit.label in _NODE_COUNTS and not request.is_exclusive
+    if shares and request.nodes <= limit.value < request.nodes + limit.used:
+        return "the job fits only on nodes that are in use, if these have room"
     return ""

@@ -173,6 +173,7 @@ def test_use_of_others_holds_a_job_until_they_end() -> None:
         partition={"nodes": 4, "cpus": 256, "tres": {"gres/gpu": "32"}},
     )
     assert first(few)[0] == "may-run"
+    assert "if these have room" in judge(JOB, few).not_judged[-1]
     assert first(few, is_exclusive=True)[0] == "pends"
     assert first(few, gres={"gres/gpu": 14})[0] == "pends"  # 11 are left on the two nodes, 7 for each of ours
     high = Qos(qos="normal", max_jobs_per_user=2, max_submit_per_account=3)
