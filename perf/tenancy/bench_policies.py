@@ -76,7 +76,7 @@ def with_root(state: ClusterState) -> ClusterState:
     Tiers that preempt stay, others come and go: slurmdbd 22.05 remembers those that an emptied list had, and refuses
     to let the tier be preempted once they are removed.
     """
-    tiers: dict[Key, Values] = {("tier", name): {} for name in TIERS}
+    tiers: dict[Key, Values] = {("tier", name): {} for name in ("low", "high", *TIERS)}  # those of devcluster, too
     root: dict[Key, Values] = {
         ("member", "root", "root", ""): {},
         ("user", "root"): {"DefaultAccount": "root", "AdminLevel": "Administrator"},
