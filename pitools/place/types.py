@@ -46,9 +46,9 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     units: schedulable units, in use or not. free: idle units that no pending job of others needs; others are all jobs
     outside of this queue. running: (end by time limit, schedulable units) of every running job, ascending.
     others_pending: units that pending jobs of others request. others_pending_s: the sum of their units x time limit.
-    max_pending: how many of our tickets may wait in this pool. is_unreachable: the site does not answer; nothing is
-    submitted to it. maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into a window
-    starts after it.
+    max_pending: how many of our tickets may wait in this pool. speed: of its nodes, relative to other pools.
+    is_unreachable: the site does not answer; nothing is submitted to it. maintenance_windows: (from, to) in which
+    nothing may run; a job whose limit reaches into a window starts after it.
     """
 
     pool: str
@@ -58,6 +58,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     others_pending: int = 0
     others_pending_s: float = 0.0
     max_pending: int = 4
+    speed: float = 1.0
     is_unreachable: bool = False
     maintenance_windows: Sequence[tuple[float, float]] = ()
 

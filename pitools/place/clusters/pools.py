@@ -84,6 +84,7 @@ def _make_pool(
         others_pending=pending,
         others_pending_s=sum(n * (job.time_limit_s or NO_END_S) for n, job in zip(requested, competing, strict=True)),
         max_pending=site.place.max_queued_jobs,
+        speed=site_partition.speed,
         maintenance_windows=_maintenance_windows(
             snapshot, [node for node in nodes if is_schedulable(node.state, {*node.flags} - _TEMPORARY_STATES)], site
         ),

@@ -17,11 +17,12 @@ OVERRUN_S = 60.0  # a job past its expected end is expected to end within this t
 
 
 class PoolCapacity:
-    """Free units of each pool, the expected ends of its running jobs, and at most one reservation a pool.
+    """Free units of each pool, the ends of its running jobs by time limit, and at most one reservation a pool.
 
-    names: reachable pools, sorted; a pool's column is its index in them. shadow_s: expected start of the reserved job,
-    inf without one; jobs that end later may use only `spare` units. claim: reserved units. waiting: number of our
-    tickets in the pool's queue.
+    names: reachable pools, sorted; a pool's column is its index in them. shadow_s: the time by which the reserved job
+    can start, inf without one; jobs that may end later may use only `spare` units. claim: reserved units. waiting:
+    number of our tickets in the pool's queue. others_s: the time that a pool needs for others' pending jobs.
+    limit_usage: expected used share of the rest of a time limit.
     """
 
     def __init__(self, now_s: float, pools: Mapping[str, PoolState], limit_usage: float) -> None:
@@ -36,31 +37,37 @@ class PoolCapacity:
         self.spare = np.full(len(self.names), inf)
         self.claim = np.zeros(len(self.names))
         self.waiting = [0] * len(self.names)
-        profiles = [self._profile(pool, limit_usage) for pool in self.pools]
+        self.limit_usage = limit_usage
+        self._started: list[list[tuple[float, float]]] = [[] for _ in self.names]
+        self.others_s = np.array([pool.others_pending_s / max(pool.units, 1) for pool in self.pools])
+        profiles = [self._profile(pool, later_s) for pool, later_s in zip(self.pools, self.others_s, strict=True)]
         self._ends, self._back = [ends for ends, _ in profiles], [back for _, back in profiles]
 
-    def _profile(self, pool: PoolState, limit_usage: float) -> tuple[Array, Array]:
-        """Return the expected ends of running jobs, ascending, from now to inf, and the units released by each.
+    def _profile(self, pool: PoolState, later_s: float) -> tuple[Array, Array]:
+        """Return the latest ends of running jobs, ascending, from now to inf, and the units released until each.
 
-        Others' pending jobs are served before ours. They delay every end by their work over the pool's size, as in
-        slurmctld's job_start_data, and hold the idle units that are not free until then.
+        Others' pending jobs are served before ours. They delay every end by later_s, their work over the pool's size,
+        as in slurmctld's job_start_data, and hold the idle units that are not free until then.
         """
         import numpy as np
 
         running = [*([(self.now_s, pool.units_held_for_others)] if pool.units_held_for_others else []), *pool.running]
         ends = np.array([end_s for end_s, _ in running])
         back = np.array([float(units) for _, units in running])
-        backlog_s = pool.others_pending_s / max(pool.units, 1)
-        ends = self.now_s + (np.maximum(ends - self.now_s, OVERRUN_S) + backlog_s) * limit_usage
+        ends = self.now_s + np.maximum(ends - self.now_s, OVERRUN_S) + later_s
         return np.concatenate([[self.now_s], ends, [inf]]), np.concatenate([[0.0], np.cumsum(back)])
 
-    def start_s(self, pool: int, units: Array, limit_s: Array) -> Array:
+    def expected_start_s(self, pool: int, units: Array, limit_s: Array) -> Array:
         """Return the expected time at which a pool has these units besides the reserved ones, without new jobs."""
         import numpy as np
 
         needed = units + np.where(units > self.spare[pool], self.claim[pool], 0.0)
         indices = np.searchsorted(self._back[pool] + self.free[pool], needed)
-        return self.opens_s(pool, self._ends[pool][indices], limit_s)
+        return self.opens_s(pool, self.expected_s(self._ends[pool][indices]), limit_s)
+
+    def expected_s(self, latest_s: Any) -> Any:
+        """Return when something is expected that happens by latest_s if all jobs use up their limits."""
+        return self.now_s + (latest_s - self.now_s) * self.limit_usage
 
     def opens_s(self, pool: int, start_s: Array, limit_s: Array) -> Array:
         """Return the first times from start_s on at which jobs of these limits overlap no maintenance window."""
@@ -78,15 +85,16 @@ class PoolCapacity:
         )
 
     def admits(self, pool: int, units: Array, end_s: Array) -> Any:
-        """Return which jobs can start now without a delay of the reserved job, if they end as expected."""
+        """Return which jobs can start now without a delay of the reserved job, if they end by end_s."""
         import numpy as np
 
         fits = np.logical_and(units <= self.free[pool], units <= self.size[pool])
         return fits & ((end_s <= self.shadow_s[pool]) | (units <= self.spare[pool]))
 
     def start_job(self, pool: int, units: float, end_s: float) -> None:
-        """Take the units of a job that starts now."""
+        """Take the units of a job that starts now and ends by end_s."""
         self.free[pool] -= units
+        self._started[pool].append((end_s, units))
         if end_s > self.shadow_s[pool]:
             self.spare[pool] -= units
 
@@ -94,10 +102,17 @@ class PoolCapacity:
         """Reserve the pool's next free units for a job."""
         import numpy as np
 
-        start_s = float(self.start_s(pool, np.array([units]), np.zeros(1))[0])
-        last_end = int(np.searchsorted(self._ends[pool][:-1], start_s, side="right")) - 1
-        self.shadow_s[pool], self.claim[pool] = start_s, units
-        self.spare[pool] = self.free[pool] + self._back[pool][last_end] - units
+        ends, back = self._ends[pool], np.diff(self._back[pool], prepend=0.0, append=self._back[pool][-1])
+        if self._started[pool]:
+            started = np.array(self._started[pool])
+            ends, back = np.concatenate([ends, started[:, 0]]), np.concatenate([back, started[:, 1]])
+            order = np.argsort(ends, kind="stable")
+            ends, back = ends[order], back[order]
+        free = self.free[pool] + np.cumsum(back)
+        start = min(int(np.searchsorted(free, units)), len(ends) - 1)
+        self.shadow_s[pool], self.claim[pool] = float(ends[start]), units
+        last_end = int(np.searchsorted(ends[:-1], self.shadow_s[pool], side="right")) - 1
+        self.spare[pool] = free[last_end] - units
 
     def reserve_for(self, demands: Sequence[tuple[int, float, float]]) -> None:
         """Account for our pending tickets, (pool, units, limit), oldest first.
@@ -110,6 +125,6 @@ class PoolCapacity:
             if self.shadow_s[pool] < inf or not self.is_open(pool, limit_s):
                 continue
             if units <= self.free[pool]:
-                self.free[pool] -= units
+                self.start_job(pool, units, self.now_s + limit_s)
             else:
                 self.reserve(pool, units)

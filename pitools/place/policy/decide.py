@@ -48,7 +48,7 @@ def decide(
     candidates, table = runnable(unbound, (builder or JobTableBuilder()).build(unbound, capacity.names))
     if not candidates:
         return list(withdraws)
-    decision = _Decision(candidates, prioritize(now_s, table, capacity, policy), capacity, policy)
+    decision = _Decision(candidates, prioritize(now_s, table, capacity, policy), capacity)
     decision.run()
     return [*withdraws, *decision.placed]
 
@@ -56,43 +56,33 @@ def decide(
 class _Decision:
     """Places jobs in order of priority; each placement reduces the capacity for the next job."""
 
-    def __init__(
-        self, jobs: Sequence[PendingJob], order: PriorityOrder, capacity: PoolCapacity, policy: PolicyParams
-    ) -> None:
+    def __init__(self, jobs: Sequence[PendingJob], order: PriorityOrder, capacity: PoolCapacity) -> None:
         import numpy as np
 
-        self.jobs, self.order, self.capacity, self.policy = jobs, order, capacity, policy
+        self.jobs, self.order, self.capacity = jobs, order, capacity
         self.placed: list[Submit] = []
-        self.open = np.ones(len(jobs), dtype=bool)  # not yet placed or rejected
-        self.fits = np.zeros(order.accepts.shape, dtype=bool)
-        self.reserved = 0
+        self.open = np.ones(len(jobs), dtype=bool)  # neither placed nor with a reservation
+        self.has_first = np.zeros(len(capacity.names), dtype=bool)  # pools whose first job that cannot start is known
+        self.could = np.zeros(order.accepts.shape, dtype=bool)  # there is room
+        self.fits = np.zeros(order.accepts.shape, dtype=bool)  # there is room, and the job accepts it
         for pool in range(len(capacity.names)):
             self._refresh(pool)
 
     def run(self) -> None:
-        """Place jobs until none can start. Jobs of a higher priority that do not fit get a reservation or a ticket."""
+        """Place jobs until none can start. In each pool the first that cannot start is delayed by no job after it."""
         import numpy as np
 
-        is_starving = self.order.is_starving
-        tickets_left = self.policy.starvation_tickets - sum(
-            waiting for pool, waiting in enumerate(self.capacity.waiting) if not self._others_wait(pool)
-        )
         while True:
             can_start = self.fits.any(axis=1) & self.open
             next_up = int(can_start.argmax()) if can_start.any() else len(self.jobs)
-            keeps = self.reserved < self.policy.max_reserved_jobs and next_up < len(self.jobs)
-            stuck = np.flatnonzero(self.open[:next_up] & np.where(is_starving[:next_up], tickets_left > 0, keeps))
-            if stuck.size:
-                row = int(stuck[0])
-                self.open[row] = False
-                if is_starving[row]:
-                    tickets_left -= self._queue_starving(row)
-                else:
-                    self._reserve(row)
-            elif next_up < len(self.jobs):
-                self._start(next_up)
-            else:
+            if next_up == len(self.jobs):
                 break
+            is_first = (self.order.table.units[:next_up] <= self.capacity.size)[:, ~self.has_first].any(axis=1)
+            stuck = np.flatnonzero(self.open[:next_up] & is_first & ~self.could[:next_up].any(axis=1))
+            if stuck.size:
+                self._reserve(int(stuck[0]))
+            else:
+                self._start(next_up)
         placed = {submit.job_id for submit in self.placed}
         for row in range(len(self.jobs)):
             if not any(self._others_wait(pool) and self._has_room(pool) for pool in range(len(self.capacity.names))):
@@ -101,33 +91,24 @@ class _Decision:
                 self._queue_behind_others(row)
 
     def _start(self, row: int) -> None:
-        """Submit a job to the pool with its earliest end, of those that can start it now."""
+        """Submit a job to the pool with the least cost, of those that can start it now."""
         import numpy as np
 
-        pool = int(np.argmin(np.where(self.fits[row], self.order.takes_s[row], inf)))
+        pool = int(np.argmin(np.where(self.fits[row], self.order.cost_s[row], inf)))
         self.open[row] = False
         self._submit(row, pool, "starts now")
-        self.capacity.start_job(pool, float(self.order.table.units[row, pool]), self._end_s(pool)[row])
+        self.capacity.start_job(pool, float(self.order.table.units[row, pool]), float(self._end_s(pool)[row]))
         self._refresh(pool)
 
     def _reserve(self, row: int) -> None:
-        """Reserve units for a job in the best pool without tickets or a reservation."""
-        idle = [pool for pool, waiting in enumerate(self.capacity.waiting) if not waiting]
-        idle = [
-            p for p in idle if self.capacity.shadow_s[p] == inf and self.capacity.is_open(p, self._demand(row, p)[2])
-        ]
-        pools = [pool for pool in self._sorted(row) if pool in idle]
-        if pools:
-            self.capacity.reserve(pools[0], float(self.order.table.units[row, pools[0]]))
-            self._refresh(pools[0])
-        self.reserved += bool(pools) if idle else self.policy.max_reserved_jobs
-
-    def _queue_starving(self, row: int) -> bool:
-        """Submit a starving job to a pool's queue; return whether a queue had room."""
-        pools = [pool for pool in self._sorted(row) if self._has_room(pool)]
-        if pools:
-            self._queue(row, pools[0], "starving: waits in this queue")
-        return bool(pools)
+        """Reserve units for a job in every pool where it is the first that cannot start: it will use one of them."""
+        self.open[row] = False
+        for pool in self._sorted(row):
+            is_open = self.capacity.is_open(pool, self._demand(row, pool)[2])
+            if is_open and not self.has_first[pool] and self.capacity.shadow_s[pool] == inf:
+                self.capacity.reserve(pool, float(self.order.table.units[row, pool]))
+                self._refresh(pool)
+            self.has_first[pool] = True
 
     def _queue_behind_others(self, row: int) -> None:
         """Submit a job to the queue of its best pool, if others wait there: they would take all units that it needs.
@@ -137,13 +118,8 @@ class _Decision:
         """
         pools = [pool for pool in self._sorted(row) if self._has_room(pool) or not self._others_wait(pool)]
         if pools and self._others_wait(pools[0]):
-            self._queue(row, pools[0], "waits behind others in this queue")
-
-    def _queue(self, row: int, pool: int, why: str) -> None:
-        self.open[row] = False
-        self._submit(row, pool, why)
-        self.capacity.reserve_for([self._demand(row, pool)])
-        self._refresh(pool)
+            self._submit(row, pools[0], "waits behind others in this queue")
+            self.capacity.waiting[pools[0]] += 1
 
     def _has_room(self, pool: int) -> bool:
         return self.capacity.waiting[pool] < self.capacity.pools[pool].max_pending
@@ -157,9 +133,8 @@ class _Decision:
         return sorted((p for p in range(len(ends)) if units[p] <= self.capacity.size[p]), key=lambda p: (ends[p], p))
 
     def _end_s(self, pool: int) -> Any:
-        """Return the jobs' ends if they start now; by time limit behind our tickets, as Slurm backfills by limits."""
-        table = self.order.table
-        return self.capacity.now_s + (table.limit_s if self.capacity.waiting[pool] else table.run_s)[:, pool]
+        """Return the jobs' ends by time limit if they start now."""
+        return self.capacity.now_s + self.order.table.limit_s[:, pool]
 
     def _refresh(self, pool: int) -> None:
         import numpy as np
@@ -167,7 +142,8 @@ class _Decision:
         table, now_s = self.order.table, self.capacity.now_s
         admitted = self.capacity.admits(pool, table.units[:, pool], self._end_s(pool))
         open_ = self.capacity.opens_s(pool, np.full(len(self.jobs), now_s), table.limit_s[:, pool]) == now_s
-        self.fits[:, pool] = self.order.accepts[:, pool] & admitted & open_
+        self.could[:, pool] = admitted & open_
+        self.fits[:, pool] = self.order.accepts[:, pool] & self.could[:, pool]
 
     def _demand(self, row: int, pool: int) -> tuple[int, float, float]:
         return pool, float(self.order.table.units[row, pool]), float(self.order.table.limit_s[row, pool])

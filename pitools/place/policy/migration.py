@@ -33,7 +33,11 @@ def migrations(
         opens_s = float(capacity.opens_s(pool, np.array([now_s]), np.array([current.limit_s]))[0])
         if capacity.shadow_s[pool] == inf and opens_s == now_s:
             continue  # every ticket of this pool fits: the job is about to start
-        start_s = opens_s if capacity.shadow_s[pool] == inf else max(opens_s, float(capacity.shadow_s[pool]))
+        start_s = (
+            opens_s
+            if capacity.shadow_s[pool] == inf
+            else max(opens_s, float(capacity.expected_s(capacity.shadow_s[pool])))
+        )
         stays_s = start_s - now_s + current.run_s
         for option in sorted(options.values(), key=lambda option: (_turnaround_s(option), option.pool)):
             units, end_s = np.array([option.units]), np.array([now_s + option.limit_s])

@@ -64,9 +64,10 @@ def simulate(
     """Replay a trace. policy: the name of a baseline (`baselines.BASELINES`), or a function that decides.
 
     The function gets every job that has not started, in order of submission; every pool, with `running` by limits; and
-    every pending ticket, in order of placement. It is called at the next multiple of tick_s after a change, also after
-    its own withdrawals (0: at each event). predictor: learns from ended jobs, and predicts an option's run_s when the
-    job arrives; without it, run_s is the limit. advance: called with the number of finished jobs. Deterministic.
+    every pending ticket, in order of placement. It is called when jobs arrive, as `pit place run --wait` ticks at once,
+    and at the next multiple of tick_s after any other change, also after its own withdrawals (0: at each event).
+    predictor: learns from ended jobs, and predicts an option's run_s when the job arrives; without it, run_s is the
+    limit. advance: called with the number of finished jobs. Deterministic.
     """
     return Simulator(trace, scenario, policy, name, tick_s, predictor, advance).replay()
 
@@ -127,6 +128,7 @@ class Simulator:
             while arrived < len(submit) and submit[arrived] == now:
                 self._handle_arrival(now, arrived)
                 arrived += 1
+                self.next_tick = now if self.decide else inf  # who queues a job ticks at once
             if self.decide and self.waiting and self.next_tick == inf:
                 self.next_tick = ceil(now / self.tick_s) * self.tick_s if self.tick_s else now
             if now >= self.next_tick:

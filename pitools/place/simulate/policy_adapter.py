@@ -78,6 +78,7 @@ class PolicyAdapter:
                 free=free,
                 running=running,
                 max_pending=pool.max_pending,
+                speed=pool.speed,
                 is_unreachable=dark,
                 maintenance_windows=[window for window in pool.maintenance_windows if window[1] > now_s],
             )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pitools.place.policy import JobTableBuilder, PolicyParams, decide
+from pitools.place.policy.capacity import OVERRUN_S
 from pitools.place.types import PendingJob, PlacementOption, PoolState, Submit, Ticket, Withdraw
 
 HOUR_S = 3600.0
@@ -52,6 +53,7 @@ def pool(
             units=units,
             free=free,
             running=running,
+            speed=SPEED[name],
             max_pending=tickets,
             is_unreachable=is_dark,
             maintenance_windows=closed,
@@ -108,12 +110,7 @@ def worlds(
         reference = pools.get(option.pool)
         if reference and rng.random() < 0.2 and sum(t.pool == option.pool for t in tickets) < reference.max_pending:
             tickets.append(Ticket(job_id=item.job_id, pool=option.pool, submitted_s=now - rng.uniform(0, 2) * HOUR_S))
-    policy = PolicyParams(
-        max_slowdown=rng.choice([1.0, 2.0, 1e9]),
-        max_reserved_jobs=rng.randint(0, 3),
-        starvation_tickets=rng.randint(0, 3),
-        starvation_s=rng.choice([0.0, 12 * HOUR_S, inf]),
-    )
+    policy = PolicyParams(due_share=rng.choice([0.0, 1.0, 1e9]), patience=rng.choice([0.0, 0.3, 9.0]))
     return now, jobs, pools, tickets, policy
 
 
@@ -154,28 +151,84 @@ def test_a_higher_tier_is_served_first(
     world: tuple[float, list[PendingJob], dict[str, PoolState], list[Ticket], PolicyParams],
 ) -> None:
     """What the highest tier gets does not change when the lower ones are taken out of the queue."""
-    now, jobs, pools, _, _ = world
+    now, jobs, pools, _, policy = world
     above = {item.job_id for item in jobs if item.tier == 1}
-    reserve = PolicyParams(max_reserved_jobs=0, starvation_s=inf, max_slowdown=1e9)
-    both = [move for move in placed(decide(now, jobs, pools, [], reserve)) if move[0] in above]
-    alone = placed(decide(now, [item for item in jobs if item.tier == 1], pools, [], reserve))
+    both = [move for move in placed(decide(now, jobs, pools, [], policy)) if move[0] in above]
+    alone = placed(decide(now, [item for item in jobs if item.tier == 1], pools, [], policy))
     assert both == alone
 
 
-def test_the_shortest_goes_first_and_to_the_fastest() -> None:
-    """With room for one, the job that ends soonest is placed, where it ends soonest."""
-    jobs = [job("long", run_s=10 * HOUR_S), job("short", run_s=HOUR_S)]
-    moves = decide(0.0, jobs, pool("slow", free=1) | pool("fast", free=1), [], PolicyParams(max_slowdown=1.0))
-    assert placed(moves)[0] == ("short", "fast")
+@given(worlds())
+@settings(max_examples=200, deadline=None)
+def test_the_first_in_order_is_delayed_by_nobody_after_it(
+    world: tuple[float, list[PendingJob], dict[str, PoolState], list[Ticket], PolicyParams],
+) -> None:
+    """Whatever passes the oldest job that cannot start: each pool has its units as soon as without, by all limits."""
+    now, jobs, pools, _, _ = world
+    jobs = sorted((replace(item, tier=0) for item in jobs), key=lambda item: item.submit_s)
+    pools = {name: replace(one, others_pending=0, others_pending_s=0.0) for name, one in pools.items()}
+    starts = dict(placed(decide(now, jobs, pools, [], PolicyParams(due_share=0.0))))
+    for first in jobs:
+        if first.job_id not in starts:
+            break
+    else:
+        return
+    older = [item for item in jobs if item.submit_s < first.submit_s]
+    for option in first.options:
+        if option.pool in pools and not pools[option.pool].is_unreachable:
+            before = latest_start_s(now, option, pools[option.pool], older, starts)
+            assert latest_start_s(now, option, pools[option.pool], jobs, starts) <= before
 
 
-def test_a_job_waits_for_a_fast_pool_only_while_that_pays() -> None:
-    """A slow pool that is free is taken when the fast one stays busy for long, and left when it is free soon."""
-    soon = pool("fast", free=0, running=[(HOUR_S, 8)]) | pool("slow")
-    late = pool("fast", free=0, running=[(500 * HOUR_S, 8)]) | pool("slow")
-    one = [job("j", run_s=4 * HOUR_S)]
-    assert placed(decide(0.0, one, soon, [], PolicyParams())) == []
-    assert placed(decide(0.0, one, late, [], PolicyParams())) == [("j", "slow")]
+def latest_start_s(
+    now: float, option: PlacementOption, reached: PoolState, jobs: list[PendingJob], starts: dict[str, str]
+) -> float:
+    """Return when a pool has the option's units, if these of the jobs start where decided, and all use their limits."""
+    begun = [
+        (now + one.limit_s, one.units)
+        for item in jobs
+        for one in item.options
+        if one.pool == reached.pool == starts.get(item.job_id)
+    ]
+    free = reached.free - sum(units for _, units in begun)
+    for end_s, units in sorted([*((max(end_s, now + OVERRUN_S), units) for end_s, units in reached.running), *begun]):
+        if free >= option.units:
+            return now
+        free += units
+        if free >= option.units:
+            return end_s
+    return now if free >= option.units else inf
+
+
+def test_the_least_work_goes_first_and_to_the_fastest() -> None:
+    """With room for one, the job with the least work is placed, where it ends soonest; a wide job has more of it."""
+    jobs = [job("long", run_s=10 * HOUR_S), job("wide", units=2, run_s=0.75 * HOUR_S), job("short", run_s=HOUR_S)]
+    crowd = [job(f"o{number}", units=8, run_s=99 * HOUR_S) for number in range(9)]  # nobody is due
+    moves = decide(0.0, [*jobs, *crowd], pool("slow", free=0) | pool("fast", free=1), [], PolicyParams())
+    assert placed(moves) == [("short", "fast")]
+
+
+def test_a_job_waits_for_a_fast_pool_only_as_long_as_others_must() -> None:
+    """It leaves a slow pool, for a part of what it would save, while an older job waits that has no choice."""
+    half = pool("fast", units=16, free=0, running=[(9 * HOUR_S, 16)]) | pool("slow", free=4)
+    wide = [job(f"wide{number}", units=8, run_s=40 * HOUR_S, submit_s=-HOUR_S) for number in range(9)]
+    one, policy = job("j", run_s=10 * HOUR_S, submit_s=-60.0), PolicyParams(patience=0.1)
+    assert placed(decide(0.0, [one], half, [], policy)) == [("j", "slow")]
+    assert placed(decide(0.0, [one, *wide], half, [], policy)) == []
+    assert placed(decide(0.0, [one, *wide], half, [], PolicyParams(patience=0.001))) == [("j", "slow")]
+    newer = [replace(item, submit_s=-61.0) for item in wide]
+    assert placed(decide(0.0, [one, *newer], half, [], policy)) == [("j", "slow")]
+
+
+def test_a_wide_job_leaves_the_fast_pool_to_small_ones() -> None:
+    """Where jobs wait and the small ones alone would fill the fast pool; while all start at once, it takes the best."""
+    busy = pool("fast", units=64, free=8, running=[(HOUR_S, 1)] * 56)
+    busy |= pool("slow", units=64, free=16, running=[(HOUR_S, 2)] * 24)
+    wide, one = job("wide", units=8, submit_s=-70.0), job("one", submit_s=-70.0)
+    waits = job("waits", units=64, submit_s=-70.0, run_s=99 * HOUR_S)
+    assert dict(placed(decide(0.0, [waits, wide], busy, [], PolicyParams(due_share=9.0)))) == {"wide": "slow"}
+    assert dict(placed(decide(0.0, [waits, one], busy, [], PolicyParams(due_share=9.0)))) == {"one": "fast"}
+    assert dict(placed(decide(-70.0, [wide], busy, [], PolicyParams()))) == {"wide": "fast"}
 
 
 def test_small_jobs_do_not_fill_a_pool_before_the_first_who_is_too_wide() -> None:
@@ -185,51 +238,41 @@ def test_small_jobs_do_not_fill_a_pool_before_the_first_who_is_too_wide() -> Non
     long = [job(f"long{n}", run_s=50 * HOUR_S, pools=["middle"]) for n in range(4)]
     quick = job("quick", run_s=0.5 * HOUR_S, pools=["middle"])
     room = pool("middle", free=4, running=running)
-    assert {name for name, _ in placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams(limit_usage=1.0)))} == {
+    assert {name for name, _ in placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams()))} == {
         "quick",
         "long0",
         "long1",
     }
-    assert (
-        len(placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams(limit_usage=1.0, max_reserved_jobs=0))))
-        == 4
-    )
 
 
-def test_an_old_job_takes_any_pool_before_shorter_ones() -> None:
-    """At the guard's age a job goes first, though it is the longest, and to a pool that it would have refused."""
-    old = job("old", run_s=30 * HOUR_S, units=8, submit_s=-13 * HOUR_S)
-    jobs = [job("short", run_s=HOUR_S, units=8), old]
-    room = pool("fast", free=0, running=[(HOUR_S, 8)]) | pool("slow")
-    assert placed(decide(0.0, jobs, room, [], PolicyParams()))[0] == ("old", "slow")
-    young = placed(decide(0.0, jobs, room, [], PolicyParams(starvation_s=14 * HOUR_S)))
-    assert ("old", "slow") not in young
-    brief = placed(decide(0.0, [job("brief", run_s=60.0, units=8), old], room, [], PolicyParams()))
-    assert brief[0] == ("brief", "slow")
+def test_a_due_job_goes_before_shorter_ones() -> None:
+    """Once it has waited as long as all pools together need for what is pending, the longest job goes first."""
+    jobs = [job("short", run_s=HOUR_S, units=8, pools=["slow"])]
+    for age_s, first in ((40 * HOUR_S, "short"), (70 * HOUR_S, "old")):
+        old = job("old", run_s=30 * HOUR_S, units=8, submit_s=-age_s, pools=["slow"])
+        moves = decide(0.0, [*jobs, old], pool("slow"), [], PolicyParams(due_share=1.0))
+        assert placed(moves) == [(first, "slow")]
 
 
-def test_an_old_job_that_fits_nowhere_waits_in_a_queue() -> None:
-    """It gets a ticket though nothing is free, and what would delay it is not started beside it."""
-    old = job("old", run_s=10 * HOUR_S, units=8, submit_s=-13 * HOUR_S, pools=["middle"])
-    full = pool("middle", free=0, running=[(10 * HOUR_S, 8)])
-    assert placed(decide(0.0, [old], full, [], PolicyParams())) == [("old", "middle")]
-    ticket = [Ticket(job_id="old", pool="middle", submitted_s=-HOUR_S)]
-    half = pool("middle", free=4, running=[(10 * HOUR_S, 4)])
-    jobs = [old, job("long", run_s=9 * HOUR_S, pools=["middle"]), job("brief", run_s=60.0, pools=["middle"])]
-    assert placed(decide(0.0, jobs, half, ticket, PolicyParams())) == [("brief", "middle")]
+def test_a_job_that_must_wait_for_units_is_due_sooner() -> None:
+    """Of two of one age the wide one, whose units are free only hours later: what would delay it is not started."""
+    old = -8 * HOUR_S
+    wide = job("wide", units=8, run_s=6 * HOUR_S, submit_s=old, pools=["middle"])
+    long = job("long", units=4, run_s=9 * HOUR_S, submit_s=old, pools=["middle"])
+    last = job("last", units=8, run_s=5 * HOUR_S, pools=["middle"])
+    half = pool("middle", free=4, running=[(20 * HOUR_S, 4)])
+    assert placed(decide(0.0, [wide, long, last], half, [], PolicyParams())) == []
+    assert placed(decide(0.0, [wide, long, last], half, [], PolicyParams(limit_usage=0.0))) == [("long", "middle")]
 
 
 def test_a_job_queues_behind_others_where_they_take_every_free_unit() -> None:
-    """Up to our share of the queue, shortest first, however large the backlog; a starving job keeps its own tickets."""
+    """Up to our share of the queue, shortest first, however large the backlog; never more."""
     full = pool("middle", free=0, running=[(HOUR_S, 8)], tickets=2, others=(999, 999 * HOUR_S))
     jobs = [job(f"j{hours}", run_s=hours * HOUR_S, units=8, pools=["middle"]) for hours in (3, 1, 2)]
     moves = decide(0.0, jobs, full, [], PolicyParams())
     assert placed(moves) == [("j1", "middle"), ("j2", "middle")]
     tickets = [Ticket(job_id=move.job_id, pool=move.pool, submitted_s=0.0) for move in moves]
     assert decide(0.0, jobs, full, tickets, PolicyParams()) == []
-    old = job("old", submit_s=-13 * HOUR_S, units=8, pools=["slow"])
-    both = full | pool("slow", free=0, running=[(HOUR_S, 8)])
-    assert placed(decide(0.0, [*jobs, old], both, tickets, PolicyParams())) == [("old", "slow")]
 
 
 def test_the_work_of_others_who_wait_lengthens_the_wait() -> None:
@@ -243,15 +286,6 @@ def test_the_work_of_others_who_wait_lengthens_the_wait() -> None:
     assert placed(decide(0.0, one, full("fast", 1.0) | full("middle", 9.0), [], PolicyParams())) == [("j", "fast")]
     ours_alone = pool("slow", free=0, running=[(HOUR_S, 8)])
     assert placed(decide(0.0, one, full("middle", 9.0) | ours_alone, [], PolicyParams())) == []
-
-
-@pytest.mark.parametrize("waiting", [10, 400])
-def test_old_is_later_where_everybody_waits_long(waiting: int) -> None:
-    """A queue that all pools together need a day for makes nobody old at 13 hours."""
-    jobs = [job("j", run_s=HOUR_S, submit_s=-13 * HOUR_S, units=8)]
-    jobs += [job(f"o{n}", run_s=HOUR_S / 2, units=8) for n in range(waiting)]
-    full = pool("middle", free=0, running=[(HOUR_S, 8)]) | pool("slow", free=0, running=[(HOUR_S, 8)])
-    assert bool(placed(decide(0.0, jobs, full, [], PolicyParams()))) == (waiting == 10)
 
 
 def test_a_ticket_moves_only_when_that_pays_and_not_at_once() -> None:
@@ -276,7 +310,7 @@ def test_no_ticket_goes_to_and_fro(seed: int) -> None:
     rng = random.Random(seed)
     one, policy, now = (
         job("j", units=8, run_s=5 * HOUR_S, submit_s=-HOUR_S),
-        PolicyParams(starvation_s=0.0, starvation_share=0.0),
+        PolicyParams(),
         0.0,
     )
     tickets: list[Ticket] = []
@@ -297,14 +331,6 @@ def test_no_ticket_goes_to_and_fro(seed: int) -> None:
                 tickets.append(Ticket(job_id=move.job_id, pool=move.pool, submitted_s=now))
         assert len(tickets) <= 1
     assert all(later - sooner >= policy.min_wait_before_move_s for sooner, later in pairwise(withdrawn))
-
-
-def test_an_old_job_waits_where_it_ends_first() -> None:
-    """Of two like pools in one, and in the other as soon as that is the one that is free sooner."""
-    old = job("old", units=8, submit_s=-13 * HOUR_S, pools=["middle", "slow"])
-    for middle_s, chosen in ((50 * HOUR_S, "middle"), (5000 * HOUR_S, "slow")):
-        full = pool("middle", free=0, running=[(middle_s, 8)]) | pool("slow", free=0, running=[(50 * HOUR_S, 8)])
-        assert placed(decide(0.0, [old], full, [], PolicyParams())) == [("old", chosen)]
 
 
 def test_staging_counts_as_time_to_the_end() -> None:

@@ -200,19 +200,20 @@ def test_a_policy_sees_its_world_and_is_obeyed() -> None:
                 [f"{ticket.job_id}@{ticket.pool}" for ticket in tickets],
             )
         )
-        if now_s == 60:
+        if now_s == 2:
             return [Submit(job_id=job.job_id, pool="a") for job in jobs]
-        if now_s == 180:
+        if now_s == 130:
             return [Withdraw(job_id="j1", pool="a"), Submit(job_id="j1", pool="b")]
         return []
 
     jobs = trace((1, 6, 600, 900), (2, 4, 50, 70), (130, 1, 1, 1))
     result = engine.simulate(jobs, scenario(8, 4), policy)  # type: ignore[arg-type]
-    assert observed[:2] == [
-        (60, ["j0", "j1"], 8, [], []),
-        (180, ["j1", "j2"], 2, [(960, 6)], ["j1@a"]),
+    assert observed[:3] == [
+        (1, ["j0"], 8, [], []),
+        (2, ["j0", "j1"], 8, [], []),
+        (130, ["j1", "j2"], 2, [(902, 6)], ["j1@a"]),
     ]
-    assert starts(result)[:2] == [60, 180]
+    assert starts(result)[:2] == [2, 130]
     assert (result.placed, result.withdrawn) == (3, 1)
     assert isnan(result.start_s[2])  # nobody placed it: what a policy forgets does not run
 
@@ -254,7 +255,7 @@ def test_a_withdrawn_job_is_decided_on_again(tick_s: float) -> None:
 
     jobs = trace((1, 4, 600, 600), (1, 4, 600, 600), (130, 1, 1, 1))
     result = engine.simulate(jobs, scenario(4, 4), policy, tick_s=tick_s)  # type: ignore[arg-type]
-    assert starts(result)[1] == (240 if tick_s else 131)
+    assert starts(result)[1] == (190 if tick_s else 131)
 
 
 def test_failures_cost_what_was_not_saved() -> None:
