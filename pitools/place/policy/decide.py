@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
 
 from pitools.place.policy.capacity import PoolCapacity
 from pitools.place.policy.job_table import JobTableBuilder, runnable
@@ -60,6 +59,7 @@ class _Decision:
         import numpy as np
 
         self.jobs, self.order, self.capacity = jobs, order, capacity
+        self.largest = max((units for pool in capacity.pools for _, units in pool.running), default=0)
         self.placed: list[Submit] = []
         self.open = np.ones(len(jobs), dtype=bool)  # neither placed nor with a reservation
         self.has_first = np.zeros(len(capacity.names), dtype=bool)  # pools whose first job that cannot start is known
@@ -92,13 +92,32 @@ class _Decision:
 
     def _start(self, row: int) -> None:
         """Submit a job to the pool with the least cost, of those that can start it now."""
-        import numpy as np
-
-        pool = int(np.argmin(np.where(self.fits[row], self.order.cost_s[row], inf)))
+        pool = self._cheapest(row)
         self.open[row] = False
         self._submit(row, pool, "starts now")
-        self.capacity.start_job(pool, float(self.order.table.units[row, pool]), float(self._end_s(pool)[row]))
+        self.capacity.start_job(
+            pool,
+            float(self.order.table.units[row, pool]),
+            self.capacity.now_s + float(self.order.table.limit_s[row, pool]),
+        )
         self._refresh(pool)
+
+    def _cheapest(self, row: int) -> int:
+        """Return where a job starts now: the pool of the least cost, with the price of the units, or the fastest.
+
+        Another than the fastest must leave as large a free block, or room for a job as large as any that runs.
+        """
+        import numpy as np
+
+        could, free, takes = self.could[row], self.capacity.free, self.order.takes_s[row]
+        units = np.where(could, self.order.table.units[row], 0.0)
+        # The price is a mean over time. In an almost empty pool, small jobs find room all the same.
+        scarcity = (1.0 - (free - units) / np.maximum(self.capacity.size, 1.0)) ** 4
+        block = (free - np.diag(units)).max(axis=1)
+        fastest = int(np.argmin(np.where(could, takes, inf)))
+        may = self.fits[row] & (block >= min(self.largest, block[fastest]))
+        cost = np.where(may, takes * (1.0 + units * self.order.price * scarcity), inf)
+        return int(np.argmin(cost)) if may.any() else fastest
 
     def _reserve(self, row: int) -> None:
         """Reserve units for a job in every pool where it is the first that cannot start: it will use one of them."""
@@ -132,15 +151,11 @@ class _Decision:
         ends, units = self.order.ends_s[row], self.order.table.units[row]
         return sorted((p for p in range(len(ends)) if units[p] <= self.capacity.size[p]), key=lambda p: (ends[p], p))
 
-    def _end_s(self, pool: int) -> Any:
-        """Return the jobs' ends by time limit if they start now."""
-        return self.capacity.now_s + self.order.table.limit_s[:, pool]
-
     def _refresh(self, pool: int) -> None:
         import numpy as np
 
         table, now_s = self.order.table, self.capacity.now_s
-        admitted = self.capacity.admits(pool, table.units[:, pool], self._end_s(pool))
+        admitted = self.capacity.admits(pool, table.units[:, pool], now_s + table.limit_s[:, pool])
         open_ = self.capacity.opens_s(pool, np.full(len(self.jobs), now_s), table.limit_s[:, pool]) == now_s
         self.could[:, pool] = admitted & open_
         self.fits[:, pool] = self.order.accepts[:, pool] & self.could[:, pool]

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 class PriorityOrder(NamedTuple):
     """Jobs in the order in which they are served; every array is in this order.
 
-    index: into the jobs as given. The others: (jobs, pools). cost_s: staging and run, with the price of the units.
-    ends_s: expected time from now to the end. accepts: pools that a job accepts now.
+    index: into the jobs as given. price: of each pool's last free unit. The others: (jobs, pools). takes_s: staging and
+    run. ends_s: expected time from now to the end. accepts: pools that a job accepts now.
     """
 
     index: Any
     table: JobTable
-    cost_s: Array
+    price: Array
+    takes_s: Array
     ends_s: Array
     accepts: Any
 
@@ -51,16 +52,12 @@ def prioritize(now_s: float, table: JobTable, capacity: PoolCapacity, policy: Po
     budget_s = np.minimum(oldest_s[:, None], policy.patience * saved_s)
     is_patient = (age_s[:, None] + policy.next_decision_s < budget_s) & ~is_due[:, None]
     accepts = np.isfinite(takes) & ~is_patient
-    # While every job starts at once, nothing is scarce.
-    is_scarce = oldest_s >= policy.next_decision_s
-    price = np.where(is_scarce[:, None], unit_prices(capacity.pools), 0.0)
-    cost = takes * (1.0 + np.where(np.isfinite(takes), table.units, 0.0) * price)
 
     queue_s = (np.cumsum(share_s[index]) - share_s[index])[:, None]
     table, takes, wait = JobTable(*(column[index] for column in table)), takes[index], wait[index]
     # Data is copied before the submission; the pool's running jobs go on meanwhile.
     ends = np.where(wait > 0, np.maximum(np.maximum(wait, queue_s), table.copy_s) + table.run_s, takes)
-    return PriorityOrder(index, table, cost[index], ends, accepts[index])
+    return PriorityOrder(index, table, policy.last_unit * unit_prices(capacity.pools), takes, ends, accepts[index])
 
 
 def _ideal_s(table: JobTable, capacity: PoolCapacity) -> Array:

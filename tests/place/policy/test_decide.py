@@ -220,15 +220,38 @@ def test_a_job_waits_for_a_fast_pool_only_as_long_as_others_must() -> None:
     assert placed(decide(0.0, [one, *newer], half, [], policy)) == [("j", "slow")]
 
 
-def test_a_wide_job_leaves_the_fast_pool_to_small_ones() -> None:
-    """Where jobs wait and the small ones alone would fill the fast pool; while all start at once, it takes the best."""
-    busy = pool("fast", units=64, free=8, running=[(HOUR_S, 1)] * 56)
-    busy |= pool("slow", units=64, free=16, running=[(HOUR_S, 2)] * 24)
-    wide, one = job("wide", units=8, submit_s=-70.0), job("one", submit_s=-70.0)
-    waits = job("waits", units=64, submit_s=-70.0, run_s=99 * HOUR_S)
-    assert dict(placed(decide(0.0, [waits, wide], busy, [], PolicyParams(due_share=9.0)))) == {"wide": "slow"}
-    assert dict(placed(decide(0.0, [waits, one], busy, [], PolicyParams(due_share=9.0)))) == {"one": "fast"}
-    assert dict(placed(decide(-70.0, [wide], busy, [], PolicyParams()))) == {"wide": "fast"}
+def test_a_wide_job_leaves_the_last_units_of_a_fast_pool_to_small_ones() -> None:
+    """Where the small ones alone would fill the fast pool; in an almost empty one it takes the best."""
+    wide, one = job("wide", units=8), job("one")
+    slow = pool("slow", units=64, free=16, running=[(HOUR_S, 2)] * 24)
+    full = pool("fast", units=64, free=8, running=[(HOUR_S, 1)] * 56)
+    assert placed(decide(0.0, [wide], full | slow, [], PolicyParams())) == [("wide", "slow")]
+    assert placed(decide(0.0, [one], full | slow, [], PolicyParams())) == [("one", "fast")]
+    empty = pool("fast", units=64, free=56, running=[(HOUR_S, 1)] * 8)
+    assert placed(decide(0.0, [wide], empty | slow, [], PolicyParams())) == [("wide", "fast")]
+
+
+@given(worlds())
+@settings(max_examples=300, deadline=None)
+def test_a_job_as_large_as_any_finds_room_as_in_a_federation(
+    world: tuple[float, list[PendingJob], dict[str, PoolState], list[Ticket], PolicyParams],
+) -> None:
+    """A job starts elsewhere than a federation would only if that leaves as large a free block, or a large one."""
+    now, jobs, pools, _, _ = world
+    pools = {name: replace(one, is_unreachable=False) for name, one in pools.items()}
+    largest = max((units for one in pools.values() for _, units in one.running), default=0)
+    for item in jobs:
+        rooms = [one for one in item.options if one.pool in pools and one.units <= pools[one.pool].free]
+        starts = placed(decide(now, [item], pools, [], PolicyParams(patience=0.0, last_unit=9.0)))
+        if rooms and starts:
+            fastest = min(rooms, key=lambda one: one.run_s)
+            assert _block(pools, starts[0][1], fastest.units) >= min(
+                largest, _block(pools, fastest.pool, fastest.units)
+            )
+
+
+def _block(pools: dict[str, PoolState], start: str, units: int) -> int:
+    return max(one.free - units * (name == start) for name, one in pools.items())
 
 
 def test_small_jobs_do_not_fill_a_pool_before_the_first_who_is_too_wide() -> None:
