@@ -92,14 +92,10 @@ class _Decision:
 
     def _start(self, row: int) -> None:
         """Submit a job to the pool with the least cost, of those that can start it now."""
-        pool = self._cheapest(row)
+        pool, units, limit_s = self._demand(row, self._cheapest(row))
         self.open[row] = False
         self._submit(row, pool, "starts now")
-        self.capacity.start_job(
-            pool,
-            float(self.order.table.units[row, pool]),
-            self.capacity.now_s + float(self.order.table.limit_s[row, pool]),
-        )
+        self.capacity.start_job(pool, units, self.capacity.now_s + limit_s)
         self._refresh(pool)
 
     def _cheapest(self, row: int) -> int:
