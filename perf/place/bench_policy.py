@@ -9,9 +9,10 @@ federation's to be 1.11 from load 0.8 on and 1 below; 1.2 x federation's longest
 minute between two decisions counts as a minute.
 
 Leave one month out: two constants of `PolicyParams`, due_share and last_unit, are chosen from GRID on two months: the
-fewest cells that fall short, of these the least mean completion. The cases are of the third month, with what the other
-two chose. Of the others patience was picked on all months, limit_usage is older, the rest are costs of live moves. The
-centres of other_centre.py, with the defaults, chose nothing. `--quick`: the defaults on a sample.
+fewest cells that fall short, of these the least mean completion; one round is too few for this choice. The cases are of
+the third month, with what the other two chose. Of the others patience was picked on all months, limit_usage is older,
+the rest are costs of live moves. The centres of other_centre.py, with the defaults, chose nothing. `--quick`: the
+defaults on a sample.
 """
 
 from __future__ import annotations
