@@ -104,6 +104,7 @@ class Simulator:
         self.number = self.decides = self.placed = self.withdrawn = self.refused = 0
         self.next_tick = inf
         self.touched: set[int] = set()
+        self.dark_windows = [_dark_windows(pool) for pool in scenario.pools]
         self.evicts = bool(scenario.preempts) or any(pool.outage_windows for pool in scenario.pools)
         self.running: list[dict[int, SimEvent]] = [
             {} for _ in scenario.pools
@@ -115,7 +116,7 @@ class Simulator:
         for pool, described in enumerate(self.scenario.pools):
             for from_s, _ in described.outage_windows:
                 self._push(from_s, -1, pool, 0, 0.0, is_failure=True)
-            for _, to_s in (*described.maintenance_windows, *_dark_windows(described)):
+            for _, to_s in (*described.maintenance_windows, *self.dark_windows[pool]):
                 self._push(to_s, -1, pool, 0, 0.0)
         while True:
             arrives = submit[arrived] if arrived < len(submit) else inf
@@ -197,7 +198,8 @@ class Simulator:
             self._handle_arrival(now, job)
         else:
             self.end_s[job] = now
-            self.view.add_end(job)
+            if self.decide:
+                self.view.add_end(job)
             self.advance(1)
 
     def _evict(self, events: list[SimEvent], now: float) -> None:
@@ -272,7 +274,8 @@ class Simulator:
         self.touched.add(pool)
 
     def _is_unreachable(self, pool: int, now: float) -> bool:
-        return any(from_s <= now < to_s for from_s, to_s in _dark_windows(self.scenario.pools[pool]))
+        windows = self.dark_windows[pool]
+        return bool(windows) and any(from_s <= now < to_s for from_s, to_s in windows)
 
     def _start_jobs(self, now: float) -> None:
         """Start the jobs that can start in each changed pool; preempt only where none can start without."""
@@ -291,9 +294,10 @@ class Simulator:
             job = entry[2]
             self.waiting.discard(job)
             del self.tickets[pool][job]
-            for other, tickets in enumerate(self.tickets):
-                if job in tickets:
-                    self._withdraw(job, other)
+            if len(self.tickets) > 1:
+                for other, tickets in enumerate(self.tickets):
+                    if job in tickets:
+                        self._withdraw(job, other)
             self._start(entry, pool, now)
 
     def _start(self, entry: QueueEntry, pool: int, now: float) -> None:
@@ -314,11 +318,14 @@ class Simulator:
         if not attempt:
             self.start_s[job] = now
         self.attempts[job], self.pool[job] = attempt + 1, pool
-        self.view.add_start(job)
+        if self.decide:
+            self.view.add_start(job)
         is_failure = fails_s < run_s
         self._push(ends_s, job, pool, units, limit_end_s, len(spans.job), is_failure, is_timeout and not is_failure)
-        for column, value in ((spans.job, job), (spans.pool, pool), (spans.gpus, units), (spans.leaves, leaves)):
-            column.append(value)
+        spans.job.append(job)
+        spans.pool.append(pool)
+        spans.gpus.append(units)
+        spans.leaves.append(leaves)
         spans.start_s.append(now)
         spans.end_s.append(ends_s)
 
