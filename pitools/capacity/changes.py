@@ -41,6 +41,12 @@ def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
             world = _KINDS[kind](world, words, names)
         except ValueError as error:
             raise UsageError(f"{kind}: {error}", where=f'"{change}"', hint=GRAMMAR) from error
+    tiers = world.scenario.tiers
+    for queue, others in world.scenario.preempts.items():
+        for other in others:
+            if tiers.get(other, 0) >= tiers.get(queue, 0):
+                problem = f"{queue}, of tier {tiers.get(queue, 0)}, preempts {other}, of tier {tiers.get(other, 0)}"
+                raise UsageError(f"{problem} (expected a lower one)", where=f'"{text}"', hint=f"tier {queue} 9")
     return world
 
 
@@ -84,10 +90,7 @@ def _tier(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
 def _preempt(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
     """Jobs of the second queue are submitted again where one of the first can then start."""
     queue, other = (_known(word, "queue or QOS", names.queues) for word in _expect(words, 2))
-    high, low = (world.scenario.tiers.get(name, 0) for name in (queue, other))
-    if low >= high:
-        raise ValueError(f"{other} is of tier {low}, {queue} of {high} (expected a lower one; set tiers before)")
-    preempts = {**world.scenario.preempts, high: world.scenario.preempts.get(high, frozenset()) | {low}}
+    preempts = {**world.scenario.preempts, queue: world.scenario.preempts.get(queue, frozenset()) | {other}}
     return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, preempts=preempts))
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from pitools.core.errors import ConfigError
 from pitools.place.simulate.model import Scenario
-from pitools.place.simulate.scenario import preempts_by_tier, scenario_of_sites
+from pitools.place.simulate.scenario import scenario_of_sites
 from pitools.site.connect import client
 from pitools.site.load import load_site
 from pitools.slurm.records import Config, Qos
@@ -59,6 +59,7 @@ def with_tiers(scenario: Scenario, qos: Sequence[Qos]) -> Scenario:
             for name, tier in tiers.items()
         }
         if raised == tiers:
-            return msgspec.structs.replace(scenario, tiers=tiers, preempts=preempts_by_tier(tiers, preempts))
+            preempting = {name: frozenset(others & tiers.keys()) for name, others in preempts.items() if others}
+            return msgspec.structs.replace(scenario, tiers=tiers, preempts=preempting)
         tiers = raised
     raise ConfigError("QOS that preempt each other", where=scenario.name, hint="sacctmgr show qos format=Name,Preempt")

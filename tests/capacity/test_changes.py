@@ -26,7 +26,7 @@ def test_every_change_changes_what_it_names_and_nothing_else() -> None:
     assert (near.gpus, far.gpus, cloud.gpus, cloud.price) == (128, 32, 128, 2.5)
     assert far.maintenance_windows == ((10 * DAY_S, 12 * DAY_S),)
     assert near.outage_windows == ((3 * DAY_S, 3.25 * DAY_S),)
-    assert world.scenario.preempts == {2: {-1}}
+    assert world.scenario.preempts == {"urgent": {"idle"}}
     assert world.scenario.tiers == {"urgent": 2, "idle": -1}
     assert world.team_factors == {"vision": 3.0, "": 1.5}
     assert world.scenario.max_limit_s == 12 * HOUR_S

@@ -23,8 +23,17 @@ def test_qos_become_tiers_by_priority_and_by_whom_they_preempt() -> None:
     ]
     world = with_tiers(TODAY, qos)
     assert world.tiers == {"scavenger": 0, "normal": 1, "urgent": 2, "long": 3}
-    assert world.preempts == {2: {0, 1}}
+    assert world.preempts == {"urgent": {"scavenger", "normal"}}
     assert with_tiers(TODAY, []) == TODAY
+
+
+def test_a_qos_preempts_those_that_it_names() -> None:
+    """Another QOS of the same priority is not among them."""
+    world = with_tiers(TODAY, [Qos(qos="urgent", preempt=("scavenger",)), Qos(qos="scavenger"), Qos(qos="normal")])
+    assert (world.tiers, world.preempts) == (
+        {"urgent": 1, "scavenger": 0, "normal": 0},
+        {"urgent": {"scavenger"}},
+    )
 
 
 def test_qos_that_preempt_each_other_are_an_error() -> None:

@@ -217,13 +217,16 @@ class Simulator:
 
     def _preempt(self, pool: int, now: float) -> bool:
         """Evict the latest started jobs without which the first pending job of a pool can start; whether there are."""
-        site = self.schedulers[pool]
-        below = self.scenario.preempts.get(-site.queue[0][0], ()) if site.queue else ()
-        if not below or self._is_unreachable(pool, now) or site.opens_s(now, site.queue[0][4]) > now:
+        site, queues, tiers = self.schedulers[pool], self.trace.queue, self.work.tier
+        if not site.queue:
             return False
-        missing, chosen = site.queue[0][3] - site.free, list[SimEvent]()
+        _, _, job, units, limit_s = site.queue[0]
+        below = self.scenario.preempts.get(queues[job], ())
+        if not below or self._is_unreachable(pool, now) or site.opens_s(now, limit_s) > now:
+            return False
+        missing, chosen = units - site.free, list[SimEvent]()
         for event in sorted(self.running[pool].values(), key=lambda event: -event.span):
-            if missing > 0 and self.work.tier[event.job] in below:
+            if missing > 0 and queues[event.job] in below and tiers[event.job] < tiers[job]:
                 chosen.append(event)
                 missing -= event.units
         if missing > 0 or not chosen:

@@ -92,7 +92,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     load: factor of the arrival rate of the trace. seed: of all random draws. backfill_depth: number of pending jobs
     that each pool's scheduler considers (bf_max_job_test, with Slurm's default). tiers: queue or QOS → tier.
-    preempts: tier → tiers whose running jobs are submitted again if its first pending job can then start.
+    preempts: queue or QOS → those whose running jobs are submitted again if its first pending job can then start.
     tier_shares: tier → share of the other jobs. nodes: for pools with a fabric, how nodes are chosen. extra_leaf:
     there, the share of the run time that each leaf switch above the first adds. max_limit_s: longest time limit, 0:
     none; a longer job ends at it, and is submitted again with the rest of its work.
@@ -105,7 +105,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     backfill_depth: int = 500
     limits: TimeLimits = TimeLimits()
     tiers: Mapping[str, int] = {}
-    preempts: Mapping[int, frozenset[int]] = {}
+    preempts: Mapping[str, frozenset[str]] = {}
     tier_shares: Mapping[int, float] = {}
     max_limit_s: float = 0.0
     failures: Failures = Failures()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -107,7 +107,7 @@ def read_scenario(path: Path) -> Scenario:
             nodes=file.nodes,
             extra_leaf=file.extra_leaf,
             tiers=file.tiers,
-            preempts=preempts_by_tier(file.tiers, file.preempts),
+            preempts={queue: frozenset(others) for queue, others in file.preempts.items()},
             tier_shares={int(tier): share for tier, share in file.tier_shares.items()},
             limits=TimeLimits(
                 factors=file.limits.factors,
@@ -156,16 +156,6 @@ def scenario_of_sites(names: Sequence[str]) -> Scenario:
     return require_valid(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
 
 
-def preempts_by_tier(tiers: Mapping[str, int], by_queue: Mapping[str, Collection[str]]) -> dict[int, frozenset[int]]:
-    """Return for the tier of each queue the tiers of those that it preempts; a queue without a tier is of tier 0."""
-    preempts: dict[int, frozenset[int]] = {}
-    for queue, others in by_queue.items():
-        if others:
-            tier = tiers.get(queue, 0)
-            preempts[tier] = preempts.get(tier, frozenset()) | {tiers.get(other, 0) for other in others}
-    return preempts
-
-
 def require_valid(scenario: Scenario, where: str) -> Scenario:
     """Return the scenario. Raises ConfigError if it cannot be simulated."""
     low, high = scenario.limits.factors
@@ -177,7 +167,9 @@ def require_valid(scenario: Scenario, where: str) -> Scenario:
         "limits.steps: expected at least one, all above 0": not scenario.limits.steps_s
         or scenario.limits.steps_s[0] <= 0,
         "preempts: expected only queues of lower tiers": any(
-            tier <= max(below) for tier, below in scenario.preempts.items()
+            scenario.tiers.get(queue, 0) <= scenario.tiers.get(other, 0)
+            for queue, others in scenario.preempts.items()
+            for other in others
         ),
         "tier_shares: expected shares from 0 on, of at most 1 together": not sum(scenario.tier_shares.values()) <= 1
         or not min(scenario.tier_shares.values(), default=0) >= 0,

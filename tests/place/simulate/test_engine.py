@@ -300,7 +300,7 @@ def test_a_higher_tier_preempts_the_latest_started_where_none_has_room() -> None
     jobs = trace(
         (0, 4, 900, 1000), (50, 4, 900, 1000), (170, 4, 100, 100), (180, 8, 50, 50), queues=("s", "s", "u", "n")
     )
-    rules = {"tiers": {"u": 2, "n": 1}, "preempts": {2: frozenset({0})}, "failures": Failures(checkpoint_s=60.0)}
+    rules = {"tiers": {"u": 2, "n": 1}, "preempts": {"u": frozenset("s")}, "failures": Failures(checkpoint_s=60.0)}
     result = engine.simulate(jobs, scenario(8, **rules), "federation")
     assert starts(result) == [0, 50, 170, 900]
     spans = result.spans
@@ -309,6 +309,15 @@ def test_a_higher_tier_preempts_the_latest_started_where_none_has_room() -> None
     elsewhere = engine.simulate(jobs, scenario(8, 4, **rules), "federation")
     assert starts(elsewhere)[2] == 170
     assert len(elsewhere.spans.job) == 4  # there was room in the other pool
+
+
+def test_a_queue_of_the_same_tier_that_nobody_may_preempt_is_left_alone() -> None:
+    """Of two queues of one tier only the one that is named is preempted."""
+    jobs = trace((0, 4, 900, 1000), (50, 4, 900, 1000), (170, 4, 100, 100), queues=("s", "b", "u"))
+    world = scenario(8, tiers={"u": 1}, preempts={"u": frozenset("s")})
+    result = engine.simulate(jobs, world, "federation")
+    assert starts(result) == [0, 50, 170]
+    assert list(result.spans.job) == [0, 1, 2, 0]
 
 
 def test_an_outage_ends_what_runs_and_starts_nothing() -> None:
@@ -327,7 +336,7 @@ def test_an_outage_ends_what_runs_and_starts_nothing() -> None:
 def test_what_is_evicted_runs_to_its_end(jobs: Trace, queues: list[str], is_down: bool) -> None:
     """Every job ends, holds its GPUs for at least its run time, and no pool ever holds more than it has."""
     jobs = msgspec.structs.replace(jobs, queue=(queues * len(jobs))[: len(jobs)])
-    world = scenario(8, 12, tiers={"u": 2, "n": 1}, preempts={2: frozenset({0, 1}), 1: frozenset({0})})
+    world = scenario(8, 12, tiers={"u": 2, "n": 1}, preempts={"u": frozenset("sn"), "n": frozenset("s")})
     if is_down:
         down = msgspec.structs.replace(world.pools[1], outage_windows=((10.0, 25.0), (40.0, 41.0)))
         world = msgspec.structs.replace(world, pools=(world.pools[0], down))
