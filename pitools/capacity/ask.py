@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pitools.capacity.changes import WhatIf, owned_cost, shift_windows
+from pitools.capacity.what_if import WhatIf, owned_cost, shift_windows
 from pitools.capacity.synthesize import synthesize
 from pitools.capacity.workload import ALL, percentile, team_names
 from pitools.core.errors import UsageError

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from pitools.capacity.ask import Outcome, Period, simulate_all
-from pitools.capacity.changes import WhatIf, apply_changes, owned_cost
+from pitools.capacity.what_if import WhatIf, apply_changes, owned_cost
 from pitools.capacity.workload import ALL, TraceNames, names_of
 from pitools.core import units
 from pitools.core.errors import UsageError

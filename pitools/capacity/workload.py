@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from pitools.core.record import Record
+from pitools.place.simulate.metrics import size_name
 from pitools.place.simulate.model import DAY_S, HOUR_S, Trace
 
-SIZES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))  # GPUs; as in the records of `pit place simulate`
 _EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday, 0 is Monday
 _HOURS, _WEEKDAYS = 24, 7
 
@@ -62,12 +62,6 @@ def describe_workload(trace: Trace) -> list[WorkloadClass]:
     columns = _Columns(trace)
     classes = [_describe_class(columns, key, np.array(jobs)) for key, jobs in groups.items()]
     return sorted(classes, key=lambda each: (-each.gpu_hours, each.team, each.queue, each.gpus))
-
-
-def size_name(gpus: int) -> str:
-    """Return the name of the size class of a number of GPUs."""
-    least, most = next((least, most) for least, most in SIZES if least <= gpus <= most)
-    return f"{least}+" if most == SIZES[-1][1] else str(least) if least == most else f"{least}-{most}"
 
 
 def clock_s(trace: Trace) -> Floats:

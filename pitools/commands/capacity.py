@@ -7,10 +7,10 @@ import click
 from pitools.commands.lazy_group import LazyGroup
 
 COMMANDS = {
-    "workload": ("capacity_ask", "workload", "Show the jobs of a trace by class: arrivals, sizes, times, growth."),
-    "model": ("capacity_ask", "model", "Write synthetic jobs of the same shape, as the output of sacct."),
-    "ask": ("capacity_ask", "ask", "Simulate what-ifs: waits by tier and team, use, cost, with bands."),
-    "backtest": ("capacity_ask", "backtest", "Compare forecasts of waits with the real waits of the next period."),
+    "workload": ("capacity_commands", "workload", "Show the jobs of a trace by class: arrivals, sizes, times, growth."),
+    "model": ("capacity_commands", "model", "Write synthetic jobs of the same shape, as the output of sacct."),
+    "ask": ("capacity_commands", "ask", "Simulate what-ifs: waits by tier and team, use, cost, with bands."),
+    "backtest": ("capacity_commands", "backtest", "Compare forecasts of waits with the real waits of the next period."),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pitools.capacity.ask import CapacityAnswer, Period, simulate_all, summarize_outcomes
-from pitools.capacity.changes import apply_changes
+from pitools.capacity.what_if import apply_changes
 from pitools.capacity.workload import names_of
 from pitools.place.simulate.model import DAY_S, Scenario, SimPool
 from tests.capacity.made_month import month

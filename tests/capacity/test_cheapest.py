@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from pitools.capacity.ask import Period, simulate_all
-from pitools.capacity.changes import apply_changes
+from pitools.capacity.what_if import apply_changes
 from pitools.capacity.cheapest import find_cheapest, parse_goal
 from pitools.capacity.workload import names_of
 from pitools.core.errors import UsageError

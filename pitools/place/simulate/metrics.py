@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pitools.core.record import Record
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 Window = Literal["all", "first-half", "second-half"]
 
 SHORT_S = 10.0  # a bounded slowdown counts a shorter run as this
-_CLASSES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))
+SIZES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))  # GPUs
 
 
 class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-summary/1"):
@@ -77,7 +78,8 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
     jct, wait, run = (end - submit)[inside], (start - submit)[inside], (end - start)[inside]
     slowdown = np.maximum(1.0, jct / np.maximum(run, SHORT_S))
     quantiles = np.percentile(jct, (50, 95, 99)) if jct.size else np.zeros(3)
-    utilisation, delivered, fragments = _utilisation(result, trace, window_bounds(result, window))
+    bounds = window_bounds(result, window)
+    utilisation, goodput = gpu_time_shares(result, trace, bounds)
     several = np.frombuffer(result.spans.leaves, np.int32)
     several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.gpus_per_node for p in result.scenario.pools)]
     return SimulationSummary(
@@ -98,9 +100,9 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
         wait_by_tier_s={str(t): _mean(wait[tier[inside] == t]) for t in np.unique(tier[inside])},
         slowdown=_mean(slowdown),
         utilisation=utilisation,
-        goodput=delivered,
+        goodput=goodput,
         makespan_s=float(np.nanmax(end, initial=submit[0]) - submit[0]),
-        fragmentation=fragments,
+        fragmentation=_fragmentation(result, bounds),
         jain=_jain(slowdown, np.asarray(trace.owner)[inside]),
         leaves=_mean(several),
         failures=len(result.spans.job) - int(ran.sum()),
@@ -147,46 +149,61 @@ def timeline(result: Result) -> tuple[Floats, Any]:
     return moments[order], np.cumsum(change[order], axis=0)
 
 
-def _utilisation(result: Result, trace: Trace, window_s: tuple[float, float]) -> tuple[float, float, float]:
-    """Return utilisation, goodput and fragmentation, see `SimulationSummary`."""
+def gpu_time_shares(
+    result: Result, trace: Trace, window_s: tuple[float, float], pools: Sequence[int] | None = None
+) -> tuple[float, float]:
+    """Return utilisation and goodput, see `SimulationSummary`, within a window. pools: only of these, by index."""
     import numpy as np
 
-    pools, spans = result.scenario.pools, result.spans
-    size, speed = np.array([float(p.gpus) for p in pools]), np.array([p.speed for p in pools])
+    chosen = list(range(len(result.scenario.pools)) if pools is None else pools)
+    size, speed = (np.array([float(getattr(p, key)) for p in result.scenario.pools]) for key in ("gpus", "speed"))
+    from_s, to_s = window_s
+    if to_s <= from_s or not chosen:
+        return 0.0, 0.0
+    spans = result.spans
+    job, pool, gpus = (np.frombuffer(column, np.int32) for column in (spans.job, spans.pool, spans.gpus))
+    start, end = np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
+    inside_s = np.clip(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0, None) * np.isin(pool, chosen)
+    # Work by the trace's run times, each spread evenly over the time that its attempts held GPUs.
+    held_s = np.bincount(job, end - start, minlength=len(trace))
+    share = np.divide(inside_s, held_s[job], out=np.zeros_like(inside_s), where=held_s[job] > 0)
+    work = float((share * np.asarray(trace.gpus)[job] * np.asarray(trace.run_s)[job]).sum())
+    span_s = to_s - from_s
+    return (
+        float((gpus * inside_s).sum()) / (float(size[chosen].sum()) * span_s),
+        work / (float((size * speed)[chosen].sum()) * span_s),
+    )
+
+
+def _fragmentation(result: Result, window_s: tuple[float, float]) -> float:
+    """Return the fragmentation within a window, see `SimulationSummary`."""
+    import numpy as np
+
     moments, used = timeline(result)
     from_s, to_s = window_s
     if not len(moments) or to_s <= from_s:
-        return 0.0, 0.0, 0.0
+        return 0.0
     edges = np.clip(np.append(moments, to_s), from_s, to_s)
     lasts = np.diff(edges)
     lasts[-1] = max(to_s - max(moments[-1], from_s), 0.0)
-    idle = size - used
+    idle = np.array([float(p.gpus) for p in result.scenario.pools]) - used
     total = idle.sum(1)
     outside_share = np.divide(total - idle.max(1), total, out=np.zeros_like(total), where=total > 0)
-    # Work by the trace's run times, each spread evenly over the time that its attempts held GPUs.
-    job, start, end = np.frombuffer(spans.job, np.int32), np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
-    held_s = np.bincount(job, end - start, minlength=len(trace))
-    inside_s = np.clip(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0, None)
-    share = np.divide(inside_s, held_s[job], out=np.zeros_like(inside_s), where=held_s[job] > 0)
-    work = float((share * np.asarray(trace.gpus)[job] * np.asarray(trace.run_s)[job]).sum())
-    span = to_s - from_s
-    return (
-        float((lasts[:, None] * used).sum() / (size.sum() * span)),
-        work / (float((size * speed).sum()) * span),
-        float((lasts * outside_share).sum() / span),
-    )
+    return float((lasts * outside_share).sum() / (to_s - from_s))
 
 
 def _mean(values: Any) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
+def size_name(gpus: int) -> str:
+    """Return the name of the size class of a number of GPUs."""
+    least, most = next((least, most) for least, most in SIZES if least <= gpus <= most)
+    return f"{least}+" if most == SIZES[-1][1] else str(least) if least == most else f"{least}-{most}"
+
+
 def _wait_by_size(gpus: Any, wait: Any) -> dict[str, float]:
-    waits = {}
-    for least, most in _CLASSES:
-        name = f"{least}+" if most > 10**8 else str(least) if least == most else f"{least}-{most}"
-        waits[name] = _mean(wait[(gpus >= least) & (gpus <= most)])
-    return waits
+    return {size_name(least): _mean(wait[(gpus >= least) & (gpus <= most)]) for least, most in SIZES}
 
 
 def _jain(slowdown: Any, owners: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pitools.capacity.changes import apply_changes, owned_cost, shift_windows
+from pitools.capacity.what_if import apply_changes, owned_cost, shift_windows
 from pitools.capacity.workload import TraceNames
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool

@@ -172,7 +172,7 @@ def ask(
     every goal with every seed; exit 1 if none does.
     """
     from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
-    from pitools.capacity.changes import apply_changes
+    from pitools.capacity.what_if import apply_changes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
     from pitools.capacity.workload import names_of
     from pitools.core import progress
