@@ -46,7 +46,7 @@ _SHOWN = {
         r"robots +normal",
         r"preempt urgent normal +team vision",
         r"rent cloud 16 3\.5.* all ",
-        "GIVEN JOBS",
+        "FORECAST WITHIN",
     ],
     "index.md": [r'"state":"COMPLETED"', r"1: rank 1 of 2 reads \S*/objects/"],
     "cluster.md": [r'"state":"COMPLETED"', "1: rank 1 on alpha"],

@@ -80,10 +80,10 @@ def test_what_to_buy(repo: Path, tmp_path: Path) -> None:
     assert [record["jobs"] > 1000 for record in records if record["schema"] == "pit.simulation-summary/1"] == [True]
     answers = [record for record in records if record["schema"] == "pit.capacity-answer/1" and record["group"] == "all"]
     today, more, rented, again, cheapest = answers
-    assert [each["what"] for each in (today, more, rented)] == ["", "gpus near +16", "rent cloud 16 3.5, limit 2h"]
+    assert [each["what_if"] for each in (today, more, rented)] == ["", "gpus near +16", "rent cloud 16 3.5, limit 2h"]
     assert (today, more["wait_p95_s"] < today["wait_p95_s"]) == (again, True)
     assert (tmp_path / "what.png").read_bytes().startswith(b"\x89PNG")
-    assert cheapest["what"] in ("gpus near +16", "rent cloud 16 3.5")
+    assert cheapest["what_if"] in ("gpus near +16", "rent cloud 16 3.5")
 
 
 def test_where_a_runs_time_went(repo: Path, tmp_path: Path) -> None:

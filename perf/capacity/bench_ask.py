@@ -6,8 +6,8 @@ The workload is that of ../shared/data/traces/helios_venus_2020-09.csv: 84 thous
 week before them, and 100 thousand for the what-ifs, in which all submit a fifth more: on more GPUs, with a pool away,
 or down, with a shorter limit, and with a rented pool. Measured is the command itself, from reading the trace to the
 last record: 30 replays on all cores, on a pool where few wait and on one with long queues. The limit of two minutes
-on all cores is compared with the processor time of all processes, so that other work of the machine does not count;
-the time by the clock is told beside it. Memory is the peak resident set of the largest process, times their number.
+is one by the clock; beside it are the processor time of all processes, and the machine's load just before, which is
+other work that shares the cores. Memory is the peak resident set of the largest process, times their number.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ GPUS = {"few wait": 1100, "long queues": 900}
 TIME_S, MEMORY_MB, CORES = 120.0, 1000.0, len(os.sched_getaffinity(0))
 
 
-def ask(scenario: Path) -> tuple[float, float, float]:
-    """Processor seconds, wall seconds and MB of today and the what-ifs."""
+def ask(scenario: Path) -> tuple[float, float, float, float]:
+    """Wall seconds, processor seconds, load before and MB of today and the what-ifs."""
     words = [sys.executable, "-m", "pitools", "capacity", "ask", str(TRACE), "--scenario", str(scenario)]
     for change in CHANGES:
         words += ["--if", f"load x1.2, {change}"]
-    began = time.perf_counter()
+    load, began = os.getloadavg()[0], time.perf_counter()
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
     child = os.posix_spawn(sys.executable, words, os.environ, file_actions=quiet)
     _, status, used = os.wait4(child, 0)  # of the largest of it and its workers
     if status:
         sys.exit(f"{scenario.name}: exit status {os.waitstatus_to_exitcode(status)}")
-    return used.ru_utime + used.ru_stime, time.perf_counter() - began, (1 + CORES) * used.ru_maxrss * 1024 / 1e6
+    took = time.perf_counter() - began
+    return took, used.ru_utime + used.ru_stime, load, (1 + CORES) * used.ru_maxrss * 1024 / 1e6
 
 
 def cases(home: Path, load: str, rounds: int) -> Iterator[Case]:
     """Time and memory, against their limits."""
     scenario = home / "today.toml"
     scenario.write_text(f"[pools.near]\ngpus = {GPUS[load]}\nprice_per_gpu_hour = 2.0\n")
-    used, took, held = (sorted(column) for column in zip(*(ask(scenario) for _ in range(rounds)), strict=True))
+    runs = [ask(scenario) for _ in range(rounds)]
+    took, used, others, held = (sorted(column) for column in zip(*runs, strict=True))
     what, middle = f"91 days, five what-ifs, five seeds, {load}", rounds // 2
-    times = f"{used[middle]:.0f} s; by the clock {took[middle]:.0f} s"
-    text = f"{what}: {TIME_S:g} s of {CORES} cores ÷ processor time ({times})"
-    yield from_ratios(text, "limit", "", [TIME_S * CORES / item for item in used], target=1.0)
+    times = f"{took[middle]:.0f} s on {CORES} cores with a load of {others[middle]:.1f} before"
+    text = f"{what}: {TIME_S:g} s ÷ time by the clock ({times}; processor time {used[middle]:.0f} s)"
+    yield from_ratios(text, "limit", "", [TIME_S / item for item in took], target=1.0)
     text = f"{what}: {MEMORY_MB:g} MB ÷ peak memory of all processes ({held[middle]:.0f} MB)"
     yield from_ratios(text, "limit", "", [MEMORY_MB / item for item in held], target=1.0)
 

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pitools.capacity.what_if import WhatIf, owned_cost, shift_windows
 from pitools.capacity.synthesize import synthesize
-from pitools.capacity.workload import ALL, percentile, team_names
+from pitools.capacity.what_if import WhatIf, owned_cost, shift_windows
+from pitools.capacity.workload import ALL, team_names
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
 from pitools.core.worker_pool import run_tasks
 from pitools.place.simulate import replay
+from pitools.place.simulate.metrics import gpu_time_shares
 from pitools.place.simulate.model import DAY_S, HOUR_S, Result, Trace
 
 WARM_UP_DAYS = 7  # from a Monday on, before the period, so that its first jobs do not find empty pools
@@ -30,13 +31,21 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "federation"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One what-if with one seed. waits: group → jobs, p50 and p95 of the wait in s. cost: of the period."""
+class GroupWaits(msgspec.Struct, frozen=True):
+    """The waits of a group's jobs, in s; that of a job which never ends is infinite."""
 
-    what: str
+    jobs: int
+    p50: float
+    p95: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One what-if with one seed; see `CapacityAnswer`."""
+
+    what_if: str
     seed: int
-    waits: dict[str, tuple[int, float, float]]
-    use: float
+    waits: dict[str, GroupWaits]
+    utilisation: float
     goodput: float
     cost: float
     unfinished: int
@@ -45,13 +54,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer/1"):
     """One group of jobs under one what-if: medians over the seeds, with the lowest and highest.
 
-    what: the changes, "" for today. group: all, "tier 1", "queue NAME" or "team NAME". wait: to the first start. use:
-    GPU time held over GPU time there was; goodput: the part of the GPU time held that no failure, outage or preemption
-    undid; cost: owned pools for the whole period, rented ones by the started hour of a job. unfinished: jobs that no
-    pool can hold, or never started.
+    what_if: the changes, "" for today. group: all, "tier NAME" (the QOS, or queue) or "team NAME". wait: from
+    submission to end, without the time in which the job ran, so also between the attempts of one that is continued;
+    null: the job never ends. utilisation, goodput: as of `pit place simulate`, of the pools that are not rented. cost:
+    those for the whole period, rented ones by the started hour of a job. unfinished: jobs that no pool can hold, or
+    that never end.
     """
 
-    what: str
+    what_if: str
     group: str
     seeds: int
     jobs: float
@@ -61,9 +71,9 @@ class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer
     wait_p95_s: float
     wait_p95_low_s: float
     wait_p95_high_s: float
-    use: float
-    use_low: float
-    use_high: float
+    utilisation: float
+    utilisation_low: float
+    utilisation_high: float
     goodput: float
     cost: float
     cost_low: float
@@ -98,39 +108,34 @@ def simulate_all(
         outcomes.append(outcome)
         advance(1)
     order = {(world.text, seed): number for number, (world, seed) in enumerate(tasks)}
-    return sorted(outcomes, key=lambda outcome: order[outcome.what, outcome.seed])
+    return sorted(outcomes, key=lambda outcome: order[outcome.what_if, outcome.seed])
 
 
 def summarize_outcomes(outcomes: Sequence[Outcome]) -> Iterator[CapacityAnswer]:
-    """Yield an answer per what-if and group of jobs."""
-    by_what: dict[str, list[Outcome]] = {}
+    """Yield an answer per what-if and group of jobs; not of a single tier or team, nor of tiers that are the teams."""
+    by_what_if: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        by_what.setdefault(outcome.what, []).append(outcome)
-    for what, same in by_what.items():
-        groups = sorted({group for outcome in same for group in outcome.waits}, key=lambda group: (group != ALL, group))
-        for group in groups:
+        by_what_if.setdefault(outcome.what_if, []).append(outcome)
+    every = sorted({group for outcome in outcomes for group in outcome.waits}, key=lambda group: (group != ALL, group))
+    tiers, teams = ({group[5:] for group in every if group.startswith(kind)} for kind in ("tier ", "team "))
+    shown = [ALL, *(f"team {name}" for name in teams if len(teams) > 1)]
+    shown += [f"tier {name}" for name in tiers if len(tiers) > 1 and tiers != teams]
+    for what_if, same in by_what_if.items():
+        for group in filter(shown.__contains__, every):
             waits = [outcome.waits[group] for outcome in same if group in outcome.waits]
-            p50, p95 = _band([wait[1] for wait in waits]), _band([wait[2] for wait in waits])
-            use, cost = _band([outcome.use for outcome in same]), _band([outcome.cost for outcome in same])
+            if not waits:
+                continue
             yield CapacityAnswer(
-                what=what,
+                what_if=what_if,
                 group=group,
                 seeds=len(same),
-                jobs=_band([wait[0] for wait in waits])[0],
-                wait_p50_s=p50[0],
-                wait_p50_low_s=p50[1],
-                wait_p50_high_s=p50[2],
-                wait_p95_s=p95[0],
-                wait_p95_low_s=p95[1],
-                wait_p95_high_s=p95[2],
-                use=use[0],
-                use_low=use[1],
-                use_high=use[2],
-                goodput=_band([outcome.goodput for outcome in same])[0],
-                cost=cost[0],
-                cost_low=cost[1],
-                cost_high=cost[2],
-                unfinished=_band([outcome.unfinished for outcome in same])[0],
+                jobs=float(np.median([wait.jobs for wait in waits])),
+                goodput=float(np.median([outcome.goodput for outcome in same])),
+                unfinished=float(np.median([outcome.unfinished for outcome in same])),
+                **_band("wait_p50", [wait.p50 for wait in waits], "_s"),
+                **_band("wait_p95", [wait.p95 for wait in waits], "_s"),
+                **_band("utilisation", [outcome.utilisation for outcome in same]),
+                **_band("cost", [outcome.cost for outcome in same]),
             )
 
 
@@ -146,7 +151,8 @@ class _Replayer:
         jobs = self._jobs(world, seed)
         scenario = msgspec.structs.replace(shift_windows(world.scenario, WARM_UP_DAYS * DAY_S), seed=seed)
         result, _ = replay.replay(jobs, scenario, self.period.policy)
-        return summarize_replay(result, jobs, world, seed, WARM_UP_DAYS * DAY_S)
+        period_s = (WARM_UP_DAYS * DAY_S, (WARM_UP_DAYS + self.period.days) * DAY_S)
+        return summarize_replay(result, jobs, world, seed, period_s)
 
     def close(self) -> None:
         """Forget the jobs."""
@@ -166,49 +172,49 @@ class _Replayer:
         return self.kept[1]
 
 
-def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, from_s: float) -> Outcome:
-    """Return the outcome over the jobs submitted, and the GPU time held, from `from_s` to the last day's end."""
-    submit_s, start_s, end_s = (np.frombuffer(column) for column in (result.submit_s, result.start_s, result.end_s))
-    to_s = float(np.ceil(submit_s[-1] / DAY_S)) * DAY_S
-    is_inside, has_ended = submit_s >= from_s, np.isfinite(end_s)
-    wait_s = start_s - submit_s
-    waits = {}
-    for group, members in _groups(result, jobs):
-        waited = wait_s[is_inside & has_ended & members]
-        if len(waited):
-            waits[group] = (len(waited), percentile(waited, 50), percentile(waited, 95))
+def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, within_s: tuple[float, float]) -> Outcome:
+    """Return the outcome over the jobs submitted, and the GPU time, within the period."""
+    from_s, to_s = within_s
+    submit_s, end_s = np.frombuffer(result.submit_s), np.frombuffer(result.end_s)
     spans, pools = result.spans, result.scenario.pools
-    span_start, span_end = np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
-    job, pool, gpus = (np.frombuffer(column, np.int32) for column in (spans.job, spans.pool, spans.gpus))
-    held_s = gpus * np.clip(np.minimum(span_end, to_s) - np.maximum(span_start, from_s), 0.0, None)
-    speed = np.array([each.speed for each in pools])
-    held = float((gpus * (span_end - span_start) * speed[pool])[has_ended[job]].sum())
-    work = float((np.asarray(jobs.gpus) * np.asarray(jobs.run_s))[has_ended].sum())
+    span_s = np.frombuffer(spans.end_s) - np.frombuffer(spans.start_s)
+    ran_s = np.bincount(np.frombuffer(spans.job, np.int32), span_s, minlength=len(jobs))
+    wait_s = np.where(np.isfinite(end_s), np.maximum(end_s - submit_s - ran_s, 0.0), np.inf)
+    is_inside = (submit_s >= from_s) & (submit_s < to_s)
+    groups = {group: wait_s[is_inside & members] for group, members in _groups(jobs)}
+    owned = [number for number, pool in enumerate(pools) if pool.pool not in world.rented]
+    utilisation, goodput = gpu_time_shares(result, jobs, within_s, owned)
     return Outcome(
-        what=world.text,
+        what_if=world.text,
         seed=seed,
-        waits=waits,
-        use=float(held_s.sum()) / (sum(each.gpus for each in pools) * (to_s - from_s)),
-        goodput=min(1.0, work / held) if held else 1.0,
-        cost=owned_cost(world, (to_s - from_s) / DAY_S)
-        + _rent(world, span_start, span_end, pool, gpus, (from_s, to_s)),
-        unfinished=int((is_inside & ~has_ended).sum()),
+        waits={
+            group: GroupWaits(len(waits), *(float(_percentile(waits, share)) for share in (50, 95)))
+            for group, waits in groups.items()
+            if len(waits)
+        },
+        utilisation=utilisation,
+        goodput=goodput,
+        cost=owned_cost(world, (to_s - from_s) / DAY_S) + _rent(result, world, within_s),
+        unfinished=int(np.isinf(groups[ALL]).sum()),
     )
 
 
-def _groups(result: Result, jobs: Trace) -> Iterator[tuple[str, Any]]:
+def _percentile(waits: Any, share: float) -> Any:
+    return np.percentile(waits, share, method="inverted_cdf")  # one of the waits, as infinite ones have no mean
+
+
+def _groups(jobs: Trace) -> Iterator[tuple[str, Any]]:
     yield ALL, np.ones(len(jobs), bool)
-    columns = {"tier": np.frombuffer(result.tier, np.int32), "team": np.array(team_names(jobs))}
-    if any(jobs.account):
-        columns["queue"] = np.array(jobs.queue)  # else the queues are the teams
-    for name, values in columns.items():
-        kinds = np.unique(values)
-        if len(kinds) > 1:
-            yield from ((f"{name} {kind}", values == kind) for kind in kinds)
+    for name, values in (("tier", np.array(jobs.queue)), ("team", np.array(team_names(jobs)))):
+        kinds, number = np.unique(values, return_inverse=True)
+        yield from ((f"{name} {kind}", number == each) for each, kind in enumerate(kinds))
 
 
-def _rent(world: WhatIf, start_s: Any, end_s: Any, pool: Any, gpus: Any, within_s: tuple[float, float]) -> float:
+def _rent(result: Result, world: WhatIf, within_s: tuple[float, float]) -> float:
     """Return the cost of the attempts that start within the period in rented pools."""
+    spans = result.spans
+    start_s, end_s = np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
+    pool, gpus = np.frombuffer(spans.pool, np.int32), np.frombuffer(spans.gpus, np.int32)
     is_within = (start_s >= within_s[0]) & (start_s < within_s[1])
     total = 0.0
     for number, each in enumerate(world.scenario.pools):
@@ -218,5 +224,6 @@ def _rent(world: WhatIf, start_s: Any, end_s: Any, pool: Any, gpus: Any, within_
     return total
 
 
-def _band(values: Sequence[float]) -> tuple[float, float, float]:
-    return float(np.median(values)), float(min(values)), float(max(values))
+def _band(name: str, values: Sequence[float], unit: str = "") -> dict[str, float]:
+    low, middle, high = min(values), float(np.median(values)), max(values)
+    return {f"{name}{unit}": middle, f"{name}_low{unit}": low, f"{name}_high{unit}": high}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from math import inf
 
 import msgspec
 import numpy as np
@@ -16,7 +17,6 @@ from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, Trace
 
 MAX_OPTIONS = 6  # 64 combinations
-_QUANTILES = {"p50": 1, "p95": 2}  # place in Outcome.waits
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,17 +26,18 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     quantile: str
     most_s: float
 
-    def is_met(self, outcome: Outcome) -> bool:
-        """Return whether a period meets the goal; one in which the group has no jobs does."""
-        wait = outcome.waits.get(self.group)
-        return not outcome.unfinished and (wait is None or wait[_QUANTILES[self.quantile]] <= self.most_s)
+    def excess(self, outcome: Outcome) -> float:
+        """Return the wait in a period over the most it may be: above 1 it misses the goal, infinite without jobs."""
+        waits = outcome.waits.get(self.group)
+        wait_s: float = getattr(waits, self.quantile) if waits else inf
+        return max(wait_s, 1.0) / max(self.most_s, 1.0)  # a second is none
 
 
 def parse_goal(text: str) -> Goal:
-    """Return the goal of a text such as "tier 1 p95 30m", "queue urgent p50 5m" or "all p95 2h". Raises UsageError."""
+    """Return the goal of a text such as "tier urgent p95 30m" or "all p50 2h". Raises UsageError."""
     *group, quantile, most = text.split() if len(text.split()) > 2 else ("", "", "")
-    if quantile not in _QUANTILES or group[0] not in (ALL, "tier", "queue", "team"):
-        hint = 'write "all p95 2h", "tier 1 p95 30m", "queue NAME p95 30m" or "team NAME p50 5m"'
+    if quantile not in ("p50", "p95") or group[0] not in (ALL, "tier", "team"):
+        hint = 'write "all p95 2h", "tier NAME p95 30m" or "team NAME p50 5m"'
         raise UsageError(f'"{text}" is no goal', where="--reach", hint=hint)
     return Goal(group=" ".join(group), quantile=quantile, most_s=float(units.parse_duration(most)))
 
@@ -53,28 +54,37 @@ def find_cheapest(
 ) -> tuple[list[str] | None, list[Outcome]]:
     """Return the options of the cheapest combination that meets every goal with every seed, None if none does.
 
-    Also the outcomes of today and of that combination. Options that exclude each other (two pools of one name) are not
-    combined; of equally dear combinations, the one with the fewest options. A combination costs at least its owned
-    pools, so the search ends when those cost more than the best so far. Raises UsageError for too many options.
+    Also the outcomes of today and of that combination, or of the nearest, by the seeds that were tried. Options that
+    exclude each other (two pools of one name) are not combined; of equally dear combinations, the one with the fewest
+    options. A combination costs at least its owned pools, so the search ends when those cost more than the best so
+    far. Raises UsageError for too many options, for one that is not a purchase, and for a goal of no jobs.
     """
     if len(options) > MAX_OPTIONS:
         raise UsageError(f"{len(options)} what-ifs (expected at most {MAX_OPTIONS} to combine)", where="--if")
     names = names_of(trace)
-    _require_known_groups(goals, names, today)
+    _require_known_groups(goals, names)
     worlds = sorted(_combine(options, today, names), key=lambda each: (owned_cost(each[1], period.days), len(each[0])))
+    _require_purchases([world for _, world in worlds], today)
     of_today = simulate_all(trace, [apply_changes("", today, names)], period, seeds=seeds, advance=advance)
+    for goal in goals:
+        if not all(goal.group in outcome.waits for outcome in of_today):
+            problem = f'no jobs of "{goal.group}" in one of the {seeds} periods'
+            raise UsageError(problem, where="--reach", hint="give more --days")
     best: tuple[float, list[str], list[Outcome]] | None = None
+    nearest: tuple[float, list[Outcome]] = inf, []
     for chosen, world in worlds:
         if best and owned_cost(world, period.days) >= best[0]:
             break
         outcomes = of_today if not chosen else _replay_while_met(trace, world, goals, period, seeds, advance)
-        if len(outcomes) < seeds or not all(goal.is_met(outcome) for goal in goals for outcome in outcomes):
+        excess = max(goal.excess(outcome) for goal in goals for outcome in outcomes)
+        if excess > 1:
+            nearest = min(nearest, (excess, outcomes if chosen else []), key=lambda each: each[0])
             continue
         cost = float(np.median([outcome.cost for outcome in outcomes]))
         if best is None or cost < best[0]:
             best = cost, list(chosen), outcomes
     if best is None:
-        return None, of_today
+        return None, of_today + nearest[1]
     return best[1], of_today + (best[2] if best[1] else [])
 
 
@@ -96,16 +106,28 @@ def _replay_while_met(
 ) -> list[Outcome]:
     """Return the outcomes, only that of the first seed if it misses a goal."""
     first = simulate_all(trace, [world], period, seeds=1, advance=advance)
-    if seeds == 1 or not all(goal.is_met(first[0]) for goal in goals):
+    if seeds == 1 or max(goal.excess(first[0]) for goal in goals) > 1:
         return first
     return first + simulate_all(trace, [world], period, seeds=seeds - 1, first_seed=1, advance=advance)
 
 
-def _require_known_groups(goals: Sequence[Goal], names: TraceNames, today: Scenario) -> None:
-    tiers = {0, *today.tiers.values(), *today.tier_shares}
-    known = {"team": names.teams, "queue": names.queues, "tier": sorted(map(str, tiers)), ALL: [""]}
+def _require_known_groups(goals: Sequence[Goal], names: TraceNames) -> None:
+    known = {"team": names.teams, "tier": names.tiers, ALL: [""]}
     for goal in goals:
         kind, _, name = goal.group.partition(" ")
         if name not in known[kind]:
             hint = f"known: {', '.join(known[kind])}"
             raise UsageError(f'no jobs of "{goal.group}" in the trace', where="--reach", hint=hint)
+
+
+def _require_purchases(worlds: Sequence[WhatIf], today: Scenario) -> None:
+    """Raise UsageError for a world of other jobs, or with other GPUs without a price: that would cost nothing."""
+    gpus = {pool.pool: pool.gpus for pool in today.pools}
+    for world in worlds:
+        if world.team_factors:
+            raise UsageError("other jobs are nothing to buy", where=f'"{world.text}"', hint="leave load and team out")
+        for pool in world.scenario.pools:
+            if pool.gpus != gpus.get(pool.pool) and not pool.price:
+                problem = f"GPUs of {pool.pool} cost nothing (expected a price, to find the cheapest)"
+                hint = "set price_per_gpu_hour in the scenario, or price_per_node_hour in the site file"
+                raise UsageError(problem, where=f'"{world.text}"', hint=hint)

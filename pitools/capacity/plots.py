@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,12 @@ def draw_answers(answers: Sequence[CapacityAnswer], path: Path) -> None:
         figure.suptitle(f"{every[0].jobs:.0f} jobs today; median, lowest and highest of {every[0].seeds} seeds")
         _plot_waits(axes["waits"], answers)
         _plot_total(
-            axes["use"], "share of GPU time in use", [(each.use, each.use_low, each.use_high) for each in every]
+            axes["use"],
+            "share of GPU time in use",
+            [(each.utilisation, each.utilisation_low, each.utilisation_high) for each in every],
         )
         _plot_total(axes["cost"], "cost of the period", [(each.cost, each.cost_low, each.cost_high) for each in every])
-        axes["use"].set_yticks(range(len(every)), [each.what or "today" for each in every])
+        axes["use"].set_yticks(range(len(every)), [each.what_if or "today" for each in every])
         axes["cost"].set_yticks(range(len(every)), [""] * len(every))
         figure.savefig(out, format="png")
         write_atomic(path, out.getvalue())
@@ -50,23 +53,27 @@ def draw_answers(answers: Sequence[CapacityAnswer], path: Path) -> None:
 
 def _plot_waits(axes: Axes, answers: Sequence[CapacityAnswer]) -> None:
     """Draw the p95 waits: a group of bars per group of jobs, a bar per what-if."""
-    whats = list(dict.fromkeys(answer.what for answer in answers))
-    by_jobs = sorted((answer for answer in answers if answer.what == whats[0]), key=lambda each: -each.jobs)
+    what_ifs = list(dict.fromkeys(answer.what_if for answer in answers))
+    by_jobs = sorted((answer for answer in answers if answer.what_if == what_ifs[0]), key=lambda each: -each.jobs)
     groups = [answer.group for answer in by_jobs[:_MAX_GROUPS]]
-    width = 0.8 / len(whats)
-    for number, what in enumerate(whats):
-        of_what = {answer.group: answer for answer in answers if answer.what == what}
-        drawn = [(place, of_what[group]) for place, group in enumerate(groups) if group in of_what]
+    width = 0.8 / len(what_ifs)
+    for number, what_if in enumerate(what_ifs):
+        of_what_if = {answer.group: answer for answer in answers if answer.what_if == what_if}
+        drawn = [
+            (place, of_what_if[group])
+            for place, group in enumerate(groups)
+            if group in of_what_if and isfinite(of_what_if[group].wait_p95_high_s)
+        ]
         heights = [max(each.wait_p95_s, _LEAST_WAIT_S) for _, each in drawn]
         below = [
             height - max(each.wait_p95_low_s, _LEAST_WAIT_S) for height, (_, each) in zip(heights, drawn, strict=True)
         ]
         above = [max(each.wait_p95_high_s - height, 0.0) for height, (_, each) in zip(heights, drawn, strict=True)]
         places = [place + (number + 0.5) * width - 0.4 for place, _ in drawn]
-        axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=what or "today")
+        axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=what_if or "today")
     axes.set_xticks(range(len(groups)), groups)
     axes.set(yscale="log", ylabel="p95 wait, s", ylim=(_LEAST_WAIT_S, None))
-    axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=len(whats))
+    axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=len(what_ifs))
     axes.grid(axis="y", alpha=0.3)
 
 

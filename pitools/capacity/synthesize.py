@@ -38,8 +38,8 @@ def synthesize(
 
     team_factors: account, or queue in a trace without accounts → factor of its jobs; "" → of all others.
     growth_per_week: as a factor minus 1; a day's jobs grow by the weeks from its place in the trace to its place here,
-    counted from the trace's end. The real waits are not copied. Raises DataError for a trace of less than a day, or
-    for too many jobs.
+    counted from the trace's end. The real waits are not copied. Raises DataError for a trace of less than a day, for
+    too many jobs, or for none.
     """
     first_day, source_days = _whole_days(trace)
     random = np.random.default_rng(seed)
@@ -55,6 +55,8 @@ def synthesize(
         raise DataError(f"{factors.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})", where=trace.name)
     copies = factors.astype(int) + (random.random(len(jobs)) < factors % 1)
     rows = np.repeat(np.arange(len(jobs)), copies)
+    if not len(rows):
+        raise DataError(f"no jobs in {days} days", where=trace.name, hint="give more --days, or less shrinking")
     jobs, target = jobs[rows], target[rows]
     is_first = np.diff(rows, prepend=-1) != 0
     shift_s = np.where(is_first, 0.0, random.uniform(-_SHIFT_S, _SHIFT_S, len(jobs)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -11,11 +12,6 @@ from pitools.capacity.workload import TraceNames
 from pitools.core import units
 from pitools.core.errors import UsageError, suggest
 from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool
-
-GRAMMAR = (
-    "gpus POOL +64 | away POOL 10d 2d | down POOL 10d 2d | tier QUEUE 1 | preempt QUEUE QUEUE | team NAME x2 | "
-    "load x1.2 | limit 12h | rent POOL 128 2.5; several are separated by commas"
-)
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,23 +32,27 @@ def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
     for change in filter(None, (part.strip() for part in text.split(","))):
         kind, *words = change.split()
         if kind not in _KINDS:
-            raise UsageError(f'no change "{kind}"', where=f'"{change}"', hint=suggest(kind, _KINDS) or GRAMMAR)
+            hint = suggest(kind, _KINDS) or f"write one of: {'; '.join(form for form, _ in _KINDS.values())}"
+            raise UsageError(f'no change "{kind}"', where=f'"{change}"', hint=hint)
+        form, apply = _KINDS[kind]
         try:
-            world = _KINDS[kind](world, words, names)
+            world = apply(world, words, names)
         except ValueError as error:
-            raise UsageError(f"{kind}: {error}", where=f'"{change}"', hint=GRAMMAR) from error
-    tiers = world.scenario.tiers
-    for queue, others in world.scenario.preempts.items():
+            raise UsageError(f"{kind}: {error}", where=f'"{change}"', hint=f"write {form}") from error
+    priority = world.scenario.tiers
+    for tier, others in world.scenario.preempts.items():
         for other in others:
-            if tiers.get(other, 0) >= tiers.get(queue, 0):
-                problem = f"{queue}, of tier {tiers.get(queue, 0)}, preempts {other}, of tier {tiers.get(other, 0)}"
-                raise UsageError(f"{problem} (expected a lower one)", where=f'"{text}"', hint=f"tier {queue} 9")
+            if priority.get(other, 0) >= priority.get(tier, 0):
+                problem = f"{tier} preempts {other} of priority {priority.get(other, 0)}"
+                expected = f"expected one below {priority.get(tier, 0)}, that of {tier}"
+                hint = f'add "tier {tier} {priority.get(other, 0) + 1}"'
+                raise UsageError(f"{problem} ({expected})", where=f'"{text}"', hint=hint)
     return world
 
 
 def _gpus(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     name, amount = _expect(words, 2)
-    number, pool = int(amount), _pool(world, name)
+    number, pool = _whole(amount), _pool(world, name)
     if pool.gpus + number < 1:
         raise ValueError(f"{amount} of {pool.gpus} GPUs (expected at least one left)")
     if pool.fabric:
@@ -82,15 +82,16 @@ def _window(world: WhatIf, words: list[str]) -> tuple[SimPool, tuple[float, floa
 
 
 def _tier(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
-    queue, tier = _expect(words, 2)
-    tiers = {**world.scenario.tiers, _known(queue, "queue or QOS", names.queues): int(tier)}
+    """Another priority of a tier, for the order of the queues."""
+    tier, priority = _expect(words, 2)
+    tiers = {**world.scenario.tiers, _known(tier, "tier", names.tiers): _whole(priority)}
     return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, tiers=tiers))
 
 
 def _preempt(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
-    """Jobs of the second queue are submitted again where one of the first can then start."""
-    queue, other = (_known(word, "queue or QOS", names.queues) for word in _expect(words, 2))
-    preempts = {**world.scenario.preempts, queue: world.scenario.preempts.get(queue, frozenset()) | {other}}
+    """Jobs of the second tier are submitted again where one of the first can then start."""
+    tier, other = (_known(word, "tier", names.tiers) for word in _expect(words, 2))
+    preempts = {**world.scenario.preempts, tier: world.scenario.preempts.get(tier, frozenset()) | {other}}
     return msgspec.structs.replace(world, scenario=msgspec.structs.replace(world.scenario, preempts=preempts))
 
 
@@ -104,6 +105,8 @@ def _team(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
 
 def _load(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     factor = _factor(_expect(words, 1)[0])
+    if not factor:
+        raise ValueError("no jobs are left (expected a factor above 0)")
     factors = {team: each * factor for team, each in world.team_factors.items()}
     factors[""] = world.team_factors.get("", 1.0) * factor
     return msgspec.structs.replace(world, team_factors=factors)
@@ -122,7 +125,7 @@ def _rent(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     name, gpus, price = _expect(words, 3)
     if any(pool.pool == name for pool in world.scenario.pools):
         raise ValueError(f'there is a pool "{name}" (expected a new name)')
-    if int(gpus) < 1 or float(price) < 0:
+    if _whole(gpus) < 1 or not 0 <= float(price) < inf:
         raise ValueError(f"{gpus} GPUs for {price} (expected numbers above 0)")
     pools = (*world.scenario.pools, SimPool(pool=name, gpus=int(gpus), price=float(price)))
     scenario = msgspec.structs.replace(world.scenario, pools=pools)
@@ -130,15 +133,15 @@ def _rent(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
 
 
 _KINDS = {
-    "gpus": _gpus,
-    "away": _away,
-    "down": _down,
-    "tier": _tier,
-    "preempt": _preempt,
-    "team": _team,
-    "load": _load,
-    "limit": _limit,
-    "rent": _rent,
+    "gpus": ("gpus POOL +64", _gpus),
+    "away": ("away POOL 10d 2d", _away),
+    "down": ("down POOL 10d 2d", _down),
+    "tier": ("tier TIER 1", _tier),
+    "preempt": ("preempt TIER TIER", _preempt),
+    "team": ("team NAME x2", _team),
+    "load": ("load x1.2", _load),
+    "limit": ("limit 12h", _limit),
+    "rent": ("rent POOL 128 2.5", _rent),
 }
 
 
@@ -172,6 +175,12 @@ def _known(name: str, what: str, names: Sequence[str]) -> str:
     if name not in names:
         raise ValueError(f'no {what} "{name}" in the trace ({suggest(name, names) or "none is similar"})')
     return name
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[+-]?\d{1,9}", text):
+        raise ValueError(f'"{text}" (expected a whole number)')
+    return int(text)
 
 
 def _factor(text: str) -> float:

@@ -22,18 +22,19 @@ Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1"):
-    """The jobs of one team, queue and size.
+    """The jobs of one team, tier and size.
 
-    team: the account, "" if the trace has none. gpus: requested, as "8" or "2-7". gpu_hours: by run time. share: of
-    the GPU hours of all classes. limit_s: of the jobs that have a time limit, 0 without one. limit_use: median of run
-    time over limit. wait: real, of the jobs whose wait the trace has, -1 if of none. by_hour, by_weekday: share of the
-    submissions, from midnight and from Monday on. growth_per_week: change of the weekly jobs, as a factor minus 1, from
-    a line through the logarithms of the whole weeks; 0 with fewer than three. burstiness: variance over mean of the
-    hourly submissions, 1 if they are independent. day_correlation: of the submissions of a day with the next day's.
+    tier: the QOS, or queue. team: the account, "" if the trace has none. gpus: requested, as "8" or "2-7". gpu_hours:
+    by run time. share: of the GPU hours of all classes. limit_s: of the jobs that have a time limit, 0 without one.
+    limit_use: median of run time over limit. wait: real, of the jobs whose wait the trace has, -1 if of none. by_hour,
+    by_weekday: share of the submissions, from midnight and from Monday on. growth_per_week: change of the weekly jobs,
+    as a factor minus 1, from a line through the logarithms of the whole weeks; 0 with fewer than three. burstiness:
+    variance over mean of the hourly submissions, 1 if they are independent. day_correlation: of the submissions of a
+    day with the next day's.
     """
 
     team: str
-    queue: str
+    tier: str
     gpus: str
     jobs: int
     jobs_per_day: float
@@ -61,7 +62,7 @@ def describe_workload(trace: Trace) -> list[WorkloadClass]:
         groups.setdefault(key, []).append(job)
     columns = _Columns(trace)
     classes = [_describe_class(columns, key, np.array(jobs)) for key, jobs in groups.items()]
-    return sorted(classes, key=lambda each: (-each.gpu_hours, each.team, each.queue, each.gpus))
+    return sorted(classes, key=lambda each: (-each.gpu_hours, each.team, each.tier, each.gpus))
 
 
 def clock_s(trace: Trace) -> Floats:
@@ -70,11 +71,37 @@ def clock_s(trace: Trace) -> Floats:
     return np.asarray(trace.submit_s, np.float64) + monday_s
 
 
+def without_early_jobs(trace: Trace) -> Trace:
+    """Return the trace from its first day of usual traffic on: a tenth of that of the median job's day and week.
+
+    `sacct -S` also lists jobs that were submitted long before, and then ran: their days are otherwise nearly empty.
+    """
+    day = ((np.asarray(trace.submit_s) + trace.began_s % DAY_S) // DAY_S).astype(int)
+    daily = np.bincount(day)
+    total = np.concatenate([[0], np.cumsum(daily)])
+    weekly = total[np.minimum(np.arange(len(daily)) + _WEEKDAYS, len(daily))] - total[:-1]  # from each day on
+    is_usual = (10 * daily >= np.median(daily[day])) & (10 * weekly >= np.median(weekly[day]))
+    first = int(np.searchsorted(day, np.argmax(is_usual)))
+    return take_jobs(trace, first, len(trace)) if first else trace
+
+
+def take_jobs(trace: Trace, first: int, last: int) -> Trace:
+    """Return the jobs from `first` on, before `last`; the first's submission is the new trace's start."""
+    columns = {
+        key: getattr(trace, key)[first:last]
+        for key in trace.__struct_fields__
+        if key not in ("name", "submit_s", "began_s", "skipped", "unallocated")
+    }
+    from_s = trace.submit_s[first] if first < len(trace) else 0.0
+    submit_s = [moment - from_s for moment in trace.submit_s[first:last]]
+    return msgspec.structs.replace(trace, **columns, submit_s=submit_s, began_s=trace.began_s + from_s)
+
+
 class TraceNames(msgspec.Struct, frozen=True):
-    """The teams, and the queues or QOS, of a trace's jobs, sorted."""
+    """The teams, and the tiers (QOS, or queues), of a trace's jobs, sorted."""
 
     teams: Sequence[str]
-    queues: Sequence[str]
+    tiers: Sequence[str]
 
 
 def names_of(trace: Trace) -> TraceNames:
@@ -106,10 +133,10 @@ def _describe_class(columns: _Columns, key: Sequence[str], jobs: Any) -> Workloa
     is_limited, gpu_hours = limit_s > 0, float(columns.gpu_hours[jobs].sum())
     from_s, to_s = columns.clock_s[0], columns.clock_s[-1]
     daily = counts(moments, from_s, to_s, DAY_S)
-    team, queue, gpus = key
+    team, tier, gpus = key
     return WorkloadClass(
         team=team,
-        queue=queue,
+        tier=tier,
         gpus=gpus,
         jobs=len(jobs),
         jobs_per_day=len(jobs) / columns.days,
@@ -138,7 +165,7 @@ def growth_per_week(moments: Floats, from_s: float, to_s: float) -> float:
     inside = moments[moments < from_s + weeks * _WEEKDAYS * DAY_S]
     weekly = np.bincount(((inside - from_s) // (_WEEKDAYS * DAY_S)).astype(int), minlength=weeks)
     slope = np.polyfit(np.arange(weeks), np.log(weekly + 0.5), 1)[0]  # +0.5: a week without a job
-    return float(np.expm1(slope))
+    return round(float(np.expm1(slope)), 6)
 
 
 def counts(moments: Floats, from_s: float, to_s: float, step_s: float) -> Floats:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _CLASS_COLUMNS = (
     "team",
-    "queue",
+    "tier",
     "gpus",
     "jobs",
     "jobs_per_day",
@@ -29,16 +29,17 @@ _CLASS_COLUMNS = (
     "burstiness",
 )
 _ANSWER_COLUMNS = (
-    "what",
+    "what_if",
     "group",
     "jobs",
     "wait_p50_s",
     "wait_p95_s",
     "wait_p95_low_s",
     "wait_p95_high_s",
-    "use",
+    "utilisation",
     "goodput",
     "cost",
+    "unfinished",
 )
 _PERIOD_COLUMNS = (
     "period",
@@ -47,8 +48,6 @@ _PERIOD_COLUMNS = (
     "wait_p95_s",
     "forecast_s",
     "naive_s",
-    "simulated_s",
-    "given_jobs_s",
     "forecast_error",
     "naive_error",
 )
@@ -57,14 +56,23 @@ _SUMMARY_COLUMNS = (
     "periods",
     "forecast_error",
     "naive_error",
-    "simulated_error",
-    "given_jobs_error",
     "better",
     "forecast_within",
     "naive_within",
 )
+
+
+def _check_growth(_ctx: click.Context, _param: click.Parameter, growth: float) -> float:
+    if not -1 < growth <= 1:
+        raise click.BadParameter(f"{growth:g} is not above -1 and at most 1")
+    return growth
+
+
 _trace_argument = click.argument("trace", type=_FILE)
 _skip_bad_option = click.option("--skip-bad", is_flag=True, help="Skip and count invalid rows.")
+_growth_option = click.option(
+    "--growth", type=float, default=0.0, callback=_check_growth, metavar="X", help="Weekly growth, as 0.02 for 2 %."
+)
 _days_option = click.option(
     "--days", type=click.IntRange(1, 3650), default=91, show_default=True, metavar="N", help="Days to simulate."
 )
@@ -75,7 +83,7 @@ _days_option = click.option(
 @_skip_bad_option
 @rows_format_option
 def workload(trace: Path, skip_bad: bool, form: str) -> None:
-    """Show the jobs of TRACE by team, queue and size, the class with the most GPU hours first.
+    """Show the jobs of TRACE by team, tier (QOS or queue) and size, the class with the most GPU hours first.
 
     TRACE is a trace as for `pit place simulate`, such as the output of `sacct -P`; - is stdin.
 
@@ -95,7 +103,7 @@ def workload(trace: Path, skip_bad: bool, form: str) -> None:
 @_trace_argument
 @_days_option
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the draw.")
-@click.option("--growth", type=float, default=0.0, metavar="X", help="Weekly growth, as 0.02 for 2 %.")
+@_growth_option
 @_skip_bad_option
 def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> None:
     """Write synthetic jobs with the shape of TRACE, as the output of `sacct -P`.
@@ -129,7 +137,7 @@ def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> N
 @click.option(
     "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Synthetic periods."
 )
-@click.option("--growth", type=float, default=0.0, metavar="X", help="Weekly growth, as 0.02 for 2 %.")
+@_growth_option
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw the answers into a PNG file.")
 @_skip_bad_option
 @rows_format_option
@@ -151,29 +159,31 @@ def ask(
 ) -> None:
     """Simulate today and what-ifs on the same synthetic jobs; print one record per what-if and group of jobs.
 
-    Every figure is a median over the seeds. With --site, the tiers and the preemption are those of the QOS there. A
-    what-if is one or more changes, separated by commas:
+    Every figure is a median over the seeds. A wait is all the time in which a job does not run, until its end. A tier
+    is a QOS or queue. With --site, the priorities of tiers and their preemption are those of the QOS there, and
+    partitions that share nodes count these twice: give a --scenario then. A what-if is one or more changes, separated
+    by commas:
 
     \b
       gpus POOL +64           more, or fewer, GPUs
       away POOL 10d 2d        no job runs from day 10 on, for two days; announced
       down POOL 10d 2d        the same unannounced: running jobs go on from their last checkpoints
-      tier QUEUE 1            another tier of a QOS or queue; higher ones start first
-      preempt QUEUE QUEUE     jobs of the second are submitted again if one of the first can then start
+      tier TIER 1             another priority of a tier; higher ones start first
+      preempt TIER TIER       jobs of the second are submitted again if one of the first can then start
       team NAME x2, load x1.2 more jobs of a team, or of all
-      limit 12h               longest time limit; longer jobs are continued
+      limit 12h               longest time limit; longer jobs queue again for the rest of their work
       rent POOL 128 2.5       GPUs, paid by the started hour of a job, for jobs that start nowhere else
 
     \b
       pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "rent cloud 64 2.5, limit 1d"
-      pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "limit 1d" --reach "tier 1 p95 30m"
+      pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "limit 1d" --reach "tier urgent p95 30m"
 
     With --reach the what-ifs are combined, at most six: printed are today and the cheapest combination that reaches
-    every goal with every seed; exit 1 if none does.
+    every goal with every seed; if none does, that which comes nearest with the first seed, and exit 1.
     """
     from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
-    from pitools.capacity.what_if import apply_changes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
+    from pitools.capacity.what_if import apply_changes
     from pitools.capacity.workload import names_of
     from pitools.core import progress
     from pitools.core.errors import UsageError
@@ -206,6 +216,8 @@ def ask(
         from pitools.capacity.plots import draw_answers
 
         draw_answers(answers, png)
+    if unfinished := max(outcome.unfinished for outcome in outcomes if not outcome.what_if):
+        click.echo(f"pit: {unfinished} jobs fit no pool of today, or never end: their wait is infinite", err=True)
     if reach and cheapest is None:
         click.echo("pit: neither today nor any combination of the what-ifs reaches every goal", err=True)
         ctx.exit(1)
@@ -215,42 +227,41 @@ def ask(
 
 @click.command()
 @_trace_argument
-@click.option("--days", type=click.IntRange(1, 366), default=28, show_default=True, metavar="N", help="Of a period.")
+@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, metavar="N", help="Of a period.")
+@click.option("--periods", is_flag=True, help="Print every forecast instead of the summary.")
 @_skip_bad_option
 @rows_format_option
 @click.pass_context
-def backtest(ctx: click.Context, trace: Path, days: int, skip_bad: bool, form: str) -> None:
+def backtest(ctx: click.Context, trace: Path, days: int, periods: bool, skip_bad: bool, form: str) -> None:
     """Forecast the p95 wait of each period of TRACE from those before, and compare it with the real one.
 
     TRACE needs real waits: `sacct -P` with Submit and Start, SWF, or a log of alibaba, Helios or Philly as published.
-    One record for each period of all jobs, and of each queue with 100 jobs in it; then a summary for each. Forecast:
-    the median of the last three periods; naive: the last period; simulated: by the simulator of `ask`, on jobs of the
-    same shape; given_jobs: on the real jobs, which nobody has before. Exit 1 if the forecast for all jobs is not better
-    than naive.
+    One record for all jobs, and for each tier with 100 jobs in a period. Forecast: the median of the last three
+    periods; naive: the last period. Exit 1 if the forecast for all jobs is not better than naive.
     """
     from pitools.capacity.backtest import backtest as run_backtest
     from pitools.capacity.backtest import summarize_backtest
-    from pitools.core import progress
     from pitools.core.output import Output
 
-    jobs, periods = _read(trace, skip_bad), []
-    count = int(jobs.submit_s[-1] // (days * 86400)) + 1
-    with Output(form, _PERIOD_COLUMNS) as out, progress.progress_bar("forecasting", count, unit="periods") as bar:
-        for period in run_backtest(jobs, days=days, advance=bar):
-            out(period)
-            periods.append(period)
-    summaries = summarize_backtest(periods, jobs.name)
-    with Output(form, _SUMMARY_COLUMNS) as out:
-        for summary in summaries:
-            out(summary)
+    jobs = _read(trace, skip_bad)
+    forecasts = list(run_backtest(jobs, days=days))
+    summaries = summarize_backtest(forecasts, jobs.name)
+    with Output(form, _PERIOD_COLUMNS if periods else _SUMMARY_COLUMNS) as out:
+        for record in forecasts if periods else summaries:
+            out(record)
     if summaries[0].forecast_error >= summaries[0].naive_error:
         ctx.exit(1)
 
 
 def _read(trace: Path, skip_bad: bool) -> Trace:
+    from pitools.capacity.workload import without_early_jobs
     from pitools.place.simulate.trace import read_trace
 
-    return read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
+    every = read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
+    jobs = without_early_jobs(every)
+    if len(jobs) < len(every):
+        click.echo(f"pit: left out {len(every) - len(jobs)} jobs submitted long before the others", err=True)
+    return jobs
 
 
 def _today(file: Path | None, names: tuple[str, ...]) -> Scenario:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+
+import msgspec
 import pytest
 
 from pitools.capacity.ask import CapacityAnswer, Period, simulate_all, summarize_outcomes
 from pitools.capacity.what_if import apply_changes
 from pitools.capacity.workload import names_of
-from pitools.place.simulate.model import DAY_S, Scenario, SimPool
+from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool, Trace
 from tests.capacity.made_month import month
 
 TRACE = month(5, days=21)
@@ -20,14 +23,14 @@ def answers() -> dict[tuple[str, str], CapacityAnswer]:
     texts = ("", "gpus near +64", "team vision x2", "rent cloud 64 3")
     worlds = [apply_changes(text, TODAY, names_of(TRACE)) for text in texts]
     outcomes = simulate_all(TRACE, worlds, Period(days=14), seeds=2)
-    return {(answer.what, answer.group): answer for answer in summarize_outcomes(outcomes)}
+    return {(answer.what_if, answer.group): answer for answer in summarize_outcomes(outcomes)}
 
 
 def test_more_gpus_shorten_waits_and_cost_what_they_cost(answers: dict[tuple[str, str], CapacityAnswer]) -> None:
     """With more GPUs the p95 wait and the use fall, and the cost is that of all of them for the period."""
     today, more = answers["", "all"], answers["gpus near +64", "all"]
     assert more.wait_p95_s < today.wait_p95_s
-    assert more.use == pytest.approx(today.use * 96 / 160, rel=0.1)
+    assert more.utilisation == pytest.approx(today.utilisation * 96 / 160, rel=0.1)
     assert (today.cost, more.cost) == (96 * 24 * 14, 160 * 24 * 14)
 
 
@@ -41,6 +44,67 @@ def test_a_rented_pool_is_paid_by_the_hours_of_its_jobs(answers: dict[tuple[str,
     """Rent is more than nothing, and less than for the whole period."""
     rent = answers["rent cloud 64 3", "all"].cost - answers["", "all"].cost
     assert 0 < rent < 64 * 3 * 24 * 14
+
+
+def daily(gpus: int = 2, hours: float = 10.0, days: int = 14, weekday: int = 7) -> Trace:
+    """A job at ten o'clock of each day of a week before `weekday`; the last a minute before midnight ends the days."""
+    at_s = [day * DAY_S + 10 * HOUR_S for day in range(days) if day % 7 < weekday]
+    blank, number = [""] * len(at_s), len(at_s)
+    columns = {
+        "owner": blank,
+        "job_name": blank,
+        "queue": blank,
+        "limit_s": [0.0] * number,
+        "rank_score": [0.0] * number,
+    }
+    return Trace(
+        name="daily",
+        job_id=[str(job) for job in range(number)],
+        submit_s=[moment - at_s[0] for moment in at_s],
+        gpus=[gpus] * number,
+        run_s=[hours * HOUR_S] * number,
+        began_s=4 * DAY_S + at_s[0],
+        **columns,
+    )
+
+
+def answer_all(trace: Trace, text: str, gpus: int = 2, days: int = 7) -> CapacityAnswer:
+    """The answer for all jobs to one what-if, on a pool of so many GPUs at 1 an hour."""
+    today = Scenario(name="today", pools=(SimPool(pool="p", gpus=gpus, price=1.0),))
+    outcomes = simulate_all(trace, [apply_changes(text, today, names_of(trace))], Period(days=days), seeds=1)
+    return next(answer for answer in summarize_outcomes(outcomes) if answer.group == "all")
+
+
+def test_a_wait_is_all_the_time_that_a_job_does_not_run() -> None:
+    """Of a job that an outage or a limit cuts, also the time between its attempts: cutting jobs saves no wait."""
+    down = answer_all(daily(), "down p 3d12h 4h")
+    assert down.wait_p95_s == 4 * HOUR_S  # of the day's ten hours two are done; a checkpoint each hour
+    crowded = daily(hours=30.0)
+    whole, cut = (answer_all(crowded, text) for text in ("", "limit 2h"))
+    assert cut.wait_p50_s > whole.wait_p50_s / 2 > 0
+
+
+def test_goodput_is_what_no_outage_undid_in_the_period() -> None:
+    """Half an hour is done twice: it is in the time held, and not in the work of 140 GPU hours."""
+    answer = answer_all(daily(), "down p 3d12h30m 1h", days=7)
+    assert answer.utilisation == pytest.approx(7 * 20 / 336 + 2 * 0.5 / 336)
+    assert answer.goodput == pytest.approx(7 * 20 / 336)
+
+
+def test_the_period_ends_after_its_days() -> None:
+    """Not with the last job: who rests at weekends owns the GPUs all week; rented ones without jobs are not idle."""
+    answer = answer_all(daily(weekday=5), "rent cloud 6 1")
+    assert (answer.cost, answer.utilisation) == (336.0, pytest.approx(5 * 20 / 336))
+
+
+def test_jobs_that_fit_nowhere_wait_for_ever() -> None:
+    """They are a record, and no goal is reached with them; a few of them leave the p95 of the others."""
+    answer = answer_all(daily(gpus=8), "")
+    assert (answer.jobs, answer.unfinished, answer.wait_p50_s) == (7, 7, inf)
+    trace = msgspec.structs.replace(TRACE, gpus=[8 if job % 50 else 999 for job in range(len(TRACE))])
+    few = answer_all(trace, "", gpus=96)
+    assert 0 < few.unfinished < few.jobs / 20
+    assert few.wait_p95_s < inf
 
 
 def test_a_longest_limit_splits_jobs_and_keeps_their_work() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import pytest
 
 from pitools.capacity.ask import Period, simulate_all
-from pitools.capacity.what_if import apply_changes
 from pitools.capacity.cheapest import find_cheapest, parse_goal
+from pitools.capacity.what_if import apply_changes
 from pitools.capacity.workload import names_of
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, SimPool
@@ -27,22 +28,56 @@ def test_the_cheapest_of_all_combinations_is_found(most: str) -> None:
     chosen, outcomes = find_cheapest(TRACE, TODAY, OPTIONS, [goal], PERIOD, seeds=1)
     texts = [", ".join(each) for number in range(4) for each in combinations(OPTIONS, number)]
     every = simulate_all(TRACE, [apply_changes(text, TODAY, names_of(TRACE)) for text in texts], PERIOD, seeds=1)
-    costs = [outcome.cost for outcome in every if goal.is_met(outcome)]
+    costs = [outcome.cost for outcome in every if goal.excess(outcome) <= 1]
     if chosen is None:
         assert not costs
     else:
-        assert outcomes[-1].what == ", ".join(chosen)
+        assert outcomes[-1].what_if == ", ".join(chosen)
         assert outcomes[-1].cost == min(costs)
 
 
-@pytest.mark.parametrize("text", ["", "urgent", "tier 1 p99 30m", "p95 30m", "everybody p95 30m", "all p95 soon"])
+@pytest.mark.parametrize(
+    "text", ["", "urgent", "queue a p95 30m", "tier a p99 30m", "p95 30m", "everybody p95 30m", "all p95 soon"]
+)
 def test_a_goal_that_is_none_is_an_error(text: str) -> None:
     """A wrong group, quantile or time is an error of usage."""
     with pytest.raises(UsageError):
         parse_goal(text)
 
 
-def test_a_goal_for_a_team_without_jobs_is_an_error() -> None:
-    """A goal that nothing could miss would look reached."""
-    with pytest.raises(UsageError, match="team visoin"):
-        find_cheapest(TRACE, TODAY, OPTIONS, [parse_goal("team visoin p95 30m")], PERIOD, seeds=1)
+@pytest.mark.parametrize(
+    ("goal", "options", "named"),
+    [
+        ("team visoin p95 30m", OPTIONS, "team visoin"),
+        ("tier 1 p95 30m", OPTIONS, "tier 1"),
+        ("all p95 30m", ("load x0.5",), "nothing to buy"),
+        ("all p95 30m", ("gpus far +8",), "cost nothing"),
+        ("all p95 30m", ("rent cloud 8 0",), "cost nothing"),
+    ],
+)
+def test_what_would_be_reached_or_bought_for_nothing_is_an_error(
+    goal: str, options: tuple[str, ...], named: str
+) -> None:
+    """Groups that the trace lacks, fewer jobs, and GPUs without a price."""
+    today = Scenario(name="today", pools=(*TODAY.pools, SimPool(pool="far", gpus=8)))
+    with pytest.raises(UsageError, match=named):
+        find_cheapest(TRACE, today, options, [parse_goal(goal)], PERIOD, seeds=1)
+
+
+@pytest.mark.parametrize("account", ["", "robots"])
+@pytest.mark.parametrize("group", ["all", "tier only", "team"])
+def test_a_group_misses_its_goal_however_few_groups_there_are(account: str, group: str) -> None:
+    """Also that of the only tier or team, or of a trace without accounts."""
+    trace = msgspec.structs.replace(TRACE, account=[account] * len(TRACE), queue=["only"] * len(TRACE))
+    group = f"team {account or 'only'}" if group == "team" else group
+    small = Scenario(name="today", pools=(SimPool(pool="near", gpus=64, price=1.0),))
+    chosen, outcomes = find_cheapest(trace, small, ["gpus near +1"], [parse_goal(f"{group} p95 1s")], PERIOD, seeds=1)
+    assert chosen is None
+    assert [outcome.what_if for outcome in outcomes] == ["", "gpus near +1"]  # the nearest
+
+
+def test_a_group_without_jobs_in_a_period_is_an_error() -> None:
+    """Its goal would be neither reached nor missed."""
+    trace = msgspec.structs.replace(TRACE, account=["rare", *TRACE.account[1:]], queue=["a"] * len(TRACE))
+    with pytest.raises(UsageError, match="in one of the 9 periods"):
+        find_cheapest(trace, TODAY, OPTIONS, [parse_goal("team rare p95 30m")], PERIOD, seeds=9)

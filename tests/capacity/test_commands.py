@@ -49,7 +49,7 @@ def test_answers_are_json_lines_and_progress_is_told(
     code, out, err = pit(capsys, monkeypatch, words, "gpus near +16, down near 2d 1d")
     records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert {record["what"] for record in records} == {"", "gpus near +16, down near 2d 1d"}
+    assert {record["what_if"] for record in records} == {"", "gpus near +16, down near 2d 1d"}
     assert {record["group"] for record in records} == {"all", "team robots", "team vision"}
     assert [json.loads(line)["done"] for line in err.splitlines()] == [1, 2]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
@@ -62,7 +62,7 @@ def test_a_goal_that_nothing_reaches_is_exit_1(
     words = "ask q --scenario today.toml --days 7 --seeds 1 --if"
     code, out, err = pit(capsys, monkeypatch, words, "gpus near -31", "--reach", "all p95 1s")
     assert (code, "neither today nor" in err) == (1, True)
-    assert {json.loads(line)["what"] for line in out.splitlines()} == {""}
+    assert {json.loads(line)["what_if"] for line in out.splitlines()} == {""}
     code, _, err = pit(capsys, monkeypatch, words, "gpus near +8", "--reach", "all p95 99d")
     assert (code, err.splitlines()[-1]) == (0, "pit: the cheapest that reaches every goal: today")
 
@@ -70,13 +70,15 @@ def test_a_goal_that_nothing_reaches_is_exit_1(
 def test_a_forecast_no_better_than_naive_is_exit_1(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last records are the summaries."""
+    """Of all jobs and tiers there is one record, or one for each period."""
     header, *lines = Path("q").read_text().splitlines()
     with_start = [f"{header}|Start", *(f"{line}|{line.split('|')[5]}" for line in lines)]  # nobody waited
     Path("real").write_text("\n".join(with_start) + "\n")
     code, out, _ = pit(capsys, monkeypatch, "backtest real --days 7")
     assert code == 1
-    assert json.loads(out.splitlines()[-1])["forecast_error"] == 0.0
+    assert [json.loads(line)["forecast_error"] for line in out.splitlines()] == [0.0]
+    code, out, _ = pit(capsys, monkeypatch, "backtest real --periods --format csv")
+    assert (code, [line.split(",")[0] for line in out.splitlines()]) == (1, ["period", "2", "3"])
 
 
 def test_synthetic_jobs_are_a_trace(
@@ -109,7 +111,10 @@ def test_synthetic_jobs_are_a_trace(
         ("ask q --scenario today.toml --if", ("team visoin x2",), 2, 'did you mean "vision"'),
         ("ask t --scenario t.toml --policy ours --if", ("preempt b a",), 2, "does nothing under this policy"),
         ("ask q --scenario today.toml --days 7 --if", ("away near 8d 1d",), 2, "before day 7"),
-        ("ask q --scenario today.toml --reach", ("tier 4 p95 30m",), 2, "known: 0"),
+        ("ask q --scenario today.toml --growth nan", (), 2, "not above -1"),
+        ("model q --growth -1", (), 2, "not above -1"),
+        ("model q --days 1 --growth -0.999999", (), 5, "no jobs in 1 days"),
+        ("ask q --scenario today.toml --reach", ("tier 4 p95 30m",), 2, "no jobs of"),
     ],
 )
 def test_input_that_is_none_is_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,3 +76,24 @@ def test_a_trace_of_an_hour_has_no_shape() -> None:
     """A trace without a whole day is an error that says what to give."""
     with pytest.raises(DataError, match="no whole day"):
         synthesize(month(1, days=1, per_day=1.0), days=7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 2), st.sampled_from([4.0, 40.0]))
+def test_jobs_of_long_before_are_left_out(days_before: int, jobs: int, per_day: float) -> None:
+    """What `sacct -S` lists of weeks before, as it ran on, makes no days; a trace of usual days stays whole."""
+    trace = month(2, days=28, per_day=per_day)
+    assert workload.without_early_jobs(trace) == trace
+    rows = [0] * jobs + list(range(len(trace)))
+    columns = {
+        key: [getattr(trace, key)[row] for row in rows]
+        for key in trace.__struct_fields__
+        if key not in ("name", "began_s", "skipped", "unallocated") and getattr(trace, key)
+    }
+    columns["submit_s"] = [0.0] * jobs + [moment + days_before * DAY_S for moment in trace.submit_s]
+    strayed = msgspec.structs.replace(trace, began_s=trace.began_s - days_before * DAY_S, **columns)
+    left = workload.without_early_jobs(strayed)
+    assert left.submit_s[-1] <= 35 * DAY_S
+    if days_before >= 7:
+        assert (list(left.run_s), left.submit_s[0]) == (trace.run_s, 0.0)
+        assert left.began_s == pytest.approx(trace.began_s + trace.submit_s[0])
