@@ -7,17 +7,16 @@ import re
 from pitools.limits.records import JobRequest
 from pitools.site.dialect import JobSpec
 from pitools.site.schema import Site
+from pitools.slurm.fields import parse_mib
 
-_MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
 _TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
 def job_request(job: JobSpec, site: Site, user: str = "") -> JobRequest:
     """Return what the job's sbatch flags at this site ask of Slurm. Memory is unknown where no flag requests it."""
     dialect = site.dialect
     gpus = job.nodes * job.gpus_per_node if dialect.gpus != "none" else 0
-    memory = _MEMORY.fullmatch(job.memory.upper()) if dialect.memory == "ask" else None
+    memory = parse_mib(job.memory) if dialect.memory == "ask" else None
     kind = site.partitions[job.partition].gpu if dialect.gpu_type and job.partition in site.partitions else ""
     gres = {name: gpus for name in ("gres/gpu", f"gres/gpu:{kind}" if kind else "") if name and gpus}
     flags = {flag.partition("=")[0] for flag in (*dialect.extra, *job.extra)}
@@ -28,7 +27,7 @@ def job_request(job: JobSpec, site: Site, user: str = "") -> JobRequest:
         qos=job.qos if dialect.qos else "",
         nodes=job.nodes,
         cpus=job.nodes * job.tasks_per_node * job.cpus_per_task,
-        memory_mib=round(job.nodes * int(memory[1]) * _MIB[memory[2]]) if memory else None,
+        memory_mib=None if memory is None else job.nodes * memory,
         gres=gres,
         time_s=job.time_s,
         tasks=_tasks(job.array),

@@ -114,10 +114,10 @@ def parse_count(text: str) -> int | None:
     text = none_to_empty(text)
     if not text or text in _NO_LIMIT:
         return None
-    match = _COUNT.fullmatch(text.split("-", 1)[0])
-    if not match:
+    number = _number(text.split("-", 1)[0])
+    if number is None:
         raise parse_error("a Slurm command", "not a number", text)
-    return int(match[1]) if not match[2] and match[1].isdigit() else round(float(match[1]) * 1024 ** _POWERS[match[2]])
+    return number
 
 
 def parse_tres(text: str) -> dict[str, str]:
@@ -131,15 +131,23 @@ def count_gpus(tres: Mapping[str, str]) -> int:
     return parse_count(tres.get("gres/gpu", "")) or sum(typed)
 
 
+def parse_mib(text: str) -> int | None:
+    """Return the MiB of `64G`, `64GB` or `512` (MiB); None for what is no amount of memory."""
+    match = _COUNT.fullmatch(text.upper().removesuffix("B"))
+    return round(float(match[1]) * 1024 ** (_POWERS[match[2] or "M"] - 2)) if match else None
+
+
 def parse_tres_amounts(limits: Mapping[str, str]) -> dict[str, int]:
     """Return amounts of TRES as numbers, memory in MiB, as Slurm counts it; what is no number is no limit."""
-    amounts: dict[str, int] = {}
-    for name, text in limits.items():
-        match = _COUNT.fullmatch(text)
-        if match:
-            power = _POWERS[match[2]] - (2 if name == "mem" and match[2] else 0)
-            amounts[name] = round(float(match[1]) * 1024**power)
-    return amounts
+    amounts = {name: parse_mib(text) if name == "mem" else _number(text) for name, text in limits.items()}
+    return {name: amount for name, amount in amounts.items() if amount is not None}
+
+
+def _number(text: str) -> int | None:
+    match = _COUNT.fullmatch(text)
+    if not match:
+        return None
+    return int(match[1]) if not match[2] and match[1].isdigit() else round(float(match[1]) * 1024 ** _POWERS[match[2]])
 
 
 def parse_gpus(gres: str) -> tuple[str, int]:

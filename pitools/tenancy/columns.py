@@ -10,15 +10,14 @@ from typing import Literal, NamedTuple
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError
-from pitools.slurm.fields import comma_list, none_to_empty, parse_tres
+from pitools.slurm.fields import comma_list, none_to_empty, parse_mib, parse_tres
 
 Kind = Literal["tres", "count", "time", "list", "number", "text"]
 TomlValue = int | float | str | list[str] | dict[str, int | str]
 
 _NO_NUMBER = "-1"  # sacctmgr's value that removes a limit
 _QUOTES = str.maketrans({'"': "`", "'": "`"})
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
-_MIB = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGTP]?")
 
 
 class Column(NamedTuple):
@@ -112,12 +111,9 @@ def canonical(column: Column, text: str) -> str:
 
 
 def _amount(name: str, value: str) -> str:
-    match = _AMOUNT.fullmatch(value)
-    if not match:
+    if not _AMOUNT.fullmatch(value):
         raise UsageError(f'"{name}={value}" is not an amount of a resource', hint="write a whole number, memory as 16G")
-    if name == "mem":
-        return f"{round(float(match[1]) * _MIB[match[2]])}M"
-    return value
+    return f"{parse_mib(value)}M" if name == "mem" else value
 
 
 def to_toml(column: Column, text: str) -> TomlValue:

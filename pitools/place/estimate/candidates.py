@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -21,14 +20,12 @@ from pitools.place.clusters.account_limits import QUOTA_DAYS
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.estimate import slurm_limits
 from pitools.site.schema import Site, SitePartition
-from pitools.slurm.fields import has_features, parse_gpus
+from pitools.slurm.fields import has_features, parse_gpus, parse_mib
 from pitools.slurm.records import Node, Partition
 from pitools.slurm.states import is_schedulable
 
 # Maintenance ends, and Slurm powers a cloud node up again when a job needs it.
 _TEMPORARY_STATES = frozenset({"maintenance", "power_down", "powering_down"})
-_MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
-_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,8 +172,7 @@ def _meets_request(request: Request, site: Site, partition: str, node: Node) -> 
     gpus = site_partition.gpus_per_node if site.dialect.gpus == "none" else node.gpus
     if gpus < request.gpus_per_node or node.cpus < request.tasks_per_node * request.cpus_per_task:
         return False
-    memory = _MEMORY.fullmatch(request.memory.upper())
-    if memory and site.dialect.memory == "ask" and int(memory[1]) * _MIB[memory[2]] > node.memory_mib:
+    if site.dialect.memory == "ask" and (parse_mib(request.memory) or 0) > node.memory_mib:
         return False
     if request.constraint and not has_features(node.features, request.constraint):
         return False
