@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pitools.limits import rules
+from pitools.limits.billing import billing
 from pitools.limits.levels import AppliedLimit, Levels, find_levels
 from pitools.limits.not_judged import not_judged
 from pitools.limits.partition_rules import is_refused_at_submit, partition_bindings
@@ -45,6 +46,7 @@ class _Job(NamedTuple):
     is_exclusive: bool
     is_safe: bool
     per_node: Mapping[str, int]
+    priority_flags: tuple[str, ...]
 
 
 def judge(request: JobRequest, state: LimitState) -> Verdict:
@@ -76,16 +78,13 @@ def judge(request: JobRequest, state: LimitState) -> Verdict:
 
 def _job(request: JobRequest, levels: Levels, state: LimitState) -> _Job:
     partition = levels.partition
-    tres = {"cpu": request.cpus, "node": request.nodes, **request.gres}
-    if request.memory_mib is not None:
-        tres["mem"] = request.memory_mib
     per_node: dict[str, int] = {}
     if partition and partition.nodes:
         amounts = {"cpu": partition.cpus, **parse_tres_amounts(partition.tres)}
         per_node = {name: amount // partition.nodes for name, amount in amounts.items()}
     is_factor_safe = levels.job_qos and "UsageFactorSafe" in levels.job_qos.flags
     return _Job(
-        tres={**tres, "billing": _billing(tres, partition)},
+        tres={**request.tres, "billing": billing(request.tres, partition, state.priority_flags)[0]},
         nodes=request.nodes,
         tasks=request.tasks,
         minutes=request.time_s // 60,
@@ -93,6 +92,7 @@ def _job(request: JobRequest, levels: Levels, state: LimitState) -> _Job:
         is_exclusive=request.is_exclusive or bool(partition and partition.over_subscribe == "EXCLUSIVE"),
         is_safe="safe" in state.enforced,
         per_node=per_node,
+        priority_flags=state.priority_flags,
     )
 
 
@@ -102,18 +102,7 @@ def _on_nodes(job: _Job, partition: Partition | None) -> _Job:
         return job
     whole = {name: job.nodes * amount for name, amount in job.per_node.items() if name.startswith(("cpu", "gres/"))}
     taken = job.tres | {name: max(amount, job.tres.get(name, 0)) for name, amount in whole.items()}
-    return job._replace(tres={**taken, "billing": _billing(taken, partition)})
-
-
-def _billing(tres: Mapping[str, int], partition: Partition | None) -> int:
-    """Return the billing of TRESBillingWeights: the CPUs where there are none. A weight of memory may be per `G`."""
-    if not partition or not partition.billing_weights:
-        return tres["cpu"]
-    total = 0.0
-    for name, text in partition.billing_weights.items():
-        scale = {"K": 1024.0, "G": 1 / 1024, "T": 1 / 1024**2}.get(text[-1:], 1.0) if name.lower() == "mem" else 1.0
-        total += tres.get(name.lower(), 0) * scale * float(text.rstrip("KMGT"))
-    return int(total)
+    return job._replace(tres={**taken, "billing": billing(taken, partition, job.priority_flags)[0]})
 
 
 def _node_count_first(binding: Binding) -> tuple[bool, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pitools.limits import rules
+from pitools.limits.billing import billing, is_unknown
 from pitools.limits.levels import AppliedLimit, Levels
 from pitools.limits.records import JobRequest, LimitState
 
@@ -33,6 +34,7 @@ def not_judged(request: JobRequest, levels: Levels, state: LimitState) -> Iterat
         yield f'limits of accounts above "{levels.accounts[-1]}": not shown by the site'
     if not levels.job_qos:
         yield f'limits of the QOS "{levels.qos}": it is unknown'
+    is_billed = billing(request.tres, partition, state.priority_flags)[1]
     for row in levels.qos_rows:
         kinds = [flag for flag in _QOS_FLAGS if flag in row.flags]
         if state.version[:2] > _IGNORES_RUN_MINS_OF_USERS:
@@ -41,16 +43,15 @@ def not_judged(request: JobRequest, levels: Levels, state: LimitState) -> Iterat
         yield from (f'{kind} of QOS "{row.qos}"' for kind in kinds)
     for order in (rules.AT_SUBMIT, rules.BEFORE_NODES, rules.FOR_NODES):
         for limit in levels.applicable_limits(order):
-            if cause := _unknown_amount(limit, request):
+            if cause := _unknown_amount(limit, request, is_billed):
                 yield f"{limit.label} of {limit.origin}: {cause}"
 
 
-def _unknown_amount(limit: AppliedLimit, request: JobRequest) -> str:
-    """Return what of a limit is unknown, "" if nothing is."""
-    kind, (name, _, is_typed) = limit.tres.partition("/")[0], limit.tres.partition(":")
-    is_unknown = kind in ("license", "bb", "fs") or (kind == "mem" and request.memory_mib is None)
-    if is_unknown or (is_typed and name in request.gres and limit.tres not in request.gres):
+def _unknown_amount(limit: AppliedLimit, request: JobRequest, is_billed: bool) -> str:
+    """Return what of a limit is unknown, "" if nothing is. is_billed: whether all of the billing is known."""
+    if is_unknown(limit.tres, request.tres) or (limit.tres == "billing" and not is_billed):
         return "what the job uses is unknown"
+    kind = limit.tres.partition("/")[0]
     is_counted = limit.rule.asks in ("jobs", "submitted", "tres") and kind in ("", "node", "gres")
     if limit.use.hidden and (limit.use.hidden == "jobs" or not is_counted):
         return "what other jobs use is hidden from this user"

@@ -46,6 +46,8 @@ def read_limits(request: JobRequest, transport: Transport, *, with_usage: bool =
         partitions=tuple(parse_nodes.parse_partitions(partitions)),
         part_limits=config.values.get("EnforcePartLimits", "no").lower(),
         submit_plugins=none_to_empty(config.values.get("JobSubmitPlugins", "")),
+        priority_flags=comma_list(config.values.get("PriorityFlags", "").lower()),
+        private=comma_list(config.values.get("PrivateData", "").lower()),
         groups=frozenset(groups.split()) if request.user == user.strip() else frozenset(),
     )
     if enforced and not request.account:

@@ -19,7 +19,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     enforced: words of AccountingStorageEnforce, () if slurmctld enforces none. associations, qos: all of the cluster.
     usage: () counts no other job: what binds then binds for ever. part_limits: EnforcePartLimits of slurm.conf, in
     lower case. groups: the user's Unix groups, () if unknown. default_accounts: user → account. submit_plugins:
-    JobSubmitPlugins.
+    JobSubmitPlugins. priority_flags, private: words of PriorityFlags and PrivateData, in lower case.
     """
 
     cluster: str = ""
@@ -33,6 +33,8 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     groups: frozenset[str] = frozenset()
     default_accounts: dict[str, str] = {}
     submit_plugins: str = ""
+    priority_flags: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,12 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int = 1
     is_exclusive: bool = False
     in_reservation: bool = False
+
+    @property
+    def tres(self) -> dict[str, int]:
+        """What it asks for, by TRES name."""
+        memory = {} if self.memory_mib is None else {"mem": self.memory_mib}
+        return {"cpu": self.cpus, "node": self.nodes, **self.gres, **memory}
 
 
 class Binding(Record, frozen=True, kw_only=True, tag="pit.limit-binding/1"):

@@ -243,6 +243,21 @@ def test_billing_is_weighed() -> None:
     weights = {"billing_weights": {"CPU": "1.0", "Mem": "0.25G", "GRES/gpu": "24"}}
     verdict = judge(msgspec.structs.replace(JOB, memory_mib=16384), state(ME, lab, DEPT, partition=weights))
     assert [(binding.limit, binding.asked) for binding in verdict.bindings] == [("GrpTRES=billing", 108)]
+    dearest = state(ME, lab, DEPT, partition=weights, priority_flags=("max_tres",))
+    assert first(dearest, memory_mib=16384)[0] == "may-run"  # 96 for the GPUs
+    (binding,) = judge(msgspec.structs.replace(JOB, memory_mib=1 << 20), dearest).bindings
+    assert binding.asked == 256  # for the memory alone
+
+
+@given(
+    st.dictionaries(st.sampled_from(["CPU", "Mem", "GRES/gpu:h100", "License/x"]), st.text("019.-eKPnainf"), min_size=1)
+)
+def test_no_weight_is_too_odd(weights: dict[str, str]) -> None:
+    """What slurm.conf may hold for a weight, and more: a verdict, which says so where it does not know the billing."""
+    lab = msgspec.structs.replace(ACCOUNT, grp_tres={"billing": "0"})
+    verdict = judge(JOB, state(ME, lab, DEPT, partition={"billing_weights": weights}))
+    if "GrpTRES=billing" not in str(verdict.not_judged):
+        assert all(float(text.rstrip("KP")) >= 0 for text in weights.values())
 
 
 @pytest.mark.parametrize(

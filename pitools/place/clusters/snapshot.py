@@ -24,7 +24,7 @@ from pitools.site import load
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import argv, parse_cluster, parse_jobs, parse_nodes
-from pitools.slurm.fields import new_separator
+from pitools.slurm.fields import comma_list, new_separator
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.slurm.records import Node, Partition, Reservation, SlurmJob
 from pitools.slurm.transport import Transport
@@ -55,8 +55,8 @@ class ControllerState(Record, frozen=True, kw_only=True, tag="pit.controller-sta
     """The answer of slurmctld at `seen_s`, Unix time. Times in the rows are of the cluster's clock, `skew_s` ahead of
     ours.
 
-    enforced_limits: AccountingStorageEnforce of slurm.conf (`associations`, `limits`, `qos`). jobs: running or pending
-    jobs of every user that we may list.
+    enforced_limits: AccountingStorageEnforce of slurm.conf (`associations`, `limits`, `qos`). priority_flags: words of
+    PriorityFlags, in lower case. jobs: running or pending jobs of every user that we may list.
     """
 
     seen_s: float
@@ -67,6 +67,7 @@ class ControllerState(Record, frozen=True, kw_only=True, tag="pit.controller-sta
     nodes: tuple[Node, ...]
     jobs: tuple[SlurmJob, ...]
     version: tuple[int, ...] = ()
+    priority_flags: tuple[str, ...] = ()
     reservations: tuple[Reservation, ...] = ()
 
 
@@ -200,6 +201,7 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
         nodes=tuple(parse_nodes.parse_nodes(nodes)),
         jobs=tuple(parse_jobs.parse_squeue(jobs, sep, _FIELDS, UTC)),
         version=config_values.version,
+        priority_flags=comma_list(config_values.values.get("PriorityFlags", "").lower()),
         reservations=tuple(parse_nodes.parse_reservations(reservations, UTC)),
     )
     require_consistent(site, state)

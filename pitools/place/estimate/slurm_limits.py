@@ -32,6 +32,7 @@ def _request_and_state(job: JobSpec, site: Site, snapshot: Snapshot) -> tuple[Jo
         associations=account.associations if account else (),
         qos=account.qos if account else (),
         partitions=snapshot.partitions,
+        priority_flags=snapshot.priority_flags,
         groups=account.groups if account else frozenset(),
     )
     return job_request(job, site, account.user if account else ""), state
