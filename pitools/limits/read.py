@@ -52,9 +52,7 @@ def read_limits(request: JobRequest, transport: Transport, *, with_usage: bool =
     )
     if enforced and not request.account:
         state = msgspec.structs.replace(state, default_accounts=_default_accounts(request.user, state, transport))
-    if with_usage and "limits" in enforced:
-        state = _with_usage(request, state, transport, comma_list(config.values.get("PrivateData", "")))
-    return request, state
+    return request, add_usage([request], state, transport) if with_usage else state
 
 
 def enforced_limits(config: Config) -> tuple[str, ...]:
@@ -71,19 +69,22 @@ def _default_accounts(user: str, state: LimitState, transport: Transport) -> dic
     return {user: accounts[state.cluster]} if state.cluster in accounts else {}
 
 
-def _with_usage(request: JobRequest, state: LimitState, transport: Transport, private: Sequence[str]) -> LimitState:
-    levels, _ = find_levels(request, state)
-    qos = [row.qos for row in levels.qos_rows]
+def add_usage(requests: Sequence[JobRequest], state: LimitState, transport: Transport) -> LimitState:
+    """Return the limits with what is used of those of these jobs. Raises Unreachable and ClusterError."""
+    if "limits" not in state.enforced:
+        return state
+    levels = [find_levels(request, state)[0] for request in requests]
+    accounts = list(dict.fromkeys(name for each in levels for name in each.accounts))
+    qos = list(dict.fromkeys(row.qos for each in levels for row in each.qos_rows))
     sep = new_separator()
     queue = ["squeue", "-h", "--noconvert", "-o", sep.join(parse_jobs.JOB_FORMAT[name] for name in _QUEUE_FIELDS)]
-    counted, jobs = run_queries(transport, [argv.assoc_mgr(levels.accounts, qos), queue])
+    counted, jobs = run_queries(transport, [argv.assoc_mgr(accounts, qos), queue])
     usage: list[LimitUsage] = []
     with suppress(PitError):
         usage = parse_assoc_mgr(stdout_or_raise(transport, counted))
     state = msgspec.structs.replace(state, usage=tuple(usage))
-    if all(level.uses for level in find_levels(request, state)[0].chain):
+    if all(level.uses for request in requests for level in find_levels(request, state)[0].chain):
         return state
     # PrivateData=usage hides the rows of accounts, or all: there, squeue's jobs count.
     rows = parse_jobs.parse_squeue(stdout_or_raise(transport, jobs), sep, _QUEUE_FIELDS, UTC)
-    counts = usage_of_jobs(request, state, rows, "jobs" if "jobs" in private else "amounts")
-    return msgspec.structs.replace(state, usage=(*usage, *counts))
+    return msgspec.structs.replace(state, usage=(*usage, *usage_of_jobs(requests, state, rows)))

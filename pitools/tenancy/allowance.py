@@ -5,29 +5,30 @@ Limits alone are asked, as limits/ judges them: whether nodes are free, and when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
 from pitools.core.record import Record
 from pitools.limits.judge import judge
-from pitools.limits.left import LimitLeft, limits_left
 from pitools.limits.records import Binding, Effect, JobRequest, LimitState
-from pitools.limits.shared import usage_of_jobs
+from pitools.limits.shared import shared_limits
 from pitools.slurm.fields import parse_tres_amounts
-from pitools.slurm.records import Association, LimitUsage, Partition, SlurmJob
+from pitools.slurm.records import Association, Partition
 
 _MINUTES_OF_A_YEAR = 366 * 24 * 60
 _BUDGETS = ("GrpTRESMins=gres/gpu", "GrpTRESMins=cpu")
 
 
-class Counts(NamedTuple):
-    """What others use: as slurmctld counts it, and, for rows that it hides, the queue's jobs. hidden: of the rows."""
+class LimitLeft(Record, frozen=True, kw_only=True, tag="pit.limit-left/1"):
+    """A limit and its use now. value, used, left: minutes for times, MiB for memory. left: 0 if the use is over it."""
 
-    usage: tuple[LimitUsage, ...] = ()
-    jobs: Sequence[SlurmJob] = ()
-    hidden: Literal["amounts", "jobs"] = "amounts"
+    level: str
+    limit: str
+    value: int
+    used: int
+    left: int
 
 
 class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"):
@@ -58,29 +59,33 @@ class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"
     not_judged: tuple[str, ...]
 
 
-def allowances(user: str, state: LimitState, counts: Counts, site: str) -> Iterator[Allowance]:
+def allowances(user: str, state: LimitState, site: str) -> Iterator[Allowance]:
     """Yield what the user may run with each account, QOS and partition of a cluster."""
-    # Rows of other users bind nobody, and each judgement would look at all.
+    state = without_others(user, state)
+    partitions = {row.partition: row for row in state.partitions}
+    for request in choices(user, state):
+        yield _allowance(request, state, partitions[request.partition], site)
+
+
+def without_others(user: str, state: LimitState) -> LimitState:
+    """Return the state without rows of other users: they bind nobody here, and each judgement would look at all."""
     rows = tuple(row for row in state.associations if row.user in ("", user))
-    seen = tuple(row for row in counts.usage if row.user in ("", user))
-    state = msgspec.structs.replace(state, associations=rows, usage=seen)
-    for account, qos, partition in _choices(user, state):
-        request = JobRequest(user=user, account=account, qos=qos, partition=partition.partition, time_s=60)
-        usage = (*seen, *usage_of_jobs(request, state, counts.jobs, counts.hidden))
-        yield _allowance(request, msgspec.structs.replace(state, usage=usage), partition, site)
+    usage = tuple(row for row in state.usage if row.user in ("", user))
+    return msgspec.structs.replace(state, associations=rows, usage=usage)
 
 
-def _choices(user: str, state: LimitState) -> Iterator[tuple[str, str, Partition]]:
-    """Yield each account, QOS and partition that the user can name; a row for the partition goes first."""
+def choices(user: str, state: LimitState) -> Iterator[JobRequest]:
+    """Yield a small job in each account, QOS and partition that the user can name."""
     rows = [row for row in state.associations if row.cluster == state.cluster and row.user == user]
     if not rows and "associations" not in state.enforced:
         rows = [Association(cluster=state.cluster, account="", user=user)]
     for account in dict.fromkeys(row.account for row in rows):
         for partition in state.partitions:
-            here = [row for row in rows if row.account == account and row.partition in ("", partition.partition)]
-            for row in sorted(here, key=lambda row: not row.partition)[:1]:
+            name = partition.partition
+            here = [row for row in rows if row.account == account and row.partition in ("", name)]
+            for row in sorted(here, key=lambda row: not row.partition)[:1]:  # one for the partition goes first
                 for qos in row.qos if "qos" in state.enforced and row.qos else ("",):
-                    yield account, qos, partition
+                    yield JobRequest(user=user, account=account, qos=qos, partition=name, time_s=60)
 
 
 def _allowance(request: JobRequest, state: LimitState, partition: Partition, site: str) -> Allowance:
@@ -99,7 +104,10 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     now = _largest(total, lambda amount: bound(amount) is None)
     ever = _largest(total, lambda amount: _binding(_sized(request, amount, tres, partition), alone) is None)
     minutes = _largest(_MINUTES_OF_A_YEAR, lambda minutes: lasts(minutes, state if now else alone))
-    left = tuple(limits_left(one, state))
+    left = tuple(
+        LimitLeft(level=on.origin, limit=on.label, value=on.value, used=on.used, left=max(0, on.value - on.used))
+        for on in shared_limits(one, state)
+    )
     budgets = [row.left / 60 for row in left if row.limit == _BUDGETS[0 if gpus else 1]]
     binding = bound(now + 1) if now < total else None
     verdict = judge(one, state)

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from pitools.limits.judge import judge
-from pitools.limits.left import limits_left
 from pitools.limits.records import JobRequest, LimitState
 from pitools.limits.request import job_request
-from pitools.limits.shared import shared_limits, usage_of_jobs
+from pitools.limits.shared import counted_jobs, shared_limits, usage_of_jobs
 from pitools.site.dialect import JobSpec
 from pitools.site.schema import Dialect, Site, SitePartition
 from pitools.slurm.records import Association, Partition, Qos, SlurmJob
@@ -49,8 +48,9 @@ QUEUE = [
 def test_whose_jobs_count_against_a_limit() -> None:
     """The QOS of the partition: all jobs there; of the job: its user's anywhere; an account: those below it."""
     counted = {
-        (limit.level, limit.limit, limit.tres): [row.job_id for row in QUEUE if limit.counts(row)]
+        (limit.level.name, limit.name, limit.tres): [row.job_id for row in QUEUE if counts(row)]
         for limit in shared_limits(JOB, STATE)
+        if limit.tres and (counts := counted_jobs(limit.level.keys[limit.rule.scope], STATE))
     }
     assert counted == {
         ('QOS "part"', "GrpTRES", "node"): ["1", "2", "3", "4"],
@@ -61,7 +61,7 @@ def test_whose_jobs_count_against_a_limit() -> None:
 
 def test_use_counted_from_the_queue() -> None:
     """Where slurmctld hides its counts, squeue's jobs give nodes, GPUs and jobs; the verdict follows."""
-    usage = {(row.qos, row.account, row.user): row for row in usage_of_jobs(JOB, STATE, QUEUE, "amounts")}
+    usage = {(row.qos, row.account, row.user): row for row in usage_of_jobs([JOB], STATE, QUEUE)}
     assert (usage["normal", "", ""].jobs, usage["normal", "", ""].submitted) == (3, 4)
     assert usage["", "dept", ""].tres == {"node": 2, "gres/gpu": 8}
     assert usage["part", "", ""].tres["node"] == 3
@@ -72,15 +72,15 @@ def test_use_counted_from_the_queue() -> None:
     ]
 
 
-def test_what_is_left_of_each_limit() -> None:
-    """Each limit of several jobs once, the replaced ones not; an exhausted one has nothing left."""
-    usage = tuple(usage_of_jobs(JOB, STATE, QUEUE, "amounts"))
-    rows = limits_left(JOB, LimitState(**{**_fields(STATE), "usage": usage}))
-    assert [(row.level, row.limit, row.value, row.used, row.left) for row in rows] == [
-        ('QOS "normal"', "GrpJobs", 3, 3, 0),
-        ('QOS "part"', "GrpTRES=node", 4, 3, 1),
-        ('QOS "normal"', "MaxTRESPU=gres/gpu", 8, 4, 4),
-        ('account "dept"', "GrpTRES=gres/gpu", 16, 8, 8),
+def test_the_use_of_each_shared_limit() -> None:
+    """Each limit of several jobs once, the replaced ones not."""
+    usage = tuple(usage_of_jobs([JOB], STATE, QUEUE))
+    rows = shared_limits(JOB, LimitState(**{**_fields(STATE), "usage": usage}))
+    assert [(row.origin, row.label, row.value, row.used) for row in rows] == [
+        ('QOS "normal"', "GrpJobs", 3, 3),
+        ('QOS "part"', "GrpTRES=node", 4, 3),
+        ('QOS "normal"', "MaxTRESPU=gres/gpu", 8, 4),
+        ('account "dept"', "GrpTRES=gres/gpu", 16, 8),
     ]
 
 

@@ -9,12 +9,15 @@ import pytest
 
 from pitools.core.errors import UsageError
 from pitools.core.subprocesses import Completed
+from pitools.limits import read as limits_read
 from pitools.limits.judge import judge
 from pitools.limits.records import JobRequest, LimitState
+from pitools.limits.shared import usage_of_jobs
 from pitools.site.load import load_site
 from pitools.slurm.records import Association, LimitUsage, Partition, Qos, SlurmJob
+from pitools.tenancy import allowance
 from pitools.tenancy import read_allowances as read
-from pitools.tenancy.allowance import Allowance, Counts, allowances, usable
+from pitools.tenancy.allowance import Allowance, allowances, usable
 from tests.limits.test_judge import Pair, recorded_pairs
 
 STATE = LimitState(
@@ -35,16 +38,15 @@ STATE = LimitState(
         Partition(partition="old", state="up", nodes=4, cpus=32, allow_accounts=("others",)),
     ),
 )
-COUNTS = Counts(
-    (
-        LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 10}),
-        LimitUsage(account="vision", tres_mins={"gres/gpu": 5000}, tres_run_mins={"gres/gpu": 400}),
-    )
+USED = (
+    LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 10}),
+    LimitUsage(account="vision", tres_mins={"gres/gpu": 5000}, tres_run_mins={"gres/gpu": 400}),
 )
 
 
-def rows(user: str = "ann", counts: Counts = COUNTS) -> dict[tuple[str, str], Allowance]:
-    return {(row.qos, row.partition): row for row in allowances(user, STATE, counts, "alpha")}
+def rows(user: str = "ann", usage: tuple[LimitUsage, ...] = USED) -> dict[tuple[str, str], Allowance]:
+    state = msgspec.structs.replace(STATE, usage=usage)
+    return {(row.qos, row.partition): row for row in allowances(user, state, "alpha")}
 
 
 def test_what_may_run_now_and_ever_what_binds_and_what_is_left() -> None:
@@ -57,13 +59,17 @@ def test_what_may_run_now_and_ever_what_binds_and_what_is_left() -> None:
     assert low.hours_left == pytest.approx(10)
     assert low.max_time_s == 600 * 60  # one GPU for all that is left of the budget
     assert (old.resource, old.now, old.ever, old.effect) == ("cpu", 0, 0, "pends")
+    assert {each.limit: (each.value, each.used, each.left) for each in low.left} == {
+        "MaxTRESPU=gres/gpu": (16, 10, 6),
+        "GrpTRESMins=gres/gpu": (6000, 5400, 600),
+    }
     assert usable(found.values()) == [low, high]
 
 
 def test_a_partition_that_is_down_allows_something_later() -> None:
     """Nothing runs there now, and the same as before ever."""
     down = tuple(msgspec.structs.replace(row, state="down") for row in STATE.partitions)
-    low, *_ = allowances("ann", msgspec.structs.replace(STATE, partitions=down), COUNTS, "alpha")
+    low, *_ = allowances("ann", msgspec.structs.replace(STATE, partitions=down, usage=USED), "alpha")
     assert (low.now, low.ever, low.effect, low.reason) == (0, 16, "pends", "PartitionDown")
 
 
@@ -71,14 +77,15 @@ def test_jobs_of_the_queue_count_where_slurmctld_hides_its_own_counts() -> None:
     """A running job of the user takes its GPUs off what is left."""
     job = SlurmJob(job_id="1", raw_id="1", state="RUNNING", user="ann", account="vision", qos="low", partition="gpu")
     job = msgspec.structs.replace(job, nodes=2, gres="gpu:4")
-    assert rows(counts=Counts(jobs=[job]))["low", "gpu"].now == 8
+    usage = tuple(usage_of_jobs(allowance.choices("ann", STATE), STATE, [job]))
+    assert rows(usage=usage)["low", "gpu"].now == 8
 
 
 def test_a_user_without_an_account_may_run_nothing() -> None:
     """Unless Slurm requires no association: then in each partition, with the default account and QOS."""
     assert rows("bob") == {}
     state = msgspec.structs.replace(STATE, enforced=())
-    assert [(row.qos, row.partition, row.now) for row in allowances("bob", state, Counts(), "alpha")] == [
+    assert [(row.qos, row.partition, row.now) for row in allowances("bob", state, "alpha")] == [
         ("", "gpu", 64),
         ("", "old", 32),
     ]
@@ -89,7 +96,7 @@ def test_one_more_than_the_largest_job_is_bound(number: int) -> None:
     """On recorded states, with slurmctld's counts: the largest job is judged free, a larger one as the row says."""
     checked = 0
     for pair, state in recorded_pairs()[number::16]:
-        for row in allowances(pair.job.user, state, Counts(state.usage), "alpha"):
+        for row in allowances(pair.job.user, state, "alpha"):
             _check(row, pair, state)
             checked += 1
     assert checked > 20
@@ -128,11 +135,12 @@ def test_reading_asks_for_the_accounts_of_the_user_alone(dev_sites: None, monkey
     def queries(transport: object, commands: Sequence[Sequence[str]]) -> list[Completed]:
         asked.extend(list(command) for command in commands)
         refused = "slurm_load_assoc_mgr_info error: Access/permission denied"
-        config = "ClusterName = c\nSLURM_VERSION = 22.05.8\nPrivateData = jobs,usage"
-        return [Completed(tuple(c), int("assoc_mgr" in c), config if "config" in c else "", refused) for c in commands]
+        return [Completed(tuple(c), int("assoc_mgr" in c), "", refused) for c in commands]
 
-    monkeypatch.setattr(read, "run_queries", queries)
-    monkeypatch.setattr(read, "read_limits", lambda request, *_, **__: (request, STATE))
+    elsewhere = (Association(cluster="d", account="vision", parent="lab"), Association(cluster="d", account="lab"))
+    state = msgspec.structs.replace(STATE, private=("jobs", "usage"), associations=(*STATE.associations, *elsewhere))
+    monkeypatch.setattr(limits_read, "run_queries", queries)
+    monkeypatch.setattr(read, "read_limits", lambda request, *_, **__: (request, state))
     found = read.read_allowances(load_site("alpha"), "ann")
     assert "accounts=vision,root" in asked[0]
     assert found[0].now == 16

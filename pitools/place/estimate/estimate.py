@@ -107,10 +107,10 @@ def limit_wait_s(candidate: Candidate, snapshot: Snapshot) -> float:
     longest_s = 0.0
     job, per_node = candidate.plan.job, candidate.site_partition.gpus_per_node
     requested = {"node": job.nodes, "gres/gpu": job.nodes * job.gpus_per_node}
-    for shared in slurm_limits.limits_shared_with_others(job, candidate.site, snapshot):
-        if requested.get(shared.tres):
-            by_end = pools.units_by_end(snapshot, per_node if shared.tres != "node" else 0, shared.counts)
-            excess = requested[shared.tres] + sum(units for _, units in by_end) - shared.value
+    for limit, counts in slurm_limits.limits_shared_with_others(job, candidate.site, snapshot):
+        if requested.get(limit.tres):
+            by_end = pools.units_by_end(snapshot, per_node if limit.tres != "node" else 0, counts)
+            excess = requested[limit.tres] + sum(units for _, units in by_end) - limit.value
             longest_s = max(longest_s, pools.wait_until_free_s(by_end, excess, time.time()))
     return longest_s
 

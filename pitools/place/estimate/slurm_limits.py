@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from pitools.limits.judge import judge
+from pitools.limits.levels import AppliedLimit
 from pitools.limits.records import JobRequest, LimitState
 from pitools.limits.request import job_request
-from pitools.limits.shared import SharedLimit, shared_limits
+from pitools.limits.shared import counted_jobs, shared_limits
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.site.dialect import JobSpec
 from pitools.site.schema import Site
+from pitools.slurm.records import SlurmJob
 
 
 def refusal_reasons(job: JobSpec, site: Site, snapshot: Snapshot) -> list[str]:
@@ -17,9 +21,14 @@ def refusal_reasons(job: JobSpec, site: Site, snapshot: Snapshot) -> list[str]:
     return [binding.message for binding in judge(request, state).bindings]
 
 
-def limits_shared_with_others(job: JobSpec, site: Site, snapshot: Snapshot) -> list[SharedLimit]:
-    """Return the limits that the job would share with other jobs."""
-    return list(shared_limits(*_request_and_state(job, site, snapshot)))
+def limits_shared_with_others(
+    job: JobSpec, site: Site, snapshot: Snapshot
+) -> Iterator[tuple[AppliedLimit, Callable[[SlurmJob], bool]]]:
+    """Yield the limits on TRES that the job would share with other jobs, and a filter for those that count."""
+    request, state = _request_and_state(job, site, snapshot)
+    for limit in shared_limits(request, state):
+        if limit.rule.asks == "tres":
+            yield limit, counted_jobs(limit.level.keys[limit.rule.scope], state)
 
 
 def _request_and_state(job: JobSpec, site: Site, snapshot: Snapshot) -> tuple[JobRequest, LimitState]:
