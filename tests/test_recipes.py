@@ -164,7 +164,7 @@ def test_tenancy(clusters: Path, repo: Path, tmp_path: Path) -> None:
     plan = "add team vision: shares 1 → 7, tiers normal,scavenger, default_tier normal, grp_tres_mins gres/gpu=60000"
     assert any(plan in line for line in lines)
     found = [json.loads(line) for line in lines if line.startswith('{"schema":"pit.tenancy-finding/1"')]
-    assert {(one["kind"], one["object"]) for one in found} >= {("toothless", "PriorityWeightFairShare")}
+    assert {(one["kind"], one["object"]) for one in found} >= {("ineffective", "PriorityWeightFairShare")}
     assert not [one for one in found if one["kind"] == "drift"]
     assert any(line.split()[:6] == ["alpha", "vision", "normal", "dev", "may-run", "cpu"] for line in lines)
     lines = follow(repo, tmp_path, page, 2, **env).splitlines()

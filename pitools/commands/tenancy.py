@@ -11,7 +11,7 @@ COMMANDS = {
     "plan": ("tenancy_plan", "plan", "Show what a policy would change, in words and as commands."),
     "show": ("tenancy_show", "show", "Show what a user may run, what binds, and what is left."),
     "run": ("tenancy_run", "run", "Change accounting to a policy, or undo a run."),
-    "check": ("tenancy_check", "check", "Find what differs from a policy, and what makes it toothless; for cron."),
+    "check": ("tenancy_check", "check", "Find what differs from a policy, or makes it ineffective; for cron."),
     "report": (
         "tenancy_report",
         "report",

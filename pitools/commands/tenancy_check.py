@@ -27,10 +27,10 @@ COLUMNS = ("site", "kind", "object", "message", "hint")
 def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -> None:
     """Find what differs from POLICY, with who changed it, and what keeps its limits from having an effect.
 
-    Of drift, `policy → site`, with the last who changed that in accounting, if it tells. Toothless are settings of
+    Of drift, `policy → site`, with the last who changed that in accounting, if it tells. Ineffective are settings of
     Slurm, and rights, that set aside what the policy uses; notes are no fault. For cron.
 
-    Exit 1: something differs or is toothless; 75: a site did not answer.
+    Exit 1: something differs or is ineffective; 75: a site did not answer.
     """
     from pitools.core.errors import PitError
     from pitools.core.output import Output

@@ -106,6 +106,7 @@ def _parse_partition(line: str) -> Partition:
             deny_qos=comma_list(values.get("DenyQos", "")),
             qos=none_to_empty(values.get("QoS", "")),
             over_subscribe=none_to_empty(values.get("OverSubscribe", "")),
+            priority_tier=parse_count(values.get("PriorityTier", "1")) or 0,
             billing_weights=parse_tres(values.get("TRESBillingWeights", "")),
             tres=parse_tres(values.get("TRES", "")),
             restrictions={

@@ -60,6 +60,7 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
     billing_weights: dict[str, str] = {}
     tres: dict[str, str] = {}
     restrictions: dict[str, str] = {}
+    priority_tier: int = 1
 
 
 class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):

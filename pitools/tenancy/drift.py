@@ -17,23 +17,23 @@ from pitools.tenancy.cluster_state import ClusterState, Values
 from pitools.tenancy.columns import COLUMNS
 from pitools.tenancy.words import difference_text, name_of
 
-Toothless = Iterator[tuple[str, str, str]]  # object, message, hint
+Remarks = Iterator[tuple[str, str, str]]  # object, message, hint
 
 _RUN = "pit tenancy plan"
-_CONF = "slurm.conf: "
+CONF = "slurm.conf: "
 _BYPASS = ("OverPartQOS", "PartitionMaxNodes", "PartitionMinNodes", "PartitionTimeLimit")
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.tenancy-finding/1"):
     """What makes a policy untrue at a site.
 
-    kind: drift, an object that differs; toothless, a setting of Slurm or a right that keeps the policy from having an
+    kind: drift, an object that differs; ineffective, a setting of Slurm or a right that keeps the policy from having an
     effect; note, what the policy's reader should know, which is no fault. message: of a drift policy → site. changes:
     who made it differ, newest first; () if accounting does not tell.
     """
 
     site: str
-    kind: Literal["drift", "toothless", "note"]
+    kind: Literal["drift", "ineffective", "note"]
     object: str
     message: str
     hint: str = ""
@@ -56,7 +56,7 @@ def find_drift(now: ClusterState, then: ClusterState, made_by: AccountingChanges
         yield Finding(site=site, kind="drift", object=name, message=f"{message} ({who})", hint=_RUN, changes=changes)
 
 
-def find_toothless(config: Config, then: ClusterState) -> Toothless:
+def find_ineffective(config: Config, then: ClusterState) -> Remarks:
     """Yield the settings of slurm.conf that keep what a policy uses from having an effect."""
     enforced, used = set(enforced_limits(config)), _used(then)
     needs = {
@@ -65,17 +65,16 @@ def find_toothless(config: Config, then: ClusterState) -> Toothless:
         "qos": ("tiers", "everybody may use every tier"),
         "safe": ("budgets", "jobs start that will exceed their team's budget"),
     }
-    everything = f"{_CONF}AccountingStorageEnforce={','.join(needs)}"
+    everything = f"{CONF}AccountingStorageEnforce={','.join(needs)}"
     for word, (what, message) in needs.items():
         if what in used and word not in enforced:
             yield "AccountingStorageEnforce", f'lacks "{word}": {message}', everything
     tracked = [name for name in comma_list(config.values.get("AccountingStorageTRES", "")) if "/" in name]
     lacking = {name.partition(":")[0] for name in used if "/" in name} - {name.partition(":")[0] for name in tracked}
     for name in sorted(lacking):
-        hint = f"{_CONF}AccountingStorageTRES={','.join((*tracked, *sorted(lacking)))}"
+        hint = f"{CONF}AccountingStorageTRES={','.join((*tracked, *sorted(lacking)))}"
         yield "AccountingStorageTRES", f"lacks {name}: nothing counts against its limits", hint
     yield from _priority(config, used)
-    yield from _preemption(config, then, used)
 
 
 def _used(then: ClusterState) -> set[str]:
@@ -88,50 +87,22 @@ def _used(then: ClusterState) -> set[str]:
                 continue
             if column.option.startswith(("Grp", "Max", "Min")):
                 used |= {"limits", *(parse_tres(text) if column.kind == "tres" else ())}
-            named = {"GrpTRESMins": "budgets", "QOS": "tiers", "Fairshare": "shares", "Preempt": "preemption"}
+            named = {"GrpTRESMins": "budgets", "QOS": "tiers", "Fairshare": "shares"}
             used.add("priorities" if (kind, column.option) == ("tier", "Priority") else named.get(column.option, ""))
     return used
 
 
-def _priority(config: Config, used: set[str]) -> Toothless:
+def _priority(config: Config, used: set[str]) -> Remarks:
     if used & {"shares", "priorities"} and config.values.get("PriorityType") != "priority/multifactor":
         message = f"{config.values.get('PriorityType')}: shares and priorities of tiers have no effect"
-        yield "PriorityType", message, f"{_CONF}PriorityType=priority/multifactor"
+        yield "PriorityType", message, f"{CONF}PriorityType=priority/multifactor"
         return
     for what, key in (("shares", "PriorityWeightFairShare"), ("priorities", "PriorityWeightQOS")):
         if what in used and config.values.get(key) == "0":
-            yield key, f"0: {what} {'of tiers ' if what == 'priorities' else ''}have no effect", f"{_CONF}{key}=10000"
+            yield key, f"0: {what} {'of tiers ' if what == 'priorities' else ''}have no effect", f"{CONF}{key}=10000"
 
 
-def _preemption(config: Config, then: ClusterState, used: set[str]) -> Toothless:
-    if "preemption" not in used:
-        return
-    if config.values.get("PreemptType") != "preempt/qos":
-        yield (
-            "PreemptType",
-            f"{config.values.get('PreemptType')}: no tier preempts another",
-            f"{_CONF}PreemptType=preempt/qos",
-        )
-        return
-    modes = comma_list(config.values.get("PreemptMode", "").lower())
-    for name in sorted({name for key, values in then.objects.items() for name in _victims(key[0], values)}):
-        own = then.objects.get(("tier", name), {}).get("PreemptMode", "cluster").lower()
-        if own == "cluster" and not set(modes) - {"off", "gang"}:
-            yield f"tier {name}", "PreemptMode OFF: its jobs are never preempted", 'preempt_mode = "requeue"'
-        requeues = "requeue" in (modes if own == "cluster" else comma_list(own))
-        if requeues and config.values.get("JobRequeue") == "0":
-            yield (
-                f"tier {name}",
-                "JobRequeue 0: its preempted jobs are cancelled, unless sbatch said --requeue",
-                f"{_CONF}JobRequeue=1",
-            )
-
-
-def _victims(kind: str, values: Values) -> tuple[str, ...]:
-    return comma_list(values.get("Preempt", "")) if kind == "tier" else ()
-
-
-def find_bypasses(now: ClusterState, then: ClusterState, named: set[str], partitions: Sequence[Partition]) -> Toothless:
+def find_bypasses(now: ClusterState, then: ClusterState, named: set[str], partitions: Sequence[Partition]) -> Remarks:
     """Yield QOS outside the policy that set its limits aside. named: the tiers of the policy."""
     usable = {name: key[2] for key in then.objects if key[0] == "member" for name in effective_tiers(then, key)}
     for name, user in sorted(usable.items()):
@@ -158,7 +129,7 @@ def _limits(values: Values) -> set[str]:
     return limits
 
 
-def find_administrators(levels: dict[str, str], named: set[str]) -> Toothless:
+def find_administrators(levels: dict[str, str], named: set[str]) -> Remarks:
     """Yield users who may change accounting and are not administrators of the policy. levels: user → AdminLevel."""
     for user, level in sorted(levels.items()):
         if user not in {*named, "root"} and level not in ("", "None"):
@@ -166,17 +137,17 @@ def find_administrators(levels: dict[str, str], named: set[str]) -> Toothless:
             yield f"user {user}", f"{level}: may change accounting and every limit, and is not in the policy", hint
 
 
-def find_notes(config: Config, then: ClusterState) -> Toothless:
+def find_notes(config: Config, then: ClusterState) -> Remarks:
     """Yield what a reader of the policy should know of a site."""
     half_life, reset = (config.values.get(f"Priority{name}", "") for name in ("DecayHalfLife", "UsageResetPeriod"))
     if "budgets" in _used(then) and half_life not in ("", "00:00:00", "0"):
         message = f"{half_life}: what is used of a budget halves in this time, so that budgets have no period"
-        yield "PriorityDecayHalfLife", message, f"{_CONF}PriorityDecayHalfLife=0 and PriorityUsageResetPeriod=MONTHLY"
+        yield "PriorityDecayHalfLife", message, f"{CONF}PriorityDecayHalfLife=0 and PriorityUsageResetPeriod=MONTHLY"
     elif "budgets" in _used(then) and reset == "NONE":
         yield (
             "PriorityUsageResetPeriod",
             "NONE: a budget is for ever, and has no period",
-            f"{_CONF}PriorityUsageResetPeriod=MONTHLY",
+            f"{CONF}PriorityUsageResetPeriod=MONTHLY",
         )
     if config.values.get("JobSubmitPlugins"):
         yield (
