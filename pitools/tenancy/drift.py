@@ -46,7 +46,7 @@ def find_drift(now: ClusterState, then: ClusterState, made_by: AccountingChanges
         if change.after is None:
             message = "missing"
         elif change.before is None:
-            values = difference_text(change.key[0], {}, change.after)
+            values = difference_text(change.key[0], None, change.after)
             message = "not in the policy" + (f": {values}" if values else "")
         else:
             message = difference_text(change.key[0], change.before, change.after)

@@ -13,7 +13,7 @@ def describe(change: Change) -> str:
     if change.after is None:
         return f"remove {name}"
     if change.before is None:
-        values = difference_text(change.key[0], {}, change.after)
+        values = difference_text(change.key[0], None, change.after)
         return f"add {name}" + (f": {values}" if values else "")
     return f"{name}: {difference_text(change.key[0], change.before, change.after)}"
 
@@ -28,12 +28,12 @@ def name_of(key: Key) -> str:
     return f"{kind} {name}"
 
 
-def difference_text(kind: str, before: Values, after: Values) -> str:
-    """Return what differs between an object's values, each key from → to."""
+def difference_text(kind: str, before: Values | None, after: Values) -> str:
+    """Return what differs between an object's values, each key from → to. before: None for the values of a new one."""
     parts = []
     for column in COLUMNS[kind]:
-        old = before.get(column.option, "") or column.unset
-        new = after.get(column.option, "") or column.unset
+        old = "" if before is None else before.get(column.option, "") or column.unset
+        new = after.get(column.option, "") or ("" if before is None else column.unset)
         if old != new:
             removed = f"{column.key} {old} removed"
             parts.append(f"{column.key} {f'{old} → ' if old else ''}{new}" if new else removed)
