@@ -73,7 +73,9 @@ def convert_tables(tables: dict[str, Any], kind: type[T], where: str, *, elsewhe
         named = _dotted(_with_key_names(tables, kind, path))
         prefix = f'key "{named}": ' if named else ""
         value = _ENUM.search(text)
-        hint = suggest(value.group(1), map(str, get_args(_kind_at(kind, path)))) if value else ""
+        options = get_args(_kind_at(kind, path))  # of `Literal[…]`, or of `int | Literal[…]`
+        choices = [choice for option in options for choice in get_args(option)] or options
+        hint = suggest(value.group(1), map(str, choices)) if value else ""
         raise ConfigError(prefix + _PATH.sub("", text), where=where, hint=hint, key=named) from error
     except RecursionError as error:
         raise ConfigError("tables nested too deeply", where=where) from error
