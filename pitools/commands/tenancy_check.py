@@ -36,6 +36,7 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
     from pitools.core.output import Output
     from pitools.tenancy.check import check_site
     from pitools.tenancy.desired import desired_state
+    from pitools.tenancy.refusals import require_possible
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
@@ -43,7 +44,9 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
     with Output(form, COLUMNS) as out:
         for name, each in accounting.items():
             try:
-                found = check_site(each, policies[name], desired_state(policies[name], each.state, str(policy)))
+                then = desired_state(policies[name], each.state, str(policy))
+                require_possible(each.state, then, f"{policy} at site {name}")
+                found = check_site(each, policies[name], then)
             except PitError as error:  # the other sites are judged
                 errors.append(at_site(error, name))
                 continue

@@ -13,6 +13,7 @@ from pitools.commands.options import LocalPath, rows_format_option, sites_option
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError
+    from pitools.tenancy.cluster_state import ClusterState
     from pitools.tenancy.policy import Policy
     from pitools.tenancy.read import SiteAccounting
 
@@ -54,6 +55,14 @@ def raise_last(errors: list[PitError]) -> None:
         click.echo(f"pit: {error}" + (f"; {error.hint}" if error.hint else ""), err=True)
     if errors:
         raise errors[-1]
+
+
+def print_users_without_team(site: str, now: ClusterState, then: ClusterState) -> None:
+    """Print on stderr which users would lose their last team."""
+    from pitools.tenancy.refusals import users_without_team
+
+    if users := users_without_team(now, then):
+        click.echo(f"pit: site {site}: in no team any more: {', '.join(users)}", err=True)
 
 
 def print_lock_outs(problems: Mapping[str, list[str]]) -> None:
@@ -103,6 +112,7 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
         require_possible(each.state, then[name], f"{policy} at site {name}")
     with Output(form, CHANGE_COLUMNS) as out:
         for name, each in accounting.items():
+            print_users_without_team(name, each.state, then[name])
             for row in plan_rows(name, each.state, then[name]):
                 out(row)
     print_lock_outs({name: lock_outs(each.state, then[name]) for name, each in accounting.items()})

@@ -9,7 +9,13 @@ import click
 
 from pitools.commands.completion import complete_files, complete_sites
 from pitools.commands.options import rows_format_option
-from pitools.commands.tenancy_plan import load_policies, policy_sites_option, raise_last, read_accounting
+from pitools.commands.tenancy_plan import (
+    load_policies,
+    policy_sites_option,
+    print_users_without_team,
+    raise_last,
+    read_accounting,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +69,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
             require_possible(each.state, then, f"{policy or undo} at site {name}")
             if not undo:
                 require_no_lock_out(name, each.state, then, lock_outs)
+            print_users_without_team(name, each.state, then)
         for i, name in enumerate(accounting):
             # Sites may share a database: what the first changed is read again.
             each = read_site(load_site(name)) if i else accounting[name]

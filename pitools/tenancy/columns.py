@@ -9,7 +9,7 @@ import re
 from typing import Literal, NamedTuple
 
 from pitools.core import units
-from pitools.core.errors import ConfigError, UsageError
+from pitools.core.errors import UsageError
 from pitools.slurm.fields import comma_list, none_to_empty, parse_mib, parse_tres
 
 Kind = Literal["tres", "count", "time", "list", "number", "text"]
@@ -17,11 +17,30 @@ TomlValue = int | float | str | list[str] | dict[str, int | str]
 
 _NO_NUMBER = "-1"  # sacctmgr's value that removes a limit
 _QUOTES = str.maketrans({'"': "`", "'": "`"})
+_MAX = 2**32 - 3  # the next two numbers mean "no limit" and "not set"
+# What sacctmgr keeps and prints as it is; it splits names at commas and brackets, and MySQL ignores a blank at the end.
+_NAME = re.compile(r"""(?!where$|set$|[+ -])[^,=|"'`\[\]\x00-\x1f\x7f-\U0010ffff]+(?<! )""")
+_LINE = re.compile(r"[^|\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]*")
+_FLAGS = {
+    flag.lower(): flag
+    for flag in (
+        "DenyOnLimit",
+        "EnforceUsageThreshold",
+        "NoDecay",
+        "NoReserve",
+        "OverPartQOS",
+        "PartitionMaxNodes",
+        "PartitionMinNodes",
+        "PartitionTimeLimit",
+        "RequiresReservation",
+        "UsageFactorSafe",
+    )
+}
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGTP]?")
 
 
 class Column(NamedTuple):
-    """A column. option: of sacctmgr. key: in a policy. unset: its canonical value if sacctmgr was never told one."""
+    """A column. option: of sacctmgr. key: in a policy. unset: what sacctmgr prints where the option was never set."""
 
     option: str
     key: str
@@ -96,9 +115,14 @@ COLUMNS = {"tier": QOS, "team": ACCOUNT, "member": ASSOCIATION, "user": USER, "l
 
 def canonical(column: Column, text: str) -> str:
     """Return the canonical text of a value as sacctmgr prints or reads it; "" if it is unset. Raises UsageError."""
-    # Slurm keeps each quote as a backquote.
-    text = text.strip().translate(_QUOTES) if column.kind == "text" else none_to_empty(text)
-    if column.kind == "tres":
+    text = text.strip() if column.kind == "text" else none_to_empty(text)
+    if column.kind == "text" and column.option != "AdminLevel":
+        text = text.translate(_QUOTES).encode().lower().decode()  # as Slurm keeps it: in lower case, of ASCII alone
+    if column.option == "PreemptMode":
+        text = ",".join(sorted(text.split(","))).replace("off", "cluster")
+    elif column.option == "Flags":
+        text = ",".join(sorted({_FLAGS.get(flag.lower(), flag) for flag in comma_list(text)}))
+    elif column.kind == "tres":
         amounts = {name: _amount(name, value) for name, value in sorted(parse_tres(text).items())}
         text = ",".join(f"{name}={value}" for name, value in amounts.items())
     elif column.kind == "time":
@@ -127,20 +151,33 @@ def to_toml(column: Column, text: str) -> TomlValue:
     return int(text) if column.kind == "count" or (column.key == "shares" and text.isdecimal()) else text
 
 
-def from_toml(column: Column, value: TomlValue, where: str) -> str:
-    """Return the canonical text of a policy's value. Raises ConfigError."""
-    if isinstance(value, dict):
-        text = ",".join(f"{name}={amount}" for name, amount in value.items())
-    else:
-        text = ",".join(value) if isinstance(value, list) else str(value)
-    try:
-        return canonical(column, text)
-    except (UsageError, ValueError) as error:
-        raise ConfigError(f'key "{column.key}": {error}', where=where) from error
+def from_toml(column: Column, value: TomlValue) -> str:
+    """Return the canonical text of a policy's value; "" for one that unsets it. Raises UsageError."""
+    if isinstance(value, dict | list):
+        names = [name.lstrip("+-") if column.option == "QOS" else name for name in value]
+        if wrong := [name for name in names if not is_name(name)]:
+            raise UsageError(f'"{wrong[0]}" is no name', hint="without commas, quotes, brackets, = and |")
+        texts = [f"{name}={amount}" for name, amount in value.items()] if isinstance(value, dict) else value
+        return canonical(column, ",".join(texts))
+    if isinstance(value, int | float) and value == -1:
+        return ""
+    if isinstance(value, int | float) and not 0 <= value <= _MAX:
+        raise UsageError(f"{value} is out of range (expected 0 to {_MAX}, or -1 for unset)")
+    return canonical(column, str(value))
+
+
+def is_name(text: str) -> bool:
+    """Return whether Slurm can keep a text as the name of an account, a QOS or a user; but for capitals."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_line(text: str) -> bool:
+    """Return whether sacctmgr prints a text, such as a description, so that it can be read: Latin-1 without `|`."""
+    return _LINE.fullmatch(text) is not None
 
 
 def setting(column: Column, before: str, after: str, name: str) -> str:
-    """Return the argument of sacctmgr that changes a value; what `before` had and `after` lacks is removed.
+    """Return the argument of sacctmgr that changes a value; a resource in `before` and not in `after` gets -1.
 
     name: of the object, which describes it if nothing else does.
     """

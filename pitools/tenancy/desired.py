@@ -6,83 +6,122 @@ from typing import Any
 
 import msgspec
 
+from pitools.core.errors import ConfigError, UsageError, suggest
 from pitools.slurm.fields import parse_tres
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, without_inherited_leads
-from pitools.tenancy.columns import COLUMNS, TomlValue, canonical, from_toml, to_toml
-from pitools.tenancy.policy import Policy
+from pitools.tenancy.columns import COLUMNS, Column, TomlValue, canonical, from_toml, to_toml
+from pitools.tenancy.policy import Member, Policy, Team, User, table_name
 
 _GPU = "gres/gpu"
 _MINUTES = "GrpTRESMins"
+_HOURS = Column("", "gpu_hours", "count")
 
 
 def desired_state(policy: Policy, now: ClusterState, where: str = "policy") -> ClusterState:
-    """Return what the cluster is to have. now: keeps what a policy with `manage = "listed"` does not name.
+    """Return what the cluster is to have. now: what stays where a policy with `manage = "listed"` names nothing.
 
-    Raises ConfigError for a value that is no limit of Slurm's.
+    Raises ConfigError for a value that Slurm cannot have, and for a user in no team or without a default team.
     """
-    objects: dict[Key, Values] = {}
-    first_team: dict[str, str] = {}
+    objects = _kept(policy, now)
+
+    def put(key: Key, table: msgspec.Struct) -> None:
+        before = now.objects.get(key, {}) if policy.manage == "listed" else {}
+        objects[key] = _values(key, table, before, where)
+
     for name, tier in policy.tiers.items():
-        objects["tier", name] = _values("tier", tier, f"{where}: tiers.{name}")
+        put(("tier", name), tier)
     for name, team in policy.teams.items():
-        place = f"{where}: teams.{name}"
-        objects["team", name] = _values("team", team, place)
-        for lead in team.leads:
-            objects["lead", name, lead] = {}
-        for user in dict.fromkeys((*team.users, *team.members)):
-            first_team.setdefault(user, name)
-            member = team.members.get(user)
-            if user in team.users:
-                objects["member", name, user, ""] = _values("member", member, place) if member else {}
-            for partition, row in (member.partitions if member else {}).items():
-                objects["member", name, user, partition] = _values("member", row, place)
-    for user, team_name in first_team.items():
-        table = policy.users.get(user)
-        values = _values("user", table, f"{where}: users.{user}") if table else {}
-        objects["user", user] = {"DefaultAccount": team_name, **values}
-    objects = _with_unlisted(policy, objects, now)
+        put(("team", name), team)
+        for key in [key for key in objects if key[1] == name and _is_left_out(key, team)]:
+            del objects[key]
+        objects |= {("lead", name, lead): {} for lead in team.leads or ()}
+        for user in dict.fromkeys((*(team.users or ()), *team.members)):
+            member = team.members.get(user, Member())
+            key = ("member", name, user, "")
+            if user in (team.users or ()) or key in objects:
+                put(key, member)
+            elif not member.partitions:
+                hint = suggest(user, team.users or ())
+                raise _error(f'no user of team "{name}"', key, where, hint)
+            for partition, row in member.partitions.items():
+                put((*key[:3], partition), row)
+    teams_of: dict[str, set[str]] = {user: set() for user in policy.users}
+    for kind, name, *rest in objects:
+        if kind == "member":
+            teams_of.setdefault(rest[0], set()).add(name)
+    for user, teams in teams_of.items():
+        if user in policy.users or teams & policy.teams.keys():
+            put(("user", user), policy.users.get(user, User()))
+        else:
+            objects["user", user] = dict(now.objects.get(("user", user), {}))
+        objects["user", user]["DefaultAccount"] = _default_team(user, teams, policy, now, where)
     return without_inherited_leads(ClusterState(cluster=now.cluster, objects=objects))
 
 
-def _with_unlisted(policy: Policy, objects: dict[Key, Values], now: ClusterState) -> dict[Key, Values]:
-    """Add what the policy leaves alone: the root account, tiers that other clusters of the database use.
+def _kept(policy: Policy, now: ClusterState) -> dict[Key, Values]:
+    """Return what the policy leaves alone: the root account, tiers that other clusters of the database use.
 
-    With `listed` also what it does not name, with members.
+    With `listed` all but users, whose default team depends on the rest.
     """
     used_elsewhere = frozenset[Key]().union(*now.others.values())
-    kept = {
+    is_root_kept = "root" not in policy.teams
+    return {
         key: values
         for key, values in now.objects.items()
-        if key[0] != "user" and key[1] not in (policy.tiers if key[0] == "tier" else policy.teams)
-        if policy.manage == "listed" or (key in used_elsewhere if key[0] == "tier" else key[1] == "root")
+        if key[0] != "user"
+        if policy.manage == "listed"
+        or (key in used_elsewhere if key[0] == "tier" else key[1] == "root" and is_root_kept)
     }
-    teams_of: dict[str, list[str]] = {}
-    for key in (*objects, *kept):
-        if key[0] == "member":
-            teams_of.setdefault(key[2], []).append(key[1])
-    users = {key: values for key, values in now.objects.items() if key[0] == "user" and key[1] in teams_of}
-    both = {**users, **objects, **kept}
-    for key, values in users.items():  # a default team outside the policy stays, unless the policy names another
-        table, default = policy.users.get(key[1]), values.get("DefaultAccount", "")
-        still_in = any(row[0] == "member" and row[1:3] == (default, key[1]) for row in kept)
-        if still_in and not (table and table.default_team):
-            both[key] = {**both[key], "DefaultAccount": default}
-        elif both[key].get("DefaultAccount") not in teams_of[key[1]]:
-            both[key] = {**both[key], "DefaultAccount": min(teams_of[key[1]])}
-    return both
 
 
-def _values(kind: str, table: msgspec.Struct, where: str) -> Values:
+def _is_left_out(key: Key, team: Team) -> bool:
+    """Return whether a team's table has a list of users or leads, without this one."""
+    if key[0] == "lead":
+        return team.leads is not None and key[2] not in team.leads
+    if key[0] == "member" and team.users is not None and key[2] not in team.users:
+        return not key[3] or key[2] not in team.members
+    return False
+
+
+def _default_team(user: str, teams: set[str], policy: Policy, now: ClusterState, where: str) -> str:
+    """Return the default team that the policy names, else that of now, else the user's only team in the policy."""
+    named = policy.users.get(user, User()).default_team
+    old = now.objects.get(("user", user), {}).get("DefaultAccount", "")
+    listed = [team for team in policy.teams if team in teams]
+    if not teams:
+        raise _error("in no team", ("user", user), where)
+    if named and named not in teams:
+        hint = f"one of: {', '.join(sorted(teams))}"
+        raise _error(f'default_team: no member of "{named}"', ("user", user), where, hint)
+    if not named and len(listed) > 1 and (old not in teams or policy.manage == "all"):
+        hint = f'[users.{user}] default_team = "{listed[0]}"'
+        raise _error(f"in several teams ({', '.join(listed)}), and none is the default", ("user", user), where, hint)
+    return named or (old if old in teams else [*listed, *sorted(teams)][0])
+
+
+def _error(problem: str, key: Key, where: str, hint: str = "") -> ConfigError:
+    table = table_name(key)
+    return ConfigError(f'key "{table}": {problem}', where=where, hint=hint, key=table)
+
+
+def _values(key: Key, table: msgspec.Struct, before: Values, where: str) -> Values:
+    """Return the values of an object: those that its table names, and of the others those of before."""
     raw: dict[str, TomlValue] = {
-        key: value for key, value in msgspec.structs.asdict(table).items() if value is not None
+        name: value for name, value in msgspec.structs.asdict(table).items() if value is not None
     }
-    hours = raw.pop("gpu_hours", None)
-    if isinstance(hours, int):
-        minutes = raw.get("grp_tres_mins", {})
-        raw["grp_tres_mins"] = {**(minutes if isinstance(minutes, dict) else {}), _GPU: hours * 60}
-    columns = {column.key: column for column in COLUMNS[kind]}
-    texts = {columns[key].option: from_toml(columns[key], raw[key], where) for key in raw if key in columns}
-    return {option: text for option, text in texts.items() if text}
+    values = dict(before)
+    for column in COLUMNS[key[0]]:
+        try:
+            if column.key in raw:
+                values[column.option] = from_toml(column, raw[column.key])
+            if column.option == _MINUTES and "gpu_hours" in raw:
+                hours = from_toml(_HOURS, raw["gpu_hours"])
+                minutes = {**parse_tres(values.get(_MINUTES, "")), _GPU: str(60 * int(hours or 0))}
+                kept = [f"{name}={amount}" for name, amount in minutes.items() if name != _GPU or hours]
+                values[_MINUTES] = canonical(column, ",".join(kept))
+        except (UsageError, ValueError) as error:
+            raise _error(f"{column.key}: {error}", key, where) from error
+    return {option: text for option, text in values.items() if text}
 
 
 def policy_tables(state: ClusterState) -> dict[str, Any]:

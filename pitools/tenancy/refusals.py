@@ -3,39 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from pitools.core.errors import ConfigError, suggest
-from pitools.slurm.fields import parse_tres
+from pitools.slurm.fields import comma_list, parse_tres
 from pitools.tenancy.changes import above, effective_tiers
 from pitools.tenancy.cluster_state import ClusterState, Key
-from pitools.tenancy.columns import COLUMNS
-from pitools.tenancy.words import name_of
+from pitools.tenancy.columns import COLUMNS, is_line, is_name
+from pitools.tenancy.policy import table_name
+
+_Problems = Iterator[tuple[Key, str, str]]  # object, problem, hint
+_LINKS = {"QOS": "tier", "DefaultQOS": "tier", "Preempt": "tier", "Parent": "team"}
 
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
-    """Raise ConfigError if Slurm would not let a state stand."""
-    for problem, hint in _problems(now, then):
-        raise ConfigError(problem, where=where, hint=hint)
+    """Raise ConfigError if Slurm would not let a state stand, or keep a name of it; what is there already, it does."""
+    found = chain(_wrong_names(now, then), _unknown_names(now, then), _cycles(now, then), _problems(now, then))
+    for key, problem, hint in found:  # the first ends it: the later ones rely on names without it
+        table = table_name(key)
+        raise ConfigError(f'key "{table}": {problem}', where=where, hint=hint, key=table)
 
 
-def _problems(now: ClusterState, then: ClusterState) -> Iterator[tuple[str, str]]:
+def _wrong_names(now: ClusterState, then: ClusterState) -> _Problems:
     has_capitals = any(key[0] == "user" and key[1] != key[1].lower() for key in now.objects)
+    for key in [key for key in then.objects if key not in now.objects]:
+        for i, name in enumerate(key[1:]):
+            if not is_name(name) and not (i == 2 and not name):  # a row for all partitions
+                yield key, f"{name!r} is no name that Slurm keeps", "without commas, quotes, brackets, =, | and signs"
+            if name != name.lower() and not (has_capitals and (key[0] == "user" or i == 1)):
+                yield key, f'"{name}" has capitals (expected "{name.lower()}")', "Slurm has lower case alone"
+
+
+def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
+    """Yield tiers and teams that are named and nowhere defined, leads who are no users, and new shares of zero."""
+    names = {kind: {key[1] for key in then.objects if key[0] == kind} for kind in ("tier", "team", "user")}
+    names["team"].add("root")
     for key, values in then.objects.items():
-        names = key[1:2] if has_capitals else key[1:3]
-        for name in names:
-            if name != name.lower():
-                yield f'{name_of(key)}: "{name}" has capitals (expected "{name.lower()}")', "Slurm has lower case alone"
+        for column in COLUMNS[key[0]]:
+            kind = _LINKS.get(column.option, "")
+            for name in comma_list(values.get(column.option, "")) if kind else ():
+                plain = name.lstrip("+-") if column.option == "QOS" else name
+                if plain not in names[kind]:
+                    yield key, f'{column.key}: no {kind} "{plain}"', suggest(plain, names[kind])
+            text = values.get(column.option, "")
+            if column.kind == "text" and not is_line(text) and text != now.objects.get(key, {}).get(column.option):
+                yield key, f"{column.key}: {text!r} is no line of Latin-1", "without | and control characters"
+        if values.get("Fairshare") == "0" and now.objects.get(key, {}).get("Fairshare") != "0":
+            problem = "shares: 0 lets no job of it start before the others (expected 1 or more)"
+            yield key, problem, '"parent" shares what the team above has'
+        if key[0] == "lead" and key not in now.objects and key[2] not in names["user"] and not now.others:
+            yield key, f'leads: "{key[2]}" is in no team', suggest(key[2], names["user"])
+
+
+def _cycles(now: ClusterState, then: ClusterState) -> _Problems:
+    """Yield the teams that a change of their parent puts below themselves."""
+    for key, values in then.objects.items():
+        path = [key[1]] if key[0] == "team" and values != now.objects.get(key) else ["root"]
+        while path[-1] != "root" and path[-1] not in path[:-1]:
+            path.append(then.objects.get(("team", path[-1]), {}).get("Parent", "root"))
+        if path[-1] in path[:-1] and path[-1] == key[1]:
+            yield key, f"parent: below itself: {' → '.join(path)}", ""
+
+
+def _problems(now: ClusterState, then: ClusterState) -> _Problems:
+    for key, values in then.objects.items():
         for column in COLUMNS[key[0]]:
             for resource in parse_tres(values.get(column.option, "")) if column.kind == "tres" else ():
                 if now.resources and resource not in now.resources:
-                    problem = f'{name_of(key)}: {column.key}: the cluster counts no "{resource}"'
-                    yield problem, f"{suggest(resource, now.resources)} add it to AccountingStorageTRES in slurm.conf"
+                    hint = f"{suggest(resource, now.resources)} add it to AccountingStorageTRES in slurm.conf"
+                    yield key, f'{column.key}: the cluster counts no "{resource}"', hint
         if key[0] in ("team", "member"):
             default, tiers = _default_tier(then, key), effective_tiers(then, key)
             if default and default not in tiers:
-                problem = f'{name_of(key)}: default_tier "{default}" is none of its tiers'
-                yield f"{problem} (expected one of {', '.join(sorted(tiers)) or 'none'})", "add it to tiers"
+                problem = f'default_tier "{default}" is none of its tiers'
+                yield key, f"{problem} (expected one of {', '.join(sorted(tiers)) or 'none'})", "add it to tiers"
     yield from _loops(then)
+
+
+def users_without_team(now: ClusterState, then: ClusterState) -> list[str]:
+    """Return the users who are in no team any more."""
+    return sorted(key[1] for key in now.objects if key[0] == "user" and key not in then.objects)
 
 
 def _default_tier(state: ClusterState, key: Key) -> str:
@@ -48,11 +95,13 @@ def _default_tier(state: ClusterState, key: Key) -> str:
     return default
 
 
-def _loops(state: ClusterState) -> Iterator[tuple[str, str]]:
+def _loops(state: ClusterState) -> _Problems:
     """Yield an error if tiers preempt each other."""
     left = {key[1]: set(v.get("Preempt", "").split(",")) for key, v in state.objects.items() if key[0] == "tier"}
     while ends := [name for name, preempted in left.items() if not preempted & left.keys()]:
         for name in ends:
             del left[name]
     if left:
-        yield f"tiers that preempt each other, or one that does: {', '.join(sorted(left))}", "preempts must have an end"
+        names = sorted(left)
+        problem = f"preempts: tiers that preempt each other, or one that does: {', '.join(names)}"
+        yield ("tier", names[0]), problem, "preempts must have an end"

@@ -23,7 +23,7 @@ from pitools.tenancy.apply import (
 )
 from pitools.tenancy.changes import Change, command, order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
-from pitools.tenancy.policy import Policy, User
+from pitools.tenancy.policy import Policy, Tier, User
 from pitools.tenancy.read import SiteAccounting, read_site
 from pitools.tenancy.words import describe, name_of
 
@@ -94,22 +94,28 @@ def _share(one: ClusterState, other: ClusterState) -> bool:
 
 
 def _disagreements(one: Policy, other: Policy) -> Iterator[str]:
+    """Yield the keys that both policies name differently; with `manage = "all"` a policy names every key."""
+    is_all = "all" in (one.manage, other.manage)
+
+    def differ(table: msgspec.Struct, second: msgspec.Struct, *keys: str) -> bool:
+        pairs = [(getattr(table, key), getattr(second, key)) for key in keys]
+        return any(a != b and (is_all or None not in (a, b)) for a, b in pairs)
+
     for tier in sorted({*one.tiers, *other.tiers}):
-        pair = one.tiers.get(tier), other.tiers.get(tier)
-        if pair[0] != pair[1] and (None not in pair or one.manage == other.manage == "all"):
+        table, second = one.tiers.get(tier), other.tiers.get(tier)
+        if differ(table, second, *Tier.__struct_fields__) if table and second else is_all:
             yield f"tiers.{tier}"
     for name in sorted({*one.teams} & {*other.teams}):
-        teams = one.teams[name], other.teams[name]
         for key in ("description", "organization", "leads"):
-            if getattr(teams[0], key) != getattr(teams[1], key):
+            if differ(one.teams[name], other.teams[name], key):
                 yield f"teams.{name}.{key}"
     for user in sorted({*one.users, *other.users} & _members(one) & _members(other)):
-        if one.users.get(user, User()).admin != other.users.get(user, User()).admin:
+        if differ(one.users.get(user, User()), other.users.get(user, User()), "admin"):
             yield f"users.{user}.admin"
 
 
 def _members(policy: Policy) -> set[str]:
-    return {user for team in policy.teams.values() for user in (*team.users, *team.members)}
+    return {user for team in policy.teams.values() for user in (*(team.users or ()), *team.members)}
 
 
 def require_no_lock_out(site: str, now: ClusterState, then: ClusterState, allowed: Sequence[str]) -> None:

@@ -14,8 +14,10 @@ import pytest
 CHANGE = """
 [sites.alpha.tiers.pitprobe]
 grace_time = "00:05:00"
+preempt_mode = "REQUEUE"
+flags = ["denyonlimit"]
 [sites.alpha.teams.pitprobe]
-description = "a probe"
+description = "A Probe"
 tiers = ["normal", "pitprobe"]
 default_tier = "pitprobe"
 users = ["pitprobe1", "pitprobe2"]

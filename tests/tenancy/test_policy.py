@@ -5,14 +5,18 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
 from pitools.core.errors import ConfigError
-from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.changes import Change
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import policy_text
+from pitools.tenancy.refusals import require_possible, users_without_team
+from pitools.tenancy.words import describe
 from tests.tenancy.states import states
 
 EMPTY = ClusterState(cluster="alpha", objects={})
@@ -66,31 +70,137 @@ def test_sites_differ_where_they_say() -> None:
     assert beta["team", "vision"] == {**alpha["team", "vision"], "Fairshare": "7"}
 
 
+@given(states(), states())
+@settings(max_examples=30, deadline=None)
+def test_listed_policy_leaves_alone_what_it_does_not_name(now: ClusterState, other: ClusterState) -> None:
+    """One key of each team changes that key alone; a new team takes no default team and no right from its users."""
+    users = sorted({key[2] for key in (*now.objects, *other.objects) if key[0] == "member"})
+    teams = {key[1]: {"grp_jobs": 7} for key in now.objects if key[0] == "team"}
+    policy = policy_of({"teams": {**teams, "new": {"users": users}}}, "", "p")
+    expected = {key: {**v, "GrpJobs": "7"} if key[0] == "team" else v for key, v in now.objects.items()}
+    expected["team", "new"] = {}
+    for user in users:
+        expected["member", "new", user, ""] = {}
+        expected.setdefault(("user", user), {"DefaultAccount": "new"})
+    assert desired_state(policy, now).objects == expected
+
+
+NOW = ClusterState(
+    cluster="alpha",
+    objects={
+        ("tier", "normal"): {},
+        ("tier", "urgent"): {"Preempt": "normal", "PreemptMode": "requeue", "Flags": "DenyOnLimit,NoDecay"},
+        ("team", "root"): {"QOS": "normal"},
+        ("team", "lab"): {"Description": "a lab", "GrpTRESMins": "cpu=5,gres/gpu=60", "MaxWall": "01:00:00"},
+        ("team", "sub"): {"Parent": "lab", "GrpJobs": "4", "QOS": "normal,urgent", "DefaultQOS": "urgent"},
+        ("lead", "lab", "ann"): {},
+        ("member", "lab", "ann", ""): {},
+        ("member", "lab", "bob", ""): {},
+        ("member", "lab", "bob", "gpu"): {},
+        ("user", "ann"): {"DefaultAccount": "lab", "AdminLevel": "Administrator"},
+        ("user", "bob"): {"DefaultAccount": "lab"},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("teams.lab.users = ['ann']", {("member", "lab", "bob", ""): None, ("member", "lab", "bob", "gpu"): None}),
+        ("teams.lab.leads = []", {("lead", "lab", "ann"): None}),
+        ("teams.lab.gpu_hours = 2", {("team", "lab"): {"GrpTRESMins": "cpu=5,gres/gpu=120"}}),
+        ("teams.lab.gpu_hours = -1", {("team", "lab"): {"GrpTRESMins": "cpu=5"}}),
+        ("teams.lab.grp_tres_mins = {}", {("team", "lab"): {"GrpTRESMins": ""}}),
+        ("teams.lab = { max_wall = '', shares = 3 }", {("team", "lab"): {"MaxWall": "", "Fairshare": "3"}}),
+        ("teams.sub = { grp_jobs = -1, tiers = [], default_tier = '' }", {("team", "sub"): {"Parent": "lab"}}),
+        ("tiers.urgent = { preempt_mode = 'REQUEUE', flags = ['nodecay', 'DENYONLIMIT'] }", {}),
+        ("tiers.urgent.preempt_mode = 'OFF'", {("tier", "urgent"): {"PreemptMode": ""}}),
+        ("teams.lab.description = 'A Lab'", {}),
+        ("users.ann.admin = 'None'", {("user", "ann"): {"AdminLevel": ""}}),
+    ],
+)
+def test_listed_table_changes_the_keys_that_it_names(text: str, expected: dict[Key, Values | None]) -> None:
+    """A list is wholly what is written; -1, "", [] and {} unset; capitals that Slurm does not keep are no change."""
+    then = desired_state(policy_of(tomllib.loads(text), "", "p"), NOW).objects
+    for key, values in expected.items():
+        assert (values is None) == (key not in then)
+        assert {option: then[key].get(option, "") for option in values or {}} == (values or {})
+    users = {("user", "bob")} if ("member", "lab", "bob", "") in expected else set[Key]()
+    assert {key for key in NOW.objects if then.get(key) != NOW.objects[key]} == {*expected} | users
+    assert users_without_team(NOW, ClusterState(cluster="alpha", objects=then)) == [user[1] for user in users]
+
+
+@pytest.mark.parametrize("manage", ["all", "listed"])
 @pytest.mark.parametrize(
     ("path", "value", "key"),
     [
         (("teams", "vision", "max_job"), 1, "teams.vision.max_job"),
         (("teams", "vision", "shares"), 0, "teams.vision"),
+        (("teams", "vision", "shares"), -4, "teams.vision"),
+        (("teams", "vision", "max_jobs"), -3, "teams.vision"),
+        (("teams", "vision", "gpu_hours"), -3, "teams.vision"),
+        (("tiers", "urgent", "usage_factor"), float("nan"), "tiers.urgent"),
+        (("teams", "vision", "tiers"), ["urgnt"], "teams.vision"),
         (("teams", "vision", "default_tier"), "urgnt", "teams.vision"),
-        (("teams", "vision", "parent"), "nowhere", "teams.vision.parent"),
+        (("teams", "vision", "parent"), "nowhere", "teams.vision"),
+        (("teams", "vision", "parent"), "vision", "teams.vision"),
+        (("teams", "vision", "parent"), "sub", "teams.vision"),
+        (("teams", "vision", "leads"), ["zoe"], "teams.vision"),
+        (("teams", "vision", "users"), ["ann", "dan,eve"], "teams.vision.members.dan,eve"),
+        (("teams", "vision", "users"), ["ann", " -x"], "teams.vision.members. -x"),
+        (("teams", "vision", "users"), ["ann", ""], "teams.vision.members."),
+        (("teams", "account=b"), {}, "teams.account=b"),
+        (("teams", "where"), {}, "teams.where"),
+        (("teams", "a "), {}, "teams.a "),
+        (("teams", "日本"), {}, "teams.日本"),
+        (("teams", "vision", "description"), "日本", "teams.vision"),
+        (("teams", "Speech"), {}, "teams.Speech"),
+        (("tiers", "Long"), {}, "tiers.Long"),
+        (("teams", "vision", "description"), "a|b", "teams.vision"),
+        (("teams", "vision", "grp_tres"), {"cpu=1,gres/gpu": 3}, "teams.vision"),
         (("users",), {"zoe": {}}, "users.zoe"),
         (("users",), {"ann": {"default_team": "speech"}}, "users.ann"),
         (("teams", "speech"), {"users": ["ann"]}, "users.ann"),
-        (("teams", "vision", "members", "bob"), {}, "teams.vision"),
-        (("tiers", "urgent", "preempts"), ["norml"], "tiers.urgent.preempts"),
+        (("teams", "vision", "members", "bob"), {}, "teams.vision.members.bob"),
+        (("tiers", "urgent", "preempts"), ["norml"], "tiers.urgent"),
         (("sites", "gamma"), {"without": ["teams.vision.grp_wall"]}, ""),
-        (("teams", "vision", "parent"), "vision", ""),
-        (("teams", "vision", "max_wall"), "soon", ""),
-        (("teams", "vision", "grp_tres"), {"cpu": "many"}, ""),
+        (("sites", "gamma"), 3, ""),
+        (("sites",), 3, "sites"),
+        (("sites",), ["gamma"], "sites"),
+        (("tiers",), 3, "tiers"),
+        (("teams", "vision", "max_wall"), "soon", "teams.vision"),
+        (("teams", "vision", "grp_tres"), {"cpu": "many"}, "teams.vision"),
     ],
 )
-def test_wrong_policy_is_refused(path: tuple[str, ...], value: object, key: str) -> None:
-    """An unknown key or name, a share of zero, a user in no team or without a default: with the key."""
-    tables = {**_tables(), "manage": "all"}
+def test_wrong_policy_is_refused(path: tuple[str, ...], value: object, key: str, manage: str) -> None:
+    """With the key: names that nothing defines or Slurm cannot have, values out of range, a user without a default."""
+    tables = {**_tables(), "manage": manage}
     table = tables
     for name in path[:-1]:
         table = table[name]
     table[path[-1]] = value
+    now = ClusterState(cluster="alpha", objects={("team", "sub"): {"Parent": "vision"}})
+
+    def plan() -> None:
+        policy = policy_of(tables, "gamma" if path[0] == "sites" else "", "p")
+        require_possible(now, desired_state(policy, now), "p")
+
     with pytest.raises(ConfigError) as caught:
-        desired_state(policy_of(tables, "gamma" if "gamma" in tables["sites"] else "", "p"), EMPTY)
+        plan()
     assert caught.value.key == key
+
+
+def test_site_may_have_what_a_policy_may_not_add() -> None:
+    """Odd names and shares of zero of a site: their import asks for no change."""
+    objects: dict[Key, Values] = {("team", "pa`b"): {"Fairshare": "0"}, ("team", "a=b"): {"Description": "日本"}}
+    now = ClusterState(cluster="alpha", objects=objects)
+    then = desired_state(policy_of(policy_tables(now), "", "p"), now)
+    require_possible(now, then, "p")
+    assert then.objects == objects
+
+
+def test_words_of_a_new_object_are_its_values() -> None:
+    """A new team has no values before; a changed one has Slurm's."""
+    change = Change(key=("team", "lab"), before=None, after={"Fairshare": "7"})
+    assert describe(change) == "add team lab: shares 7"
+    assert describe(msgspec.structs.replace(change, before={})) == "team lab: shares 1 → 7"

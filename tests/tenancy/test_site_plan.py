@@ -58,6 +58,7 @@ def _accounting(cluster: str, other: str) -> SiteAccounting:
     ("tables", "key"),
     [
         ({"tiers": {"low": {"priority": 6}}}, "tiers.low"),
+        ({"tiers": {"low": {"grace_time": "2"}}}, ""),
         ({"teams": {"lab": {"leads": ["bob"]}}}, "teams.lab.leads"),
         ({"users": {"ann": {"admin": "Operator"}}}, "users.ann.admin"),
         ({"teams": {"lab": {"shares": 6}}}, ""),
@@ -65,7 +66,8 @@ def _accounting(cluster: str, other: str) -> SiteAccounting:
 )
 def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> None:
     """On QOS, coordinators and administrators, which a database has once; not on shares."""
-    common: dict[str, Any] = {"tiers": {"low": {"priority": 5}}, "teams": {"lab": {"users": ["ann"]}}}
+    common: dict[str, Any] = {"tiers": {"low": {"priority": 5}}, "teams": {"lab": {"users": ["ann"], "leads": []}}}
+    common["users"] = {"ann": {"admin": "None"}}
     policy = {**common, "sites": {"a": {}, "b": tables}}
     policies = {site: policy_of(policy, site, "p") for site in ("a", "b")}
     require_agreement(policies, {"a": _accounting("a", ""), "b": _accounting("b", "")}, "p")
@@ -81,8 +83,6 @@ def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> N
 @pytest.mark.parametrize(
     ("key", "values"),
     [
-        (("team", "Lab"), {}),
-        (("member", "lab", "Bob", ""), {}),
         (("team", "lab"), {"GrpTRES": "gres/tpu=4"}),
         (("team", "lab"), {"DefaultQOS": "urgent", "QOS": "normal"}),
         (("member", "lab", "ann", ""), {"QOS": "urgent"}),
@@ -91,7 +91,7 @@ def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> N
     ],
 )
 def test_what_slurm_refuses_is_refused_first(key: Key, values: Values) -> None:
-    """Capitals, a resource that the cluster does not count, a lost default QOS, tiers that preempt each other."""
+    """A resource that the cluster does not count, a lost default QOS, tiers that preempt each other."""
     objects: dict[Key, Values] = {
         ("tier", "normal"): {},
         ("tier", "urgent"): {"Preempt": "normal"},
