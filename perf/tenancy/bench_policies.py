@@ -5,15 +5,24 @@ perf/run tenancy_policies [--quick] [--seed N]     needs root, eval "$(scripts/d
 From each policy to the next by the calls of `run`. Then the ratio is the share of policies for which a check finds
 nothing, of which an import asks for no change, and (of every tenth) after whose
 undo sacctmgr prints what it did before. The cluster keeps the last policy.
+
+slurmdbd 22.05 puts a QOS 0 into a list of preempted QOS that was emptied, and calls each chain through that list a loop
+until it starts anew: then the bench starts it anew, as the error tells its user, runs the policy again, and counts it
+as one that needed this.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -68,6 +77,30 @@ def make(accounting: SiteAccounting, then: ClusterState, journal: Path) -> str:
     ):
         run = entry.run
     return run
+
+
+def restart_slurmdbd() -> None:
+    """End slurmdbd, and let devcluster start it."""
+    root = Path(SITE.slurm.conf).parent.parent
+    identity = json.loads((root / "processes" / "slurmdbd.json").read_text())
+    os.kill(identity["pid"], signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(100):
+            os.kill(identity["pid"], 0)
+            time.sleep(0.1)
+    subprocess.run(["scripts/devcluster", "up", "--root", root], capture_output=True, check=True)
+
+
+def try_until_loaded(then: ClusterState, journal: Path, *, is_undone: bool) -> dict[str, bool]:
+    """Do as `try_policy`, once more with a new slurmdbd where the old one sees a loop that is none."""
+    without = "no new slurmdbd needed"
+    try:
+        return {without: True, **try_policy(then, journal, is_undone=is_undone)}
+    except PitError as error:
+        if "Preemption loop" not in str(error):
+            raise
+    restart_slurmdbd()
+    return {without: False, **try_policy(then, journal, is_undone=False)}
 
 
 def with_root(state: ClusterState) -> ClusterState:
@@ -128,7 +161,7 @@ def main() -> int:
             number = len(held["plan, run, check: clean"])
             then = with_root(state)
             try:
-                promises = try_policy(then, Path(folder, "journal.jsonl"), is_undone=number % UNDO_EVERY == 9)
+                promises = try_until_loaded(then, Path(folder, "journal.jsonl"), is_undone=number % UNDO_EVERY == 9)
             except PitError as error:
                 promises = {"plan, run, check: clean": False}
                 print(f"policy {number}: {error}", file=sys.stderr, flush=True)
