@@ -80,15 +80,30 @@ def make(accounting: SiteAccounting, then: ClusterState, journal: Path) -> str:
 
 
 def restart_slurmdbd() -> None:
-    """End slurmdbd, and let devcluster start it."""
-    root = Path(SITE.slurm.conf).parent.parent
-    identity = json.loads((root / "processes" / "slurmdbd.json").read_text())
+    """End slurmdbd and start it again, as a process of devcluster; devcluster itself would make its own tiers again."""
+    record = Path(SITE.slurm.conf).parent.parent / "processes" / "slurmdbd.json"
+    identity = json.loads(record.read_text())
+    proc = Path("/proc", str(identity["pid"]))
+    argv = proc.joinpath("cmdline").read_bytes().decode().split("\0")[:-1]
+    env = dict(line.split("=", 1) for line in proc.joinpath("environ").read_text().split("\0") if line)
     os.kill(identity["pid"], signal.SIGTERM)
-    with contextlib.suppress(ProcessLookupError):
-        for _ in range(100):
-            os.kill(identity["pid"], 0)
-            time.sleep(0.1)
-    subprocess.run(["scripts/devcluster", "up", "--root", root], capture_output=True, check=True)
+    while proc.exists():
+        with contextlib.suppress(ChildProcessError):  # one that was started here
+            os.waitpid(identity["pid"], os.WNOHANG)
+        time.sleep(0.1)
+    log = subprocess.DEVNULL
+    started = subprocess.Popen(argv, env=env, stdin=log, stdout=log, stderr=log, start_new_session=True)
+    ticks = int(Path("/proc", str(started.pid), "stat").read_text().rpartition(")")[2].split()[19])
+    record.write_text(json.dumps({**identity, "pid": started.pid, "start": ticks}))
+    for _ in range(100):
+        if not subprocess.run(
+            ["sacctmgr", "-n", "show", "cluster"],
+            env={"SLURM_CONF": SITE.slurm.conf, "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+        ).returncode:
+            return
+        time.sleep(0.3)
+    raise ClusterError("slurmdbd: does not answer after its start", where=str(record))
 
 
 def try_until_loaded(then: ClusterState, journal: Path, *, is_undone: bool) -> dict[str, bool]:
