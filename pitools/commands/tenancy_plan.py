@@ -95,14 +95,13 @@ def import_command(sites: tuple[str, ...]) -> None:
 def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
     """Show what `run` would change to make accounting what POLICY says; nothing is changed.
 
-    Each record is one call of sacctmgr, in the order of the calls: `pit tenancy run -` accepts them.
+    Each record is one call of sacctmgr, in the order of the calls.
     Exit 75: a site did not answer; the others are shown.
     """
     from pitools.core.output import Output
-    from pitools.tenancy.apply import lock_outs
     from pitools.tenancy.desired import desired_state
     from pitools.tenancy.refusals import require_possible
-    from pitools.tenancy.site_plan import plan_rows, require_agreement
+    from pitools.tenancy.site_plan import find_lock_outs, plan_rows, require_agreement
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
@@ -115,5 +114,5 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
             print_users_without_team(name, each.state, then[name])
             for row in plan_rows(name, each.state, then[name]):
                 out(row)
-    print_lock_outs({name: lock_outs(each.state, then[name]) for name, each in accounting.items()})
+    print_lock_outs({name: find_lock_outs(each, then[name]) for name, each in accounting.items()})
     raise_last(errors)

@@ -38,15 +38,15 @@ DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
     metavar="SITE",
     multiple=True,
     shell_complete=complete_sites,
-    help="Even if users or all administrators of this site are locked out.",
+    help="Even if users, all administrators or partitions of this site are locked out.",
 )
 @rows_format_option
 def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ...], form: str) -> None:
-    """Make accounting what POLICY (TOML, or - for the records of a plan on stdin) says; a record for each change.
+    """Make accounting what POLICY (TOML) says; a record for each change.
 
     Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
-    Needs an administrator of Slurm's accounting.
-    Exit 3: users would be locked out, and nothing was changed; 75: a site did not answer, or another run is at work.
+    Needs an administrator of Slurm's accounting. It ends where somebody else changes what it is about to change.
+    Exit 3: users would be locked out, and nothing was changed; 75: a site did not answer, or your other run is at work.
     """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
@@ -59,16 +59,15 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     if bool(policy) == bool(undo):
         raise UsageError("no policy" if not undo else "a policy and --undo", hint="pit tenancy run POLICY | --undo RUN")
     with Output(form, DONE_COLUMNS) as out, lock_journal():
-        policies = load_policies(Path(policy), sites) if policy not in ("", "-") else {}
-        wanted = _policy_states(policies, policy) or (_plan_states() if policy else _undone_states(undo))
+        policies = load_policies(Path(policy), sites) if policy else {}
+        wanted = _policy_states(policies, policy) if policy else _undone_states(undo)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)
         require_agreement(policies, accounting, policy)
         for name, each in accounting.items():
             then = wanted[name](each.state)
             require_possible(each.state, then, f"{policy or undo} at site {name}")
-            if not undo:
-                require_no_lock_out(name, each.state, then, lock_outs)
+            require_no_lock_out(each, then, lock_outs)
             print_users_without_team(name, each.state, then)
         for i, name in enumerate(accounting):
             # Sites may share a database: what the first changed is read again.
@@ -83,28 +82,6 @@ def _policy_states(policies: dict[str, Policy], where: str) -> dict[str, Desired
     from pitools.tenancy.desired import desired_state
 
     return {name: partial(desired_state, policy, where=where) for name, policy in policies.items()}
-
-
-def _plan_states() -> dict[str, DesiredState]:
-    """Return the states to which the records of a plan on stdin lead. Raises UsageError."""
-    import sys
-    from functools import partial
-
-    import msgspec
-
-    from pitools.core.errors import UsageError
-    from pitools.core.record import decode_json
-    from pitools.tenancy.site_plan import ChangeRow, planned_state
-
-    rows: dict[str, list[ChangeRow]] = {}
-    for number, line in enumerate(sys.stdin, 1):
-        try:
-            row = decode_json(line, ChangeRow)
-        except msgspec.DecodeError as error:
-            hint = "pit tenancy plan POLICY --format jsonl | pit tenancy run -"
-            raise UsageError(f"no record of a plan: {error}", where=f"stdin:{number}", hint=hint) from error
-        rows.setdefault(row.site, []).append(row)
-    return {site: partial(planned_state, site, rows=planned) for site, planned in rows.items()}
 
 
 def _undone_states(run: str) -> dict[str, DesiredState]:

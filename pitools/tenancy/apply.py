@@ -1,6 +1,10 @@
-"""Carry out changes, each noted in a journal before its call; find what an undo restores, and what locks users out.
+"""Carry out changes, each noted in a journal before its call; find what an undo restores.
 
 A run that ends in the middle needs no repair: the next one reads what accounting has, and finishes from there.
+
+Slurm has no lock of its accounting. Lock and journal are of one user's home: runs of two users do not exclude each
+other, nor does anything exclude sacctmgr. So each object is read again before the call that changes it, and a run ends
+where somebody else changed one; what is changed between reading and call, a fraction of a second, is overwritten.
 """
 
 from __future__ import annotations
@@ -14,23 +18,17 @@ from typing import Literal
 import msgspec
 
 from pitools.core import timestamps
-from pitools.core.errors import ClusterError, UsageError
+from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.journal import append_record, read_journal
 from pitools.core.locks import lock
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
-from pitools.tenancy.changes import command, effective_tiers, order_changes
-from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.changes import ObjectChange, command, order_changes
+from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.words import difference_text, name_of
 
 Call = Callable[[Sequence[str]], None]
-
-
-class ObjectChange(Record, frozen=True, kw_only=True, tag="pit.tenancy-object/1"):
-    """What an object had and gets. None: no object."""
-
-    key: Key
-    before: Values | None
-    after: Values | None
+ReadAgain = Callable[[str], ClusterState]
 
 
 class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1"):
@@ -60,16 +58,17 @@ def journal_path() -> Path:
 
 
 def lock_journal() -> AbstractContextManager[None]:
-    """Hold the lock of all runs: sites may share a database. Raises TryLater while another process holds it."""
+    """Hold the lock of this user's runs: sites may share a database. Raises TryLater while another process holds it."""
     return lock(tenancy_dir() / "lock", "the accounting of all sites", is_own=True)
 
 
 def apply_changes(
-    now: ClusterState, then: ClusterState, call: Call, *, site: str, user: str, journal: Path
+    now: ClusterState, then: ClusterState, call: Call, read_again: ReadAgain, *, site: str, user: str, journal: Path
 ) -> Iterator[JournalEntry]:
     """Make one state the other, one call of sacctmgr after another; yield each when it is made.
 
-    call: runs an argv, and raises PitError if it failed: then the rest is left for the next run.
+    call: runs an argv, and raises PitError if it failed: then the rest is left for the next run. read_again: returns
+    what accounting has of a kind of object. Raises ClusterError if somebody else changed one meanwhile.
     """
     changes = order_changes(now, then)
     if not changes:
@@ -86,11 +85,24 @@ def apply_changes(
 
     note("start", [], differences(now, then))
     for change in changes:
-        argv = command(change, now.cluster)
-        entry = note("call", argv, [ObjectChange(key=change.key, before=change.before, after=change.after)])
+        _require_unchanged(change, read_again(change.key[0]))
+        argv = command(change, now)
+        entry = note("call", argv, [change])
         call(argv)
         yield entry
     note("end", [], [])
+
+
+def _require_unchanged(change: ObjectChange, found: ClusterState) -> None:
+    values = found.objects.get(change.key)
+    if values in (change.before, change.after):
+        return
+    if values is None or change.before is None:
+        problem = "removed" if values is None else "made"
+    else:
+        problem = difference_text(change.key[0], change.before, values)
+    hint = "what this run did until then stands; pit tenancy plan shows what differs"
+    raise ClusterError(f"{name_of(change.key)}: somebody else changed it during this run: {problem}", hint=hint)
 
 
 def differences(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
@@ -113,52 +125,29 @@ def site_of_run(journal: Path, run: str) -> str:
 def undone_state(now: ClusterState, journal: Path, run: str) -> ClusterState:
     """Return the state with each object that a run changed as it was before.
 
-    Raises ClusterError if an object was changed by somebody else since.
+    Raises ClusterError if an object was changed by somebody else since, or the run changed another cluster.
     """
     entries = [entry for entry in read_journal(journal, JournalEntry) if entry.run == run]
+    start = next((entry for entry in entries if entry.kind == "start"), None)
+    if not start:
+        problem = f"lacks the start of run {run}, and so what was before it"
+        raise DataError(problem, where=str(journal), hint="change the policy instead: pit tenancy run POLICY")
+    if start.cluster != now.cluster:
+        problem = f'run {run} changed the cluster "{start.cluster}" (the site\'s is "{now.cluster}" now)'
+        raise ClusterError(
+            problem, where=f"site {start.site}", hint="change the policy instead: pit tenancy run POLICY"
+        )
     on_the_way = [change for entry in entries for change in entry.objects]
     objects = dict(now.objects)
-    for change in next(entry for entry in entries if entry.kind == "start").objects:
+    for change in start.objects:
         values = now.objects.get(change.key)
         if values not in [
             own for other in on_the_way if other.key == change.key for own in (other.before, other.after)
         ]:
-            problem = f"{' '.join(filter(None, change.key))} was changed after run {run}"
+            problem = f"{name_of(change.key)} was changed after run {run}"
             raise ClusterError(problem, where=str(journal), hint="undo the later run first, or change the policy")
         if change.before is None:
             objects.pop(change.key, None)
         else:
             objects[change.key] = change.before
     return msgspec.structs.replace(now, objects=objects)
-
-
-def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
-    """Return how a desired state would lock users or administrators out, as sentences."""
-    problems = []
-    rows = {name: _rows(state) for name, state in (("now", now), ("then", then))}
-    if rows["now"] and not rows["then"]:
-        problems.append("nobody but the root account could submit: no user is left in any team")
-    if _administrators(now) and not _administrators(then):
-        problems.append(f"no administrator is left (now: {', '.join(_administrators(now))})")
-    problems += [
-        f'user "{key[2]}" could submit nothing in team "{key[1]}": no tier is left'
-        for key in rows["then"]
-        if effective_tiers(now, key) and not effective_tiers(then, key)
-    ]
-    users = {key[2] for key in rows["now"]}
-    gone = users - {key[2] for key in rows["then"]}
-    if rows["then"] and 2 * len(gone) > len(users):
-        problems.append(
-            f"{len(gone)} of {len(users)} users would be in no team any more: {', '.join(sorted(gone)[:5])}"
-        )
-    return problems
-
-
-def _rows(state: ClusterState) -> list[Key]:
-    """Return the associations of users but those of the root account, which every accounting has."""
-    return [key for key in sorted(state.objects) if key[0] == "member" and key[1] != "root"]
-
-
-def _administrators(state: ClusterState) -> list[str]:
-    users = sorted(key[1] for key in state.objects if key[0] == "user")
-    return [user for user in users if state.objects["user", user].get("AdminLevel") == "Administrator"]

@@ -12,7 +12,7 @@ from datetime import UTC
 import msgspec
 
 from pitools.slurm.parse_transactions import Transaction, parse_transactions, transactions
-from pitools.tenancy.apply import ObjectChange
+from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import Key
 from pitools.tenancy.columns import COLUMNS
 

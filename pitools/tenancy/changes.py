@@ -8,11 +8,13 @@ then the defaults and parents change, then the list gets its final value. The or
     2 widen      lists of QOS of existing associations, where 3 and 4 need it
     3 defaults   new default QOS
     4 place      accounts, parents first: new, moved, inheriting again; then all other values; then users
-    5 users      default accounts, administrators, coordinators
+    5 users      default accounts, new rights of administrators and operators, coordinators
     6 remove     users' associations, then accounts, children first
     7 narrow     lists of QOS to their final values
     8 forget     QOS that nothing names any more
+    9 revoke     rights of administrators and operators; those of the user who makes the changes last
 
+So there is an administrator at each point, and who makes the changes may make all of them.
 An account's list that becomes a change to the inherited one (`+urgent`) is the exception: for a moment it is not set,
 and Slurm refuses that where an association below has one of the added QOS as its default.
 """
@@ -21,29 +23,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
+from pitools.core.record import Record
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, teams_top_down
 from pitools.tenancy.columns import COLUMNS, setting
 
 _TIERS, _DEFAULT, _PARENT, _PREEMPT = "QOS", "DefaultQOS", "Parent", "Preempt"
-_ACCOUNT = "DefaultAccount"
+_ACCOUNT, _LEVEL = "DefaultAccount", "AdminLevel"
 _OF_RECORD = ("Description", "Organization")
+_LEVELS = ("", "Operator", "Administrator")
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of sacctmgr. before: None makes the object, after: None removes it.
-
-    is_elsewhere: other clusters have the account too, which is not removed there.
-    """
+class ObjectChange(Record, frozen=True, kw_only=True, tag="pit.tenancy-object/1"):
+    """What an object has and gets. before: None makes it, after: None removes it."""
 
     key: Key
     before: Values | None
     after: Values | None
-    is_elsewhere: bool = False
 
 
-def order_changes(now: ClusterState, then: ClusterState) -> list[Change]:
+def order_changes(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
     """Return the changes that make one state the other, in an order in which Slurm accepts each."""
     walk = _Walk(now, then)
     changes = [change for stage in walk.stages() for change in stage]
@@ -60,7 +58,7 @@ class _Walk:
         self.teams = teams_top_down(then)
         self.old_teams = teams_top_down(now)
 
-    def stages(self) -> Iterator[Iterator[Change]]:
+    def stages(self) -> Iterator[Iterator[ObjectChange]]:
         """Yield the stages in order; each is consumed before the next is made."""
         yield self.tiers()
         yield self.widen()
@@ -70,9 +68,10 @@ class _Walk:
         yield self.remove()
         yield self.narrow()
         yield self.forget()
+        yield self.revoke()
 
-    def put(self, key: Key, after: Values | None) -> Iterator[Change]:
-        """Yield the change of an object to these values, if it is one."""
+    def put(self, key: Key, after: Values | None) -> Iterator[ObjectChange]:
+        """Yield the change of an object to these values, unless it has them."""
         before = self.objects.get(key)
         if before == after:
             return
@@ -80,15 +79,14 @@ class _Walk:
             del self.objects[key]
         else:
             self.objects[key] = dict(after)
-        is_elsewhere = any(key in used for used in self.now.others.values())
-        yield Change(key=key, before=before, after=after, is_elsewhere=is_elsewhere)
+        yield ObjectChange(key=key, before=before, after=after)
 
-    def update(self, key: Key, **values: str) -> Iterator[Change]:
+    def update(self, key: Key, **values: str) -> Iterator[ObjectChange]:
         """Yield the change of some values of an object; "" unsets one."""
         both = {**self.objects[key], **values}
         yield from self.put(key, {option: text for option, text in both.items() if text})
 
-    def tiers(self) -> Iterator[Change]:
+    def tiers(self) -> Iterator[ObjectChange]:
         """Make new QOS, and let others preempt no more than before and after: no loop; then set all values."""
         wanted = {key: values for key, values in self.then.objects.items() if key[0] == "tier"}
         for key, values in wanted.items():
@@ -108,7 +106,7 @@ class _Walk:
                 members.setdefault(key[1], []).append(key)
         return [key for team in teams for key in (("team", team), *members.get(team, []))]
 
-    def widen(self) -> Iterator[Change]:
+    def widen(self) -> Iterator[ObjectChange]:
         """Let existing associations use what they had, what they will have, and each default on the way."""
         if not self.has_new_inheritance():
             return
@@ -143,13 +141,13 @@ class _Walk:
                     keys.append(parent)
         return names & {name for kind, name, *_ in self.objects if kind == "tier"}
 
-    def defaults(self) -> Iterator[Change]:
+    def defaults(self) -> Iterator[ObjectChange]:
         """Set the new default QOS of existing associations."""
         for key in reversed(self.rows(self.now, self.old_teams)):
             if new := self.then.objects.get(key, {}).get(_DEFAULT, ""):
                 yield from self.update(key, DefaultQOS=new)
 
-    def place(self) -> Iterator[Change]:
+    def place(self) -> Iterator[ObjectChange]:
         """Make and move accounts, parents first, then users' associations; with all values but the lists of QOS."""
         for key in self.rows(self.then, self.teams):
             values = self.then.objects[key]
@@ -166,18 +164,21 @@ class _Walk:
             if key[0] == "member" and ("user", key[2]) not in self.objects:
                 self.objects["user", key[2]] = {"DefaultAccount": key[1]}  # as Slurm does with a user's first
 
-    def users(self) -> Iterator[Change]:
-        """Take coordinators away, then set default accounts, administrators and coordinators.
+    def users(self) -> Iterator[ObjectChange]:
+        """Take coordinators away, then set default accounts, rights that grow, and coordinators.
 
         In this order, as a coordinator of an account is shown as one of each account below.
         """
         for key in [key for key in self.objects if key[0] == "lead" and key not in self.then.objects]:
             yield from self.put(key, None)
         for key, values in self.then.objects.items():
-            if key[0] in ("user", "lead"):
+            if key[0] == "user":
+                levels = [each.get(_LEVEL, "") for each in (self.objects[key], values)]
+                yield from self.update(key, **{**values, _LEVEL: max(levels, key=_LEVELS.index)})
+            elif key[0] == "lead":
                 yield from self.put(key, values)
 
-    def remove(self) -> Iterator[Change]:
+    def remove(self) -> Iterator[ObjectChange]:
         """Remove users' associations, those of the default account last; then accounts, children first.
 
         Slurm marks one association of a new user as the default, and all of the account if it is set: it is set again
@@ -185,9 +186,10 @@ class _Walk:
         """
         gone = [key for key in self.objects if key[0] == "member" and key not in self.then.objects]
         for user in dict.fromkeys(key[2] for key in gone if self.is_default(key)):
-            if values := self.then.objects.get(("user", user)):
+            if ("user", user) in self.then.objects:
+                values = dict(self.objects["user", user])
                 unset = {option: text for option, text in values.items() if option != _ACCOUNT}
-                yield Change(key=("user", user), before=unset, after=values)
+                yield ObjectChange(key=("user", user), before=unset, after=values)
         for key in sorted(gone, key=self.is_default):
             yield from self.put(key, None)
             if not any(row[0] == "member" and row[2] == key[2] for row in self.objects):
@@ -200,7 +202,7 @@ class _Walk:
         """Return whether an association is one of the user's default account."""
         return self.objects["user", key[2]].get(_ACCOUNT) == key[1]
 
-    def narrow(self) -> Iterator[Change]:
+    def narrow(self) -> Iterator[ObjectChange]:
         """Give the lists of QOS their final values: own lists from below, then what is inherited from above.
 
         A list becomes a change to the inherited one (`+urgent`) only by way of no list, and so without the default.
@@ -215,13 +217,19 @@ class _Walk:
                 yield from self.update(key, QOS="", DefaultQOS="")
             yield from self.update(key, QOS=final[key], DefaultQOS=self.then.objects[key].get(_DEFAULT, ""))
 
-    def forget(self) -> Iterator[Change]:
+    def forget(self) -> Iterator[ObjectChange]:
         """Remove QOS; first what they may preempt, which may be one of them."""
         keys = [key for key in self.objects if key[0] == "tier" and key not in self.then.objects]
         for key in keys:
             yield from self.update(key, Preempt="")
         for key in keys:
             yield from self.put(key, None)
+
+    def revoke(self) -> Iterator[ObjectChange]:
+        """Take rights of administrators and operators away; the runner's own last."""
+        keys = [key for key in self.objects if key[0] == "user"]
+        for key in sorted(keys, key=lambda key: key[1] == self.now.runner):
+            yield from self.put(key, self.then.objects[key])
 
 
 def effective_tiers(state: ClusterState, key: Key) -> set[str]:
@@ -245,23 +253,23 @@ def above(state: ClusterState, key: Key) -> Key | None:
     return ("team", key[1]) if key[0] == "member" else ("team", state.objects[key].get(_PARENT, "root"))
 
 
-def command(change: Change, cluster: str) -> list[str]:
-    """Return the call of sacctmgr that makes a change."""
+def command(change: ObjectChange, state: ClusterState) -> list[str]:
+    """Return the call of sacctmgr that makes a change of a cluster's state."""
     verb = "add" if change.before is None else "delete" if change.after is None else "modify"
     before, after = change.before or {}, change.after or {}
     differing = [column for column in COLUMNS[change.key[0]] if before.get(column.option) != after.get(column.option)]
     settings = [setting(c, before.get(c.option, ""), after.get(c.option, ""), change.key[1]) for c in differing]
     if verb == "delete":
         settings = []
-    what, names, where = _target(change.key, cluster)
+    what, names, where = _target(change.key, state.cluster)
     if change.key[0] == "lead":  # removed from the account, not the user: a coordinator is no object of its own
         return ["sacctmgr", "-i", verb, what, names, *where]
     if verb == "modify":
         return ["sacctmgr", "-i", verb, what, "where", f"name={names}", *where, "set", *settings]
     if verb == "add" and change.key[0] == "team":  # Slurm would take the account above as the organization
         settings += [f"{option}={change.key[1]}" for option in _OF_RECORD if option not in after]
-    if verb == "delete" and change.key[0] == "team" and not change.is_elsewhere:
-        where = []  # the account too, not only its association
+    if verb == "delete" and change.key[0] == "team" and not any(change.key in used for used in state.others.values()):
+        where = []  # no other cluster has it: the account too, not only its association
     if verb == "delete":
         return ["sacctmgr", "-i", verb, what, f"name={names}", *where]
     return ["sacctmgr", "-i", verb, what, names, *where, *settings]

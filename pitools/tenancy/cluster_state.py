@@ -18,6 +18,8 @@ from pitools.tenancy.columns import ASSOCIATION, QOS, Column, canonical
 Key = tuple[str, ...]
 Values = dict[str, str]
 
+# For each kind of object, the queries by whose answers it is known whole.
+QUERIES_OF = {"tier": (0,), "team": (1, 2, 5), "member": (1,), "user": (1, 3, 4), "lead": (1, 2, 5)}
 _ASSOCIATION_KEY = ("Cluster", "Account", "User", "Partition")
 
 
@@ -26,6 +28,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
     others: each cluster that shares its database, and so QOS and accounts → those in use there, as keys. records: each
     account of the database → its description and organization. resources: that limits may name; empty if unknown.
+    runner: the user by whose rights accounting is changed.
     """
 
     cluster: str
@@ -33,6 +36,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     others: dict[str, frozenset[Key]] = {}
     records: dict[str, Values] = {}
     resources: frozenset[str] = frozenset()
+    runner: str = ""
 
 
 def queries() -> list[list[str]]:
@@ -57,7 +61,7 @@ def queries() -> list[list[str]]:
 def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     """Parse the answers to `queries`. Raises ClusterError.
 
-    Users and accounts without an association on this cluster are other clusters', or nobody's: they are left out.
+    Users and accounts without an association on this cluster are left out: other clusters have them, or none.
     """
     qos, associations, parents, defaults, users, accounts, tres = map(_rows, answers)
     resources = frozenset("/".join(filter(None, row)) for row in tres)

@@ -1,4 +1,4 @@
-"""Read all accounting of a site: one call of a shell with seven of Slurm's commands; several sites at once."""
+"""Read all accounting of a site, by one call of a shell; several sites at once; and parts of it again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import argv
 from pitools.slurm.client import Client
+from pitools.slurm.errors import has_failed
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
 from pitools.slurm.parse_cluster import parse_config
-from pitools.slurm.records import Config
-from pitools.tenancy.cluster_state import ClusterState, parse_state, queries
+from pitools.slurm.parse_nodes import parse_partitions
+from pitools.slurm.records import Config, Partition
+from pitools.tenancy.cluster_state import QUERIES_OF, ClusterState, parse_state, queries
 
 _MAX_SITES = 16  # queried at once
 
@@ -32,13 +34,33 @@ class SiteAccounting(msgspec.Struct, frozen=True, kw_only=True):
 def read_site(site: Site) -> SiteAccounting:
     """Return the accounting of a site. Raises UsageError without Slurm, ConfigError, ClusterError, Unreachable."""
     slurm = client(site)
-    done = run_queries(slurm.transport, [argv.CONFIG, *queries()])
-    config_text, *answers = (stdout_or_raise(slurm.transport, each) for each in done)
+    done = run_queries(slurm.transport, [argv.CONFIG, ["id", "-un"], *queries()])
+    config_text, runner, *answers = (stdout_or_raise(slurm.transport, each) for each in done)
     config = parse_config(config_text)
     if site.slurm.cluster not in ("", config.cluster):
         problem = f'its cluster is "{config.cluster}" (expected "{site.slurm.cluster}", [slurm] cluster)'
         raise ConfigError(problem, where=f"site {site.name}", hint=f"pit site check {site.name} --live")
-    return SiteAccounting(site=site, client=slurm, config=config, state=parse_state(config.cluster, answers))
+    state = msgspec.structs.replace(parse_state(config.cluster, answers), runner=runner.strip())
+    return SiteAccounting(site=site, client=slurm, config=config, state=state)
+
+
+def read_again(accounting: SiteAccounting, kind: str) -> ClusterState:
+    """Return what a site's accounting has now of one kind of object. Raises ClusterError, Unreachable."""
+    commands, transport = queries(), accounting.client.transport
+    done = run_queries(transport, [commands[i] for i in QUERIES_OF[kind]])
+    texts = {i: stdout_or_raise(transport, each) for i, each in zip(QUERIES_OF[kind], done, strict=True)}
+    return parse_state(accounting.state.cluster, [texts.get(i, "") for i in range(len(commands))])
+
+
+def read_partitions(accounting: SiteAccounting) -> dict[str, list[Partition] | None]:
+    """Return the partitions of each cluster of a site's database, its own first; None where one does not answer."""
+    clusters = [accounting.state.cluster, *accounting.state.others]
+    commands = [[argv.PARTITIONS[0], "-M", cluster, *argv.PARTITIONS[1:]] for cluster in clusters]
+    commands[0] = argv.PARTITIONS
+    done = run_queries(accounting.client.transport, commands)
+    stdout_or_raise(accounting.client.transport, done[0])
+    answers = zip(clusters, done, strict=True)
+    return {cluster: None if has_failed(each) else parse_partitions(each.stdout) for cluster, each in answers}
 
 
 def read_sites(sites: Sequence[Site]) -> dict[str, SiteAccounting | PitError]:

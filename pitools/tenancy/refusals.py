@@ -51,7 +51,7 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
         if values.get("Fairshare") == "0" and now.objects.get(key, {}).get("Fairshare") != "0":
             problem = "shares: 0 lets no job of it start before the others (expected 1 or more)"
             yield key, problem, '"parent" shares what the team above has'
-        if key[0] == "lead" and key not in now.objects and key[2] not in names["user"] and not now.others:
+        if key[0] == "lead" and key[2] not in names["user"] and not now.others:
             yield key, f'leads: "{key[2]}" is in no team', suggest(key[2], names["user"])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -15,16 +16,15 @@ from pitools.core.record import Record
 from pitools.core.trust import user_name
 from pitools.tenancy.apply import (
     JournalEntry,
-    ObjectChange,
     apply_changes,
     differences,
     journal_path,
-    lock_outs,
 )
-from pitools.tenancy.changes import Change, command, order_changes
+from pitools.tenancy.changes import ObjectChange, command, order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
 from pitools.tenancy.policy import Policy, Tier, User
-from pitools.tenancy.read import SiteAccounting, read_site
+from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
 from pitools.tenancy.words import describe, name_of
 
 _HINT = "run the same command again: it goes on from what accounting has"
@@ -52,30 +52,7 @@ class ChangeRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-change/1"):
 
 def plan_rows(site: str, now: ClusterState, then: ClusterState) -> list[ChangeRow]:
     """Return the changes that make one state of a site's cluster the other, in order."""
-    return [_row(site, now.cluster, change, command(change, now.cluster)) for change in order_changes(now, then)]
-
-
-def planned_state(site: str, now: ClusterState, rows: Iterable[ChangeRow]) -> ClusterState:
-    """Return the state to which the rows of a plan lead. Raises ClusterError if one of their objects changed since."""
-    steps: dict[Key, list[Values | None]] = {}
-    objects = dict(now.objects)
-    for row in rows:
-        steps.setdefault(row.key, [row.before]).append(row.after)
-        if row.after is None:
-            objects.pop(row.key, None)
-            continue
-        objects[row.key] = row.after
-        user = ("user", row.key[2] if row.key[0] == "member" else "")
-        if user[1] and user not in objects:  # a user's first association makes the user, with this default account
-            objects[user] = {"DefaultAccount": row.key[1]}
-            steps[user] = [None, objects[user]]
-    members = {key[2] for key in objects if key[0] == "member"}
-    objects = {key: values for key, values in objects.items() if key[0] != "user" or key[1] in members}
-    for key, values in steps.items():  # any of them: an earlier run of the same plan may have ended in the middle
-        if now.objects.get(key) not in values:
-            hint = "make a new plan: pit tenancy plan"
-            raise ClusterError(f"{name_of(key)} has changed since the plan", where=f"site {site}", hint=hint)
-    return msgspec.structs.replace(now, objects=objects)
+    return [_row(site, now.cluster, change, command(change, now)) for change in order_changes(now, then)]
 
 
 def require_agreement(policies: Mapping[str, Policy], accounting: Mapping[str, SiteAccounting], where: str) -> None:
@@ -118,9 +95,18 @@ def _members(policy: Policy) -> set[str]:
     return {user for team in policy.teams.values() for user in (*(team.users or ()), *team.members)}
 
 
-def require_no_lock_out(site: str, now: ClusterState, then: ClusterState, allowed: Sequence[str]) -> None:
-    """Raise ConfigError if a state locks users or administrators out, unless it is allowed for this site."""
-    if site not in allowed and (problems := lock_outs(now, then)):
+def find_lock_outs(accounting: SiteAccounting, then: ClusterState) -> list[str]:
+    """Return whom and which partitions a state of a site would lock out. Raises ClusterError, Unreachable."""
+    now, problems = accounting.state, lock_outs(accounting.state, then)
+    if any(key[0] in ("tier", "team") for key in {*now.objects} - {*then.objects}):
+        problems += partition_lock_outs(now, then, read_partitions(accounting))
+    return problems
+
+
+def require_no_lock_out(accounting: SiteAccounting, then: ClusterState, allowed: Sequence[str]) -> None:
+    """Raise ConfigError if a state locks users or partitions out, unless it is allowed for this site."""
+    site = accounting.site.name
+    if site not in allowed and (problems := find_lock_outs(accounting, then)):
         hint = f"if that is wanted: --lock-out {site}"
         raise ConfigError("; ".join(problems), where=f"site {site}", hint=hint)
 
@@ -146,6 +132,7 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
         accounting.state,
         then,
         call,
+        partial(read_again, accounting),
         site=site,
         user=user,
         journal=journal_path(),
@@ -172,13 +159,11 @@ def history(sites: Sequence[str] = ()) -> list[ChangeRow]:
 
 
 def _entry_row(entry: JournalEntry, state: Literal["done", "unknown"]) -> ChangeRow:
-    changed: ObjectChange = entry.objects[0]
-    change = Change(key=changed.key, before=changed.before, after=changed.after)
-    row = _row(entry.site, entry.cluster, change, entry.argv)
+    row = _row(entry.site, entry.cluster, entry.objects[0], entry.argv)
     return msgspec.structs.replace(row, state=state, run=entry.run, at=entry.at, user=entry.user)
 
 
-def _row(site: str, cluster: str, change: Change, argv: list[str]) -> ChangeRow:
+def _row(site: str, cluster: str, change: ObjectChange, argv: list[str]) -> ChangeRow:
     return ChangeRow(
         site=site,
         cluster=cluster,

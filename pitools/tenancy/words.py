@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pitools.tenancy.changes import Change
+from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import Key, Values
 from pitools.tenancy.columns import COLUMNS
 
 
-def describe(change: Change) -> str:
+def describe(change: ObjectChange) -> str:
     """Return what a change does, in the words of the policy."""
     name = name_of(change.key)
     if change.after is None:

@@ -1,17 +1,29 @@
-"""A model of sacctmgr and its database: it refuses what the real one refuses, and cascades where the real one does."""
+"""A model of sacctmgr and its database: it refuses what the real one refuses, and cascades where the real one does.
+
+It shares no code with the product. An object is a key, as in `cluster_state`, and texts as they were given to sacctmgr.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pitools.core import units
-from pitools.core.errors import UsageError
-from pitools.slurm.fields import parse_tres
-from pitools.tenancy.changes import effective_tiers
-from pitools.tenancy.cluster_state import ClusterState, Key, Values, teams_above
-from pitools.tenancy.columns import ACCOUNT, ASSOCIATION, COLUMNS, QOS, canonical
+Key = tuple[str, ...]
+Values = dict[str, str]
 
-KINDS = {"qos": "tier", "account": "team", "user": "member", "coordinator": "lead"}
+KINDS = {"qos": "tier", "account": "team", "user": "member", "coordinator": "lead", "assoc": "member"}
+# What sacctmgr prints of an option that was never set; setting it to this unsets it.
+UNSET = {
+    "Fairshare": "1",
+    "GraceTime": "00:00:00",
+    "PreemptMode": "cluster",
+    "UsageFactor": "1.000000",
+    "AdminLevel": "None",
+    "Parent": "root",
+}
+UNSET_QOS = {**UNSET, "Priority": "0"}
+ABOUT = ("Description", "Organization")
+FLAGS = ("DenyOnLimit", "EnforceUsageThreshold", "NoReserve", "OverPartQOS", "PartitionTimeLimit")
+NUMBERS = ("UsageFactor", "UsageThres", "LimitFactor")
 
 
 class RefusedError(Exception):
@@ -19,11 +31,11 @@ class RefusedError(Exception):
 
 
 class Sacctmgr:
-    """Accounting of one cluster, changed and shown by argv."""
+    """Accounting of the cluster alpha, changed and shown by argv, by a runner with rights ("": root)."""
 
-    def __init__(self, state: ClusterState) -> None:
-        self.cluster = state.cluster
-        self.objects: dict[Key, Values] = {key: dict(values) for key, values in state.objects.items()}
+    def __init__(self, objects: Mapping[Key, Values], runner: str = "") -> None:
+        self.objects: dict[Key, Values] = {key: dict(values) for key, values in objects.items()}
+        self.runner = runner
         # Slurm marks a user's first association as the default, and all of an account that is set as the default.
         self.marked = {
             next(key for key in self.objects if key[:3] == ("member", values["DefaultAccount"], user[1]))
@@ -37,12 +49,18 @@ class Sacctmgr:
         assert (program, option) == ("sacctmgr", "-i")
         before = {key: dict(values) for key, values in self.objects.items()}
         try:
+            if self.runner and self.level(self.runner) != "Administrator":
+                raise RefusedError("Access/permission denied")
             getattr(self, f"_{verb}")(KINDS[what], words)
-            self._check(before)
+            self._check_defaults()
             self._check_preemption()
         except RefusedError:
             self.objects = before
             raise
+
+    def level(self, user: str) -> str:
+        """Return a user's AdminLevel."""
+        return self.objects.get(("user", user), {}).get("AdminLevel", "None")
 
     def _add(self, kind: str, words: list[str]) -> None:
         if kind == "lead":
@@ -53,7 +71,7 @@ class Sacctmgr:
             return
         name, *rest = words
         given = dict(word.split("=", 1) for word in rest)
-        if kind != "tier" and given.pop("cluster") != self.cluster:
+        if kind != "tier" and given.pop("cluster") != "alpha":
             raise RefusedError("no such cluster")
         key: Key = (kind, name)
         if kind == "member":
@@ -90,17 +108,13 @@ class Sacctmgr:
             if kind == "team":
                 for lead in [k for k in self.objects if k[0] == "lead" and k[1] == key[1]]:
                     del self.objects[lead]
-                cascade = [k for k in self.objects if k[0] == "member" and k[1] == key[1]]
-                assert not cascade, "members would vanish with their account"
-                children = [k for k, v in self.objects.items() if k[0] == "team" and v.get("Parent") == key[1]]
-                assert not children, "accounts would vanish with the one above"
-            if kind == "tier" and any(
-                key[1] in value.replace("+", "").replace("-", "").split(",")
-                for values in self.objects.values()
-                for option in ("QOS", "DefaultQOS", "Preempt")
-                for value in [values.get(option, "")]
-            ):
-                raise AssertionError("a QOS in use is removed")
+                assert not any(k[0] == "member" and k[1] == key[1] for k in self.objects), "members vanish with a team"
+                assert not any(v.get("Parent") == key[1] for v in self.objects.values()), "teams vanish with one above"
+            if kind == "tier":
+                links = [
+                    v.get(option, "") for v in self.objects.values() for option in ("QOS", "DefaultQOS", "Preempt")
+                ]
+                assert key[1] not in {name.lstrip("+-") for link in links for name in link.split(",")}, "QOS in use"
         for key in [key for key in self.objects if key[0] == "user"]:
             rows = [row[1] for row in self.objects if row[0] == "member" and row[2] == key[1]]
             if not rows:
@@ -129,91 +143,100 @@ class Sacctmgr:
             raise RefusedError(f"no {key}")
 
     def _set(self, key: Key, given: Values) -> None:
-        columns = {column.option: column for column in COLUMNS[key[0]]}
         values = self.objects[key]
         for option, text in given.items():
-            column = columns[option]
-            if option in ("Description", "Organization") and text == key[1]:
-                text = ""
-            if column.kind == "tres":
-                both = {**parse_tres(values.get(option, "")), **parse_tres(text)}
-                text = ",".join(f"{name}={amount}" for name, amount in both.items() if amount != "-1")
-            elif text == "-1":
-                text = ""
+            new = text.replace('"', "`").replace("'", "`")
+            if option in ABOUT and new == key[1]:
+                new = ""
+            if "TRES" in option:
+                both = dict(pair.split("=") for pair in f"{values.get(option, '')},{new}".split(",") if pair)
+                new = ",".join(f"{name}={amount}" for name, amount in both.items() if amount != "-1")
+            elif new == "-1":
+                new = ""
             if option in ("QOS", "DefaultQOS", "Preempt"):
-                for name in filter(None, text.split(",")):
+                for name in filter(None, new.split(",")):
                     self._require(("tier", name.lstrip("+-")))
-            if option == "QOS" and text.startswith(("+", "-")) and values.get("QOS", "+")[0] not in "+-":
+            if option == "QOS" and new.startswith(("+", "-")) and values.get("QOS", "+")[0] not in "+-":
                 raise RefusedError("would change the list, not replace it")
             if option == "Parent":
-                self._require(("team", text))
-                if key[1] in (text, *teams_above(self._state(), text)):
+                self._require(("team", new))
+                if ("team", key[1]) in self.chain(("team", new)):
                     raise RefusedError("an account below itself")
-            if option == "DefaultAccount" and not any(k[:3] == ("member", text, key[1]) for k in self.objects):
-                raise RefusedError("no association for the default account")
             if option == "DefaultAccount":
+                if not any(k[:3] == ("member", new, key[1]) for k in self.objects):
+                    raise RefusedError("no association for the default account")
                 self.marked = {k for k in self.marked if k[2] != key[1]}
-                self.marked |= {k for k in self.objects if k[:3] == ("member", text, key[1])}
+                self.marked |= {k for k in self.objects if k[:3] == ("member", new, key[1])}
             if option == "GraceTime":
-                text = units.to_slurm_time(int(text))
-            try:
-                values[option] = canonical(column, text)
-            except UsageError as error:
-                raise RefusedError(str(error)) from error
-            if not values[option]:
+                minutes, seconds = divmod(int(new), 60)
+                days, hours = divmod(minutes // 60, 24)
+                new = (f"{days}-" if days else "") + f"{hours:02}:{minutes % 60:02}:{seconds:02}"
+            if option == "Flags":
+                new = ",".join(flag for flag in FLAGS if flag.lower() in new.lower().split(","))
+            if option in NUMBERS and new:
+                new = f"{float(new):f}"
+            values[option] = new
+            if new in ("", (UNSET_QOS if key[0] == "tier" else UNSET).get(option)):
                 del values[option]
 
-    def _state(self) -> ClusterState:
-        return ClusterState(cluster=self.cluster, objects=self.objects)
+    def chain(self, key: Key) -> list[Key]:
+        """Return an association and those above it, up to that of the root account."""
+        keys = [key] if key[0] == "team" else [key, ("team", key[1])]
+        while keys[-1][1] != "root":
+            keys.append(("team", self.objects[keys[-1]].get("Parent", "root")))
+        return keys
 
-    def _check(self, before: dict[Key, Values]) -> None:
-        """Refuse a default QOS that an association may not use; let nobody who keeps an account lose each QOS."""
-        state = self._state()
+    def usable(self, key: Key) -> set[str]:
+        """Return the QOS that an association may use."""
+        names: set[str] = set()
+        for row in reversed(self.chain(key)):
+            own = [name for name in self.objects[row].get("QOS", "").split(",") if name]
+            if own and own[0][0] not in "+-":
+                names = set(own)
+            for name in own:
+                names |= {name[1:]} if name[0] == "+" else set()
+                names -= {name[1:]} if name[0] == "-" else set()
+        return names
+
+    def _check_defaults(self) -> None:
+        """Refuse a default QOS that an association, its own or inherited, may not use."""
         for key in self.objects:
-            if key[0] not in ("team", "member"):
-                continue
-            chain = [key, *([("team", key[1])] if key[0] == "member" else [])]
-            chain += [("team", team) for team in teams_above(state, key[1]) if key[1] != "root"]
-            default = next((d for k in chain if (d := self.objects[k].get("DefaultQOS"))), "")
-            if default and default not in effective_tiers(state, key):
-                raise RefusedError(f"{key} has no access to its default qos {default}")
+            if key[0] in ("team", "member"):
+                default = next((d for row in self.chain(key) if (d := self.objects[row].get("DefaultQOS"))), "")
+                if default and default not in self.usable(key):
+                    raise RefusedError(f"{key} has no access to its default qos {default}")
 
     def _check_preemption(self) -> None:
         """Refuse a loop of QOS that preempt each other."""
-        left = {
-            key[1]: set(filter(None, v.get("Preempt", "").split(",")))
-            for key, v in self.objects.items()
-            if key[0] == "tier"
-        }
+        tiers = {key[1]: values.get("Preempt", "") for key, values in self.objects.items() if key[0] == "tier"}
+        left = {name: set(preempted.split(",")) for name, preempted in tiers.items()}
         while ends := [name for name, preempted in left.items() if not preempted & left.keys()]:
             for name in ends:
                 del left[name]
         if left:
             raise RefusedError("QOS Preemption loop detected")
 
-    def answers(self) -> list[str]:
-        """Return what sacctmgr prints for `cluster_state.queries`."""
-        rows: list[list[list[str]]] = [[], [], [], [], [], [], [["cpu", ""], ["gres", "gpu"]]]
-        for key, values in self.objects.items():
-            kind, name, *rest = key
-            if kind == "tier":
-                rows[0].append([name, *(values.get(c.option, c.unset) for c in QOS)])
-            elif kind in ("team", "member"):
-                user, partition = rest or ("", "")
-                rows[1].append(
-                    [self.cluster, name, user, partition, *(values.get(c.option, c.unset) for c in ASSOCIATION)]
-                )
-                parent = "" if user or name == "root" else values.get("Parent", "root")
-                rows[2].append([self.cluster, name, user, parent])
-            elif kind == "user":
-                if any(key[2] == name for key in self.marked):
-                    rows[3].append([self.cluster, name, values["DefaultAccount"]])
-                rows[4].append([name, values.get("AdminLevel", "None")])
-        leads = [key for key in self.objects if key[0] == "lead"]
-        for kind, name, *_ in [key for key in self.objects if key[0] == "team"]:
-            above = {name, *teams_above(self._state(), name)} if name != "root" else {name}
-            here = ",".join(lead[2] for lead in leads if lead[1] in above)
-            values = self.objects[kind, name]
-            about = [values.get(column.option) or name for column in ACCOUNT[1:3]]
-            rows[5].append([name, *about, here])
-        return ["".join("|".join(row) + "\n" for row in table) for table in rows]
+    def show(self, argv: Sequence[str]) -> str:
+        """Return what `sacctmgr -n -P show WHAT ... format=COLUMNS` prints."""
+        what, *words = argv[4:]
+        columns = words[-1].removeprefix("format=").split(",")
+        kind = "user" if what == "user" else KINDS.get(what, what)
+        if kind == "tres":
+            return "cpu|\ngres|gpu\n"
+        keys = [key for key in self.objects if key[0] == kind or (what, key[0]) == ("assoc", "team")]
+        if "onlydefaults" in words:
+            keys = [key for key in keys if key in self.marked]
+        return "".join("|".join(self._column(key, option) for option in columns) + "\n" for key in keys)
+
+    def _column(self, key: Key, option: str) -> str:
+        values, is_member = self.objects[key], key[0] == "member"
+        if option == "Coordinators":
+            above = {row[1] for row in self.chain(key)}
+            return ",".join(lead[2] for lead in self.objects if lead[0] == "lead" and lead[1] in above)
+        names = {"Cluster": "alpha", "Name": key[1], "Account": key[1], "User": "", "Partition": ""}
+        if is_member or key[0] == "user":
+            names |= {"User": key[2] if is_member else key[1], "Partition": key[3] if is_member else ""}
+        if option == "ParentName":
+            return "" if is_member or key[1] == "root" else values.get("Parent", "root")
+        unset = key[1] if option in ABOUT else (UNSET_QOS if key[0] == "tier" else UNSET).get(option, "")
+        return names.get(option) or values.get(option, unset)

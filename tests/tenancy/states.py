@@ -105,3 +105,23 @@ def _tiers(
         default = draw(st.sampled_from(sorted(own)))
         values["DefaultQOS"] = default
     return own, default
+
+
+def large_change() -> tuple[ClusterState, ClusterState]:
+    """Return two states with more than 40 changes between them: objects of each kind are made, changed and removed."""
+
+    def state(tiers: dict[str, str], teams: dict[str, str], parent: str, admin: str) -> ClusterState:
+        objects: dict[Key, Values] = {("tier", name): {"Priority": value} for name, value in tiers.items()}
+        objects["team", "root"] = {"QOS": "normal"}
+        for name, users in teams.items():
+            objects["team", name] = {"Parent": parent} if name != parent else {"QOS": ",".join(sorted(tiers))}
+            objects |= {("member", name, user, ""): {"MaxJobs": str(len(teams))} for user in users.split()}
+            objects |= {("user", user): {"DefaultAccount": name} for user in users.split()}
+            objects["lead", name, users.split()[0]] = {}
+        objects["user", admin]["AdminLevel"] = "Administrator"
+        return ClusterState(cluster="alpha", objects=objects)
+
+    before = {"lab": "ann bob ian joe", "gone": "cat dan kim lee", "moved": "eve max"}
+    after = {"infra": "bob fay ned", "moved": "eve gus ole pam", "lab": "ann hal max ron", "new": "sam tom"}
+    now = state({"normal": "1", "old": "2", "both": "3"}, before, "lab", "ann")
+    return now, state({"normal": "3", "new": "4", "both": "5"}, after, "infra", "hal")

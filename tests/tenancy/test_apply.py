@@ -1,4 +1,4 @@
-"""A run of changes: killed at each call it is finished by the next, and an undo restores what was."""
+"""A run of changes: killed at each call it is finished by the next; it ends at a foreign change; an undo restores."""
 
 from __future__ import annotations
 
@@ -6,54 +6,70 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 
-from pitools.core.errors import ClusterError, UsageError
-from pitools.tenancy.apply import Call, JournalEntry, apply_changes, lock_outs, site_of_run, undone_state
+from pitools.core.errors import ClusterError, DataError, UsageError
+from pitools.core.journal import append_record, read_journal
+from pitools.tenancy.apply import Call, JournalEntry, apply_changes, site_of_run, undone_state
 from pitools.tenancy.changes import order_changes
-from pitools.tenancy.cluster_state import ClusterState, parse_state
+from pitools.tenancy.cluster_state import ClusterState
 from tests.tenancy.sacctmgr_model import Sacctmgr
-from tests.tenancy.states import states
+from tests.tenancy.states import large_change, states
+from tests.tenancy.test_changes import read
 
 
 class Killed(BaseException):
     """The process ends here."""
 
 
-def _read(slurm: Sacctmgr) -> ClusterState:
-    return parse_state("alpha", slurm.answers())
-
-
-def _apply(now: ClusterState, then: ClusterState, journal: Path, call: Call) -> str:
+def _apply(now: ClusterState, then: ClusterState, journal: Path, slurm: Sacctmgr, call: Call | None = None) -> str:
     """Make all changes; return the run's ID, "" if nothing differs."""
-    entries = list(apply_changes(now, then, call, site="alpha", user="ann", journal=journal))
+
+    def again(kind: str) -> ClusterState:
+        return read(slurm, kind)
+
+    entries = list(apply_changes(now, then, call or slurm.run, again, site="alpha", user="ann", journal=journal))
     return entries[0].run if entries else ""
 
 
-@given(states(has_signed_teams=False), states(has_signed_teams=False))
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])
-def test_killed_run_is_finished_by_the_next(now: ClusterState, then: ClusterState) -> None:
-    """Killed before or after any call, the next run leads to the same state; undone, to the first."""
+def test_run_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Of a run of 40 calls or more, killed at each: before the first, after the second, before the third, ..."""
+    now, then = large_change()
     calls = len(order_changes(now, then))
+    assert calls >= 40
     for n in range(calls):
-        with tempfile.TemporaryDirectory() as folder:
-            journal, slurm, made = Path(folder, "alpha.jsonl"), Sacctmgr(now), 0
+        slurm, left, is_after = Sacctmgr(now.objects), n, n % 2
 
-            def call(argv: Sequence[str], slurm: Sacctmgr = slurm, n: int = n) -> None:
-                nonlocal made
-                if made == n and n % 2:
-                    raise Killed
-                slurm.run(argv)
-                made += 1
-                if made == n + 1 and not n % 2:
-                    raise Killed
+        def call(argv: Sequence[str], slurm: Sacctmgr = slurm, is_after: int = is_after) -> None:
+            nonlocal left
+            if left == 0 and not is_after:
+                raise Killed
+            slurm.run(argv)
+            if left == 0:
+                raise Killed
+            left -= 1
 
-            with pytest.raises(Killed):
-                _apply(now, then, journal, call)
-            first = _read(slurm)
-            _apply(first, then, journal, slurm.run)
-            assert _read(slurm).objects == then.objects
+        with pytest.raises(Killed):
+            _apply(now, then, tmp_path / "journal", slurm, call)
+        _apply(read(slurm), then, tmp_path / "journal", slurm)
+        assert read(slurm).objects == then.objects
+
+
+def test_run_ends_where_somebody_else_changes_an_object(tmp_path: Path) -> None:
+    """Before it changes this object: the foreign value stays, and what the run did stands."""
+    now = ClusterState(cluster="alpha", objects={("tier", name): {} for name in ("a", "b", "c")})
+    then = ClusterState(cluster="alpha", objects={key: {"Priority": "5"} for key in now.objects})
+    slurm = Sacctmgr(now.objects)
+
+    def call(argv: Sequence[str]) -> None:
+        slurm.run(argv)
+        slurm.run(["sacctmgr", "-i", "modify", "qos", "where", "name=b", "set", "Priority=7"])
+
+    with pytest.raises(ClusterError, match="tier b: somebody else changed it during this run: priority 0 → 7"):
+        _apply(now, then, tmp_path / "journal", slurm, call)
+    assert [values.get("Priority") for values in slurm.objects.values()] == ["5", "7", None]
 
 
 @given(states(has_signed_teams=False), states(has_signed_teams=False))
@@ -61,8 +77,8 @@ def test_killed_run_is_finished_by_the_next(now: ClusterState, then: ClusterStat
 def test_undo_restores(now: ClusterState, then: ClusterState) -> None:
     """An undo of a run leads back; of a run that is unknown, or whose objects changed since, it is refused."""
     with tempfile.TemporaryDirectory() as folder:
-        journal, slurm = Path(folder, "alpha.jsonl"), Sacctmgr(now)
-        run = _apply(now, then, journal, slurm.run)
+        journal, slurm = Path(folder, "alpha.jsonl"), Sacctmgr(now.objects)
+        run = _apply(now, then, journal, slurm)
         if not run:
             return
         with pytest.raises(UsageError):
@@ -73,41 +89,37 @@ def test_undo_restores(now: ClusterState, then: ClusterState) -> None:
         changed = ClusterState(cluster="alpha", objects={**then.objects, key: {"GrpJobs": "77"}})
         with pytest.raises(ClusterError):
             undone_state(changed, journal, run)
-        assert undone_state(_read(slurm), journal, run).objects == now.objects
-        _apply(_read(slurm), undone_state(_read(slurm), journal, run), journal, slurm.run)
-        assert _read(slurm).objects == now.objects
+        assert undone_state(read(slurm), journal, run).objects == now.objects
+        _apply(read(slurm), undone_state(read(slurm), journal, run), journal, slurm)
+        assert read(slurm).objects == now.objects
 
 
-def test_lock_out_is_said() -> None:
-    """Nobody left, no administrator left, a user in no team, a user without tiers: each is said."""
-    objects = {
-        ("tier", "normal"): {},
-        ("team", "root"): {"QOS": "normal"},
-        ("team", "lab"): {},
-        ("member", "lab", "ann", ""): {},
-        ("member", "lab", "bob", ""): {},
-        ("user", "ann"): {"DefaultAccount": "lab", "AdminLevel": "Administrator"},
-        ("user", "bob"): {"DefaultAccount": "lab"},
-    }
-    now = ClusterState(cluster="alpha", objects=objects)
+def test_undo_needs_the_start_of_a_run_and_its_cluster(tmp_path: Path) -> None:
+    """A journal without it is damaged data; at a site that has another cluster now, nothing is restored.
 
-    def without(*keys: tuple[str, ...], **root: str) -> ClusterState:
-        left = {key: values for key, values in objects.items() if key not in keys}
-        return ClusterState(cluster="alpha", objects={**left, ("team", "root"): root})
-
-    bob = ("member", "lab", "bob", "")
-    ann = ("member", "lab", "ann", "")
-    assert lock_outs(now, now) == []
-    assert lock_outs(now, without(bob, QOS="normal")) == []
-    assert len(lock_outs(now, without(bob, ann, QOS="normal"))) == 1
-    assert len(lock_outs(now, without(("user", "ann"), QOS="normal"))) == 1
-    assert len(lock_outs(now, without())) == 2
+    A line that a crash cut is left out, and one that is damaged says where.
+    """
+    now = ClusterState(cluster="alpha", objects={})
+    then = ClusterState(cluster="alpha", objects={("tier", "a"): {}})
+    journal, cut = tmp_path / "journal", tmp_path / "cut"
+    run = _apply(now, then, journal, Sacctmgr({}))
+    with pytest.raises(ClusterError, match='changed the cluster "alpha"'):
+        undone_state(msgspec.structs.replace(then, cluster="beta"), journal, run)
+    for entry in read_journal(journal, JournalEntry)[1:]:
+        append_record(cut, entry)
+    with pytest.raises(DataError, match="lacks the start"):
+        undone_state(then, cut, run)
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(b"\n".join([*lines[:-2], lines[-2][:20]]))
+    assert undone_state(then, journal, run).objects == {}
+    journal.write_bytes(b"\n".join([lines[0], lines[1][:20], *lines[2:]]))
+    with pytest.raises(DataError) as caught:
+        undone_state(then, journal, run)
+    assert caught.value.where == f"{journal}:2"
 
 
 def test_journal_names_each_call(tmp_path: Path) -> None:
     """The journal has who, when, from and to of each call, before it is made."""
-    from pitools.core.journal import read_journal
-
     now = ClusterState(cluster="alpha", objects={("tier", "normal"): {}})
     then = ClusterState(cluster="alpha", objects={("tier", "normal"): {"Priority": "5"}})
     journal = tmp_path / "alpha.jsonl"
@@ -116,7 +128,7 @@ def test_journal_names_each_call(tmp_path: Path) -> None:
         raise ClusterError("no")
 
     with pytest.raises(ClusterError):
-        _apply(now, then, journal, refuse)
+        _apply(now, then, journal, Sacctmgr(now.objects), refuse)
     start, call = read_journal(journal, JournalEntry)
     assert (start.kind, call.kind, call.user, call.run) == ("start", "call", "ann", start.run)
     assert (call.objects[0].before, call.objects[0].after) == ({}, {"Priority": "5"})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from pitools.core.errors import ConfigError
-from pitools.tenancy.changes import Change
+from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import policy_of
@@ -201,6 +201,6 @@ def test_site_may_have_what_a_policy_may_not_add() -> None:
 
 def test_words_of_a_new_object_are_its_values() -> None:
     """A new team has no values before; a changed one has Slurm's."""
-    change = Change(key=("team", "lab"), before=None, after={"Fairshare": "7"})
+    change = ObjectChange(key=("team", "lab"), before=None, after={"Fairshare": "7"})
     assert describe(change) == "add team lab: shares 7"
     assert describe(msgspec.structs.replace(change, before={})) == "team lab: shares 1 → 7"

@@ -11,6 +11,8 @@ import pytest
 from pitools.core import subprocesses
 from pitools.core.errors import ConfigError, Unreachable
 from pitools.site.schema import Site, Slurm
+from pitools.slurm.client import Client
+from pitools.slurm.records import Config
 from pitools.slurm.transport import Transport
 from pitools.tenancy import read
 from pitools.tenancy.cluster_state import parse_state
@@ -48,7 +50,7 @@ def test_sites_are_read_apart(answers: list[str], repo: Path, monkeypatch: pytes
     def run(transport: Transport, commands: Sequence[Sequence[str]]) -> list[subprocesses.Completed]:
         if transport.host:
             raise Unreachable("no answer within 30 s")
-        texts = zip(commands, [config, *answers], strict=True)
+        texts = zip(commands, [config, "root\n", *answers], strict=True)
         return [subprocesses.Completed(tuple(command), 0, text, "") for command, text in texts]
 
     monkeypatch.setattr(read, "run_queries", run)
@@ -56,3 +58,24 @@ def test_sites_are_read_apart(answers: list[str], repo: Path, monkeypatch: pytes
     sites = [Site(name="a"), Site(name="away", connection=away), Site(name="b", slurm=Slurm(cluster="beta"))]
     found = read.read_sites(sites)
     assert [type(answer) for answer in found.values()] == [read.SiteAccounting, Unreachable, ConfigError]
+    accounting = found["a"]
+    assert isinstance(accounting, read.SiteAccounting)
+    assert accounting.state.runner == "root"
+
+
+def test_partitions_are_those_of_each_cluster_of_the_database(
+    answers: list[str], repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of a cluster that does not answer."""
+    text = (repo / "tests" / "replay" / "slurm-22.05" / "partitions_o.txt").read_text()
+
+    def run(transport: Transport, commands: Sequence[Sequence[str]]) -> list[subprocesses.Completed]:
+        return [subprocesses.Completed(tuple(c), "beta" in c, "" if "beta" in c else text, "") for c in commands]
+
+    monkeypatch.setattr(read, "run_queries", run)
+    state, config = parse_state("alpha", answers), Config(cluster="alpha", version=(22, 5), values={})
+    accounting = read.SiteAccounting(site=Site(name="a"), client=Client(), config=config, state=state)
+    partitions = read.read_partitions(accounting)
+    assert list(partitions) == ["alpha", "beta"]
+    assert partitions["alpha"]
+    assert partitions["beta"] is None
