@@ -4,7 +4,8 @@ perf/run tenancy_policies [--quick] [--seed N]     needs root, eval "$(scripts/d
 
 From each policy to the next by the calls of `run`. Then the ratio is the share of policies for which a check finds
 nothing, of which an import asks for no change, and (of every tenth) after whose
-undo sacctmgr prints what it did before. The cluster keeps the last policy.
+undo sacctmgr prints what it did before. Then a run of more than 40 changes is ended at each call (--quick: at every
+tenth), before or after it in turn: of how many did the next run finish? The cluster keeps the last policy.
 
 slurmdbd 22.05 puts a QOS 0 into a list of preempted QOS that was emptied, and calls each chain through that list a loop
 until it starts anew: then the bench starts it anew, as the error tells its user, runs the policy again, and counts it
@@ -26,6 +27,7 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -33,13 +35,14 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from perf.harness.dev_cluster import alpha
 from perf.harness.harness import from_ratios, report
 from pitools.core.errors import ClusterError, PitError
-from pitools.tenancy.apply import apply_changes, differences, undone_state
+from pitools.tenancy.apply import Call, apply_changes, differences, undone_state
+from pitools.tenancy.changes import order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import policy_text
-from pitools.tenancy.read import SiteAccounting, read_site
-from tests.tenancy.states import TIERS, states
+from pitools.tenancy.read import SiteAccounting, read_again, read_site
+from tests.tenancy.states import TIERS, large_change, states
 
 SITE = alpha()
 UNDO_EVERY = 10
@@ -64,13 +67,14 @@ def call(accounting: SiteAccounting, argv: Sequence[str]) -> None:
         raise ClusterError(str(error), where=shlex.join(argv)) from error
 
 
-def make(accounting: SiteAccounting, then: ClusterState, journal: Path) -> str:
+def make(accounting: SiteAccounting, then: ClusterState, journal: Path, run_call: Call | None = None) -> str:
     """Make the accounting a state by the calls of `run`, and return the run's ID."""
     run = ""
     for entry in apply_changes(
         accounting.state,
         then,
-        lambda argv: call(accounting, argv),
+        run_call or partial(call, accounting),
+        partial(read_again, accounting),
         site="alpha",
         user="root",
         journal=journal,
@@ -153,6 +157,32 @@ def try_policy(then: ClusterState, journal: Path, *, is_undone: bool) -> dict[st
     return promises
 
 
+class KilledError(Exception):
+    """A run ends here."""
+
+
+def try_kill(now: ClusterState, then: ClusterState, n: int, journal: Path) -> bool:
+    """End a run from one state to the other at its call n, and return whether the next leads to the other."""
+    make(read_site(SITE), now, journal)
+    accounting, made = read_site(SITE), 0
+
+    def run_call(argv: Sequence[str]) -> None:
+        nonlocal made
+        if (made, n % 2) == (n, 0):
+            raise KilledError
+        call(accounting, argv)
+        made += 1
+        if (made, n % 2) == (n + 1, 1):
+            raise KilledError
+
+    try:
+        make(accounting, then, journal, run_call)
+    except KilledError:
+        make(read_site(SITE), then, journal)
+        return read_site(SITE).state.objects == then.objects
+    return False  # it was not ended
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="20 policies")
@@ -188,6 +218,11 @@ def main() -> int:
                 print({promise: f"{sum(n):g} of {len(n)}" for promise, n in held.items()}, file=sys.stderr, flush=True)
 
         each()
+        now, then = map(with_root, large_change())
+        calls = len(order_changes(now, then))
+        for n in range(0, calls, 10 if args.quick else 1):
+            is_finished = try_kill(now, then, n, Path(folder, "journal.jsonl"))
+            held[f"a run of {calls} changes, ended at a call: finished by the next"].append(float(is_finished))
     version = subprocess.run(
         ["sinfo", "-V"],
         env={"SLURM_CONF": SITE.slurm.conf, "PATH": "/usr/bin:/bin"},
@@ -198,7 +233,7 @@ def main() -> int:
     return report(
         [
             from_ratios(
-                f"{len(shares)} policies: {promise}", "slurmdbd", version, [sum(shares) / len(shares)], target=1.0
+                f"{promise} ({len(shares)} times)", "slurmdbd", version, [sum(shares) / len(shares)], target=1.0
             )
             for promise, shares in held.items()
         ]
