@@ -21,21 +21,10 @@ _MAX = 2**32 - 3  # the next two numbers mean "no limit" and "not set"
 # What sacctmgr keeps and prints as it is; it splits names at commas and brackets, and MySQL ignores a blank at the end.
 _NAME = re.compile(r"""(?!where$|set$|[+ -])[^,=|"'`\[\]\x00-\x1f\x7f-\U0010ffff]+(?<! )""")
 _LINE = re.compile(r"[^|\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]*")
-_FLAGS = {
-    flag.lower(): flag
-    for flag in (
-        "DenyOnLimit",
-        "EnforceUsageThreshold",
-        "NoDecay",
-        "NoReserve",
-        "OverPartQOS",
-        "PartitionMaxNodes",
-        "PartitionMinNodes",
-        "PartitionTimeLimit",
-        "RequiresReservation",
-        "UsageFactorSafe",
-    )
-}
+_FLAGS = (
+    "DenyOnLimit,EnforceUsageThreshold,NoDecay,NoReserve,OverPartQOS,PartitionMaxNodes,PartitionMinNodes,"
+    "PartitionTimeLimit,RequiresReservation,UsageFactorSafe"
+)
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGTP]?")
 
 
@@ -121,7 +110,8 @@ def canonical(column: Column, text: str) -> str:
     if column.option == "PreemptMode":
         text = ",".join(sorted(text.split(","))).replace("off", "cluster")
     elif column.option == "Flags":
-        text = ",".join(sorted({_FLAGS.get(flag.lower(), flag) for flag in comma_list(text)}))
+        spelling = {flag.lower(): flag for flag in comma_list(_FLAGS)}
+        text = ",".join(sorted({spelling.get(flag.lower(), flag) for flag in comma_list(text)}))
     elif column.kind == "tres":
         amounts = {name: _amount(name, value) for name, value in sorted(parse_tres(text).items())}
         text = ",".join(f"{name}={value}" for name, value in amounts.items())

@@ -24,14 +24,7 @@ from pitools.core.errors import ConfigError, suggest
 from pitools.core.strict_toml import convert_tables, read_toml
 from pitools.tenancy.columns import COLUMNS
 
-_TYPES: dict[str, Any] = {
-    "tres": dict[str, int | str],
-    "count": int,
-    "time": str,
-    "list": list[str],
-    "number": float,
-    "text": str,
-}
+_TYPES: dict[str, Any] = {"count": int, "number": float, "list": list[str], "tres": dict[str, int | str]}  # others: str
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -40,7 +33,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def _with_columns(kind: str) -> type[msgspec.Struct]:
     """Return a table with the keys of an object's columns, and for associations with the budget as `gpu_hours`."""
-    types = {column.key: _TYPES[column.kind] for column in COLUMNS[kind]}
+    types = {column.key: _TYPES.get(column.kind, str) for column in COLUMNS[kind]}
     if kind != "tier":
         types |= {"shares": int | Literal["parent"], "gpu_hours": int}
     fields = [(key, type_ | None, None) for key, type_ in types.items()]
@@ -76,22 +69,25 @@ class User(_Table, frozen=True, kw_only=True):
     admin: Literal["None", "Operator", "Administrator"] | None = None
 
 
-class Policy(_Table, frozen=True, kw_only=True):
+class _Objects(_Table, frozen=True, kw_only=True):
+    """The tables of a policy, or of a site in it."""
+
+    tiers: dict[str, Tier] = {}
+    teams: dict[str, Team] = {}
+    users: dict[str, User] = {}
+
+
+class Site(_Objects, frozen=True, kw_only=True):
+    """What differs at a site. without: keys that are left out there, with dots between tables."""
+
+    without: list[str] = []
+
+
+class Policy(_Objects, frozen=True, kw_only=True):
     """What one site's accounting is to have. manage: `all` removes what the policy does not name, `listed` keeps it."""
 
     manage: Literal["all", "listed"] = "listed"
-    tiers: dict[str, Tier] = {}
-    teams: dict[str, Team] = {}
-    users: dict[str, User] = {}
-
-
-class _Site(_Table, frozen=True, kw_only=True):
-    """A site. without: keys that are left out there, with dots between tables."""
-
-    without: list[str] = []
-    tiers: dict[str, Tier] = {}
-    teams: dict[str, Team] = {}
-    users: dict[str, User] = {}
+    sites: dict[str, Site] = {}
 
 
 def load_policies(path: Path, sites: Sequence[str] = (), default: str = "local") -> dict[str, Policy]:
@@ -100,7 +96,7 @@ def load_policies(path: Path, sites: Sequence[str] = (), default: str = "local")
     A policy without [sites] holds for any site. Raises ConfigError.
     """
     tables = read_toml(path)
-    own = _sites(tables, str(path))
+    own = policy_of(tables, "", str(path)).sites
     return {name: policy_of(tables, name if own else "", str(path)) for name in sites or own or [default]}
 
 
@@ -109,25 +105,15 @@ def policy_of(tables: dict[str, Any], site: str, where: str) -> Policy:
 
     Raises ConfigError for an unknown site or key, and a value of a wrong type.
     """
-    common = {key: value for key, value in tables.items() if key != "sites"}
-    policy = convert_tables(common, Policy, where)
+    policy = convert_tables(tables, Policy, where)
     if not site:
         return policy
-    sites = _sites(tables, where)
-    if site not in sites:
-        raise ConfigError(f'no site "{site}" in the policy', where=where, hint=suggest(site, sites), key="sites")
-    here = convert_tables(sites[site], _Site, f"{where}: sites.{site}")
-    for path in here.without:
-        _remove(common := _copy(common), _parse_path(path, where), path, where)
-    own = {key: value for key, value in sites[site].items() if key != "without"}
+    if site not in policy.sites:
+        raise ConfigError(f'no site "{site}" in the policy', where=where, hint=suggest(site, policy.sites), key="sites")
+    common, own = _copy(tables), {**tables["sites"][site]}
+    for path in own.pop("without", []):
+        _remove(common, _parse_path(path, where), path, where)
     return convert_tables(_merged(common, own), Policy, where)
-
-
-def _sites(tables: dict[str, Any], where: str) -> dict[str, Any]:
-    sites = tables.get("sites", {})
-    if not _is_table(sites):
-        raise ConfigError('key "sites": no table', where=where, hint="write [sites.NAME]", key="sites")
-    return dict(sites)
 
 
 def table_name(key: tuple[str, ...]) -> str:
