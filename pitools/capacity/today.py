@@ -7,26 +7,46 @@ from itertools import groupby
 
 import msgspec
 
+from pitools.core import hostlist
 from pitools.core.errors import ConfigError
 from pitools.place.simulate.model import Scenario
 from pitools.place.simulate.scenario import scenario_of_sites
 from pitools.site.connect import client
 from pitools.site.load import load_site
-from pitools.slurm.records import Config, Qos
+from pitools.slurm.records import Config, Partition, Qos
 
 
 def today_of_sites(names: Sequence[str]) -> Scenario:
     """Return the partitions of these sites as pools, with the tiers of their QOS, and which preempt which.
 
-    Raises ConfigError for a site whose file has no number of nodes, ClusterError for one that does not answer.
+    Raises ConfigError for a site whose file has no number of nodes, or whose partitions share a part of their nodes,
+    ClusterError for one that does not answer.
     """
     scenario, qos = scenario_of_sites(names), list[Qos]()
     for name in dict.fromkeys(names):
         site = client(load_site(name))
-        config = site.config()
+        scenario, config = without_shared_nodes(scenario, name, site.partitions()), site.config()
         if not config.values.get("AccountingStorageType", "").endswith("none"):
             qos += [_as_applied(each, config) for each in site.qos()]
     return with_tiers(scenario, qos)
+
+
+def without_shared_nodes(scenario: Scenario, site: str, partitions: Sequence[Partition]) -> Scenario:
+    """Return a scenario without the pools of a site's partitions whose nodes are all in larger ones.
+
+    Raises ConfigError for partitions that share only a part of their nodes.
+    """
+    nodes = {f"{site}/{each.partition}": set(hostlist.expand(each.node_list)) for each in partitions}
+    counted, kept = set[str](), set[str]()
+    for pool in sorted(nodes, key=lambda pool: -len(nodes[pool])):
+        if any(pool == each.pool for each in scenario.pools) and not (nodes[pool] and nodes[pool] <= counted):
+            if counted & nodes[pool]:
+                problem, hint = f"{pool} shares some nodes with others", "give the pools as a --scenario file"
+                raise ConfigError(f"{problem} (expected all or none)", where=f"site {site}", hint=hint)
+            counted |= nodes[pool]
+            kept.add(pool)
+    pools = tuple(each for each in scenario.pools if each.pool in kept or each.pool not in nodes)
+    return msgspec.structs.replace(scenario, pools=pools)
 
 
 def _as_applied(qos: Qos, config: Config) -> Qos:
@@ -39,11 +59,11 @@ def _as_applied(qos: Qos, config: Config) -> Qos:
 
 
 def with_tiers(scenario: Scenario, qos: Sequence[Qos]) -> Scenario:
-    """Return a scenario with a tier for each QOS: 0 for the lowest priority, and the next for each higher one, or of
-    the same priority that preempts others.
+    """Return a scenario with a priority for each QOS: 0 for the lowest, and the next for each higher one, or of the
+    same that preempts others.
 
-    Of a QOS that several sites have the highest priority counts. One that preempts others is above them, whatever its
-    priority. Raises ConfigError for QOS that preempt each other.
+    Of a QOS that several sites have the highest counts. One that preempts others is above them, whatever its own.
+    Raises ConfigError for QOS that preempt each other.
     """
     priority: dict[str, int] = {}
     preempts: dict[str, set[str]] = {}

@@ -160,9 +160,8 @@ def ask(
     """Simulate today and what-ifs on the same synthetic jobs; print one record per what-if and group of jobs.
 
     Every figure is a median over the seeds. A wait is all the time in which a job does not run, until its end. A tier
-    is a QOS or queue. With --site, the priorities of tiers and their preemption are those of the QOS there, and
-    partitions that share nodes count these twice: give a --scenario then. A what-if is one or more changes, separated
-    by commas:
+    is a QOS or queue. With --site, the priorities of tiers and their preemption are those of the QOS there; a
+    partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes, separated by commas:
 
     \b
       gpus POOL +64           more, or fewer, GPUs

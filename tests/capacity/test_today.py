@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pitools.capacity.today import with_tiers
+from pitools.capacity.today import with_tiers, without_shared_nodes
 from pitools.core.errors import ConfigError
 from pitools.place.simulate.model import Scenario, SimPool
-from pitools.slurm.records import Qos
+from pitools.slurm.records import Partition, Qos
 
 TODAY = Scenario(name="today", pools=(SimPool(pool="a", gpus=8),))
 
@@ -34,6 +34,18 @@ def test_a_qos_preempts_those_that_it_names() -> None:
         {"urgent": 1, "scavenger": 0, "normal": 0},
         {"urgent": {"scavenger"}},
     )
+
+
+def test_nodes_of_several_partitions_are_counted_once() -> None:
+    """A partition within larger ones is no pool of its own; one that shares only a part is an error."""
+    world = Scenario(name="x", pools=tuple(SimPool(pool=f"s/{name}", gpus=8) for name in ("debug", "all", "far")))
+    parts = [
+        Partition(partition=name, state="UP", node_list=nodes)
+        for name, nodes in (("debug", "n[1-2]"), ("all", "n[1-8]"), ("far", "m1"), ("not-in-the-file", "n[1-9]"))
+    ]
+    assert [pool.pool for pool in without_shared_nodes(world, "s", parts).pools] == ["s/all", "s/far"]
+    with pytest.raises(ConfigError, match="shares some nodes"):
+        without_shared_nodes(world, "s", [*parts[:2], Partition(partition="far", state="UP", node_list="n[8-9]")])
 
 
 def test_qos_that_preempt_each_other_are_an_error() -> None:

@@ -91,11 +91,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Pools and their load.
 
     load: factor of the arrival rate of the trace. seed: of all random draws. backfill_depth: number of pending jobs
-    that each pool's scheduler considers (bf_max_job_test, with Slurm's default). tiers: queue or QOS → tier.
-    preempts: queue or QOS → those whose running jobs are submitted again if its first pending job can then start.
-    tier_shares: tier → share of the other jobs. nodes: for pools with a fabric, how nodes are chosen. extra_leaf:
-    there, the share of the run time that each leaf switch above the first adds. max_limit_s: longest time limit, 0:
-    none; a longer job ends at it, and is submitted again with the rest of its work.
+    that each pool's scheduler considers (bf_max_job_test, with Slurm's default). tiers: tier (a job's QOS or queue) →
+    priority, called tier in `Result`. preempts: tier → those whose running jobs are submitted again if its first
+    pending job can then start. tier_shares: priority → share of the jobs of other tiers. nodes: for pools with a
+    fabric, how nodes are chosen. extra_leaf: there, the share of the run time that each leaf switch above the first
+    adds. max_limit_s: longest time limit, 0: none; a longer job ends at it, and is submitted again with the rest of its
+    work.
     """
 
     name: str

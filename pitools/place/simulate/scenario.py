@@ -52,8 +52,8 @@ class FailureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A scenario file.
 
-    tiers: queue or QOS → tier. preempts: queue or QOS → those whose running jobs it preempts. tier_shares: tier → share
-    of the other jobs. The other keys are those of `Scenario`.
+    tiers: tier (a job's QOS or queue) → priority. preempts: tier → those whose running jobs it preempts. tier_shares:
+    priority → share of the jobs of other tiers. The other keys are those of `Scenario`.
     """
 
     pools: dict[str, PoolTable]
@@ -166,7 +166,7 @@ def require_valid(scenario: Scenario, where: str) -> Scenario:
         f"limits.factors: {low}, {high} (expected two whole numbers, ascending, from 1 on)": not 1 <= low <= high,
         "limits.steps: expected at least one, all above 0": not scenario.limits.steps_s
         or scenario.limits.steps_s[0] <= 0,
-        "preempts: expected only queues of lower tiers": any(
+        "preempts: expected only tiers of lower priority": any(
             scenario.tiers.get(queue, 0) <= scenario.tiers.get(other, 0)
             for queue, others in scenario.preempts.items()
             for other in others

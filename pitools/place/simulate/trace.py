@@ -28,7 +28,7 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     The format is detected from the text. Jobs that never ran or held no GPU are counted as unallocated. skip_bad: count
     invalid rows too, instead of raising. Raises DataError naming file and line.
     """
-    text = _text(path)
+    text = _text(path, skip_bad)
     rows, row = _detect_format(path, text)
     jobs: list[TraceRow] = []
     lines: dict[str, int] = {}
@@ -98,11 +98,14 @@ def _detect_format(path: Path, text: str) -> TraceFormat:
     )
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, skip_bad: bool) -> str:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig", "replace" if skip_bad else "strict")
+    except UnicodeDecodeError as error:
+        line, hint = data.count(b"\n", 0, error.start) + 1, "--skip-bad replaces what is not UTF-8"
+        raise DataError(f"not UTF-8: {error.reason}", where=f"{path}:{line}", hint=hint) from error
     except FileNotFoundError as error:
         raise DataError("no such file", where=str(path)) from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"unreadable: {error}", where=str(path)) from error

@@ -184,6 +184,11 @@ def test_bytes_are_refused(tmp_path: Path) -> None:
     for name in ("t", "t.gz", "u.gz", "missing"):
         with pytest.raises(DataError):
             trace.read_trace(tmp_path / name)
+    (tmp_path / "t").write_bytes(SACCT.replace("train", "tr\xe4in").encode("latin-1"))
+    with pytest.raises(DataError) as error:
+        trace.read_trace(tmp_path / "t")
+    assert error.value.where.endswith(f":{SACCT.partition('train')[0].count(chr(10)) + 1}")
+    assert len(trace.read_trace(tmp_path / "t", skip_bad=True)) == len(rows(tmp_path, SACCT))
 
 
 def test_real_waits_accounts_and_dates_are_kept(tmp_path: Path) -> None:
