@@ -16,27 +16,7 @@ if TYPE_CHECKING:
     from pitools.site.schema import Site
     from pitools.tenancy.report import Use
 
-COLUMNS = (
-    "since",
-    "until",
-    "site",
-    "team",
-    "user",
-    "share",
-    "use",
-    "jobs",
-    "gpu_hours",
-    "node_hours",
-    "charged_hours",
-    "cost",
-    "currency",
-    "wait_p50_s",
-    "wait_p95_s",
-    "fair_share",
-    "level_fs",
-    "budget_hours",
-    "budget_left_hours",
-)
+_KEYS = ("site", "team", "user", "qos")
 
 
 @click.command()
@@ -56,9 +36,10 @@ def report(
 ) -> None:
     """Report what teams used against their shares: hours, charge, budgets left, fair share and waits.
 
-    share and use are parts of all hours of the sites, with the teams below; hours, charge and cost are a team's own
-    jobs', so that rows add up. charged_hours weighs each hour by the UsageFactor of the job's QOS, as budgets do. The
-    accounting is what `sacct -a` shows to you, kept in the store of pit monitor usage.
+    share and use are parts of all hours of the sites, with the teams below: of GPUs, at the sites that have any, and of
+    CPUs where none has, as resource says. Hours, charge and cost are a team's own jobs', so that rows add up. Charged
+    hours are weighed by the UsageFactor that the job's QOS has now, as budgets are. The accounting is what `sacct -a`
+    shows to you, kept in the store of pit monitor usage.
 
     \b
       pit tenancy report --site alpha --site beta
@@ -70,7 +51,7 @@ def report(
     from pitools.monitor.usage import ingest, store
     from pitools.site.connect import client
     from pitools.site.load import load_site
-    from pitools.tenancy.report import read_shares, report_rows
+    from pitools.tenancy.report import TeamRow, read_shares, report_rows
     from pitools.tenancy.report_period import parse_period
 
     windows = parse_period(since, until, is_monthly="month" in by)
@@ -89,7 +70,7 @@ def report(
                 errors.append(at_site(error, site.name))
         reported = [site for site in loaded if site.name in granted]
         keys = [key for key in ("site", "user") if key in by]
-        with Output(form, [name for name in COLUMNS if name not in {"site", "user"} - {*by}]) as out:
+        with Output(form, [name for name in TeamRow.__struct_fields__ if name not in {"site", "user"} - {*by}]) as out:
             for window in windows:
                 groups = _uses(opened, reported, window.begin, window.end, ["account", *keys])
                 details = _uses(opened, reported, window.begin, window.end, ["account", "site", "user", "qos"])
@@ -112,13 +93,7 @@ def _uses(store: sqlite3.Connection, sites: list[Site], begin: int, end: int, ke
                 team=names["account"],
                 user=names.get("user", ""),
                 qos=names.get("qos", ""),
-                jobs=row.jobs,
-                gpu_hours=row.gpu_hours,
-                node_hours=row.node_hours,
-                cost=row.cost,
-                currency=row.currency,
-                wait_p50_s=row.wait_p50_s,
-                wait_p95_s=row.wait_p95_s,
+                **{name: getattr(row, name) for name in Use._fields if name not in _KEYS},
             )
         )
     return uses

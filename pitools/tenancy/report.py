@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from pitools.core.record import Record
 from pitools.slurm import argv
-from pitools.slurm.fields import parse_count
+from pitools.slurm.fields import count_gpus, parse_count
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
-from pitools.slurm.parse_accounting import parse_qos
+from pitools.slurm.parse_accounting import parse_associations, parse_qos
+from pitools.slurm.parse_cluster import parse_config
+from pitools.slurm.parse_nodes import parse_partitions
 from pitools.slurm.parse_shares import SHARES, FairShare, parse_shares
 from pitools.slurm.transport import Transport
 
-_GPU = "gres/gpu"
+Resource = Literal["gpu", "cpu"]
+_TRES = {"gpu": "gres/gpu", "cpu": "cpu"}
 
 
 class TeamRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-report/1"):
     """What a team, or a user in it, used between two times, and may use. site: "" for all sites together.
 
-    jobs, gpu_hours, node_hours, charged_hours, cost, waits: of the team's own jobs, so that rows add up. charged_hours:
-    the hours times the UsageFactor of each job's QOS, as budgets count them; of nodes where a site has no GPUs. share,
-    use: of all hours of the sites, what the shares grant and what was used, 0 to 1, with the teams below. fair_share:
-    Slurm's factor of a user's jobs. level_fs: share by use among siblings, decayed; None if unused, or for several
-    sites. budget_hours, budget_left_hours: of GPUs, now; None without a budget, and of a past period.
+    jobs, hours, cost, waits: of the team's own jobs, so that rows add up. charged_gpu_hours, charged_cpu_hours: times
+    the UsageFactor that each job's QOS has now (1 if it is gone), as budgets count them. resource: what share, use and
+    budgets are of: GPUs, at the sites that have any; CPUs where none has. share, use: of all its hours, what the shares
+    grant and what was used, 0 to 1, with the teams below. fair_share: Slurm's factor of a user's jobs. level_fs: share
+    by use among siblings, decayed; None if unused, or for several sites. budget_hours, budget_left_hours: now; None
+    without a budget, and of a past period.
     """
 
     since: str
@@ -35,12 +42,15 @@ class TeamRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-report/1"):
     use: float | None
     jobs: int
     gpu_hours: float
+    cpu_hours: float
     node_hours: float
-    charged_hours: float
+    charged_gpu_hours: float
+    charged_cpu_hours: float
     cost: float | None
     currency: str
     wait_p50_s: int | None
     wait_p95_s: int | None
+    resource: Resource
     fair_share: float | None
     level_fs: float | None
     budget_hours: float | None
@@ -56,6 +66,7 @@ class Use(NamedTuple):
     qos: str
     jobs: int
     gpu_hours: float
+    cpu_hours: float
     node_hours: float
     cost: float | None
     currency: str
@@ -64,40 +75,49 @@ class Use(NamedTuple):
 
 
 class SiteShares(NamedTuple):
-    """What a site's Slurm grants. factors: QOS → UsageFactor."""
+    """What a site's Slurm grants. factors: QOS → UsageFactor. has_gpus: whether Slurm counts any."""
 
     shares: Sequence[FairShare]
     factors: Mapping[str, float]
+    has_gpus: bool
 
 
-_UNKNOWN = SiteShares((), {})
+_UNKNOWN = SiteShares((), {}, has_gpus=False)
 
 
 def read_shares(transport: Transport) -> SiteShares:
     """Read what a site's Slurm grants, in one call. Raises Unreachable and ClusterError."""
-    shares, qos = (stdout_or_raise(transport, done) for done in run_queries(transport, [SHARES, argv.QOS]))
-    return SiteShares(parse_shares(shares), {row.qos: row.usage_factor for row in parse_qos(qos)})
+    done = run_queries(transport, [SHARES, argv.QOS, argv.associations(), argv.CONFIG, argv.PARTITIONS])
+    shares, qos, associations, config, partitions = (stdout_or_raise(transport, each) for each in done)
+    cluster = parse_config(config).cluster
+    # sshare shows an account that was moved at its old place, until slurmctld reads its configuration again.
+    here = (row for row in parse_associations(associations) if row.cluster == cluster and not row.user)
+    parents = {row.account: row.parent for row in here}
+    rows = [
+        row if row.user else msgspec.structs.replace(row, parent=parents.get(row.account, row.parent))
+        for row in parse_shares(shares)
+    ]
+    has_gpus = any(count_gpus(row.tres) for row in parse_partitions(partitions))
+    return SiteShares(rows, {row.qos: row.usage_factor for row in parse_qos(qos)}, has_gpus)
 
 
 class _Site:
     """A site's hours and shares, by account and user; an account's with those of the accounts below."""
 
     def __init__(self, granted: SiteShares, uses: Iterable[Use]) -> None:
-        uses = list(uses)
-        self.granted = granted
-        self.has_gpus = any(use.gpu_hours for use in uses)
+        self.has_gpus = granted.has_gpus
         self.rows = {(row.account, row.user): row for row in granted.shares}
         self.share = _absolute_shares(granted.shares)
-        self.used: dict[tuple[str, str], float] = {}
-        self.charged: dict[tuple[str, str], float] = {}
+        self.total: dict[str, float] = defaultdict(float)  # by resource
+        self.used: dict[tuple[str, ...], float] = defaultdict(float)
+        self.charged: dict[tuple[str, ...], float] = defaultdict(float)
         for use in uses:
-            hours = use.gpu_hours if self.has_gpus else use.node_hours
-            charge = hours * granted.factors.get(use.qos, 1.0)
-            for key in ((use.team, ""), (use.team, use.user)):
-                self.charged[key] = self.charged.get(key, 0.0) + charge
-            for key in ((use.team, use.user), *((team, "") for team in self._path(use.team))):
-                self.used[key] = self.used.get(key, 0.0) + hours
-        self.total = sum(use.gpu_hours if self.has_gpus else use.node_hours for use in uses)
+            for resource, hours in (("gpu", use.gpu_hours), ("cpu", use.cpu_hours)):
+                self.total[resource] += hours
+                for user in {"", use.user}:
+                    self.charged[resource, use.team, user] += hours * granted.factors.get(use.qos, 1.0)
+                for team, user in {(use.team, use.user), *((team, "") for team in self._path(use.team))}:
+                    self.used[resource, team, user] += hours
 
     def _path(self, team: str) -> list[str]:
         """Return the account and those above it."""
@@ -106,27 +126,35 @@ class _Site:
             path.append(row.parent)
         return path
 
-    def budget(self, key: tuple[str, str]) -> tuple[float, float] | None:
-        """Return the GPU hours of a budget, and what is left of them."""
+    def budget(self, key: tuple[str, str], resource: Resource) -> tuple[float, float] | None:
+        """Return the hours of a budget, and what is left of them."""
         row = self.rows.get(key)
-        limit = parse_count(row.grp_tres_mins.get(_GPU, "")) if row else None
+        limit = parse_count(row.grp_tres_mins.get(_TRES[resource], "")) if row else None
         if row is None or limit is None:
             return None
-        return limit / 60, max(0.0, limit - (parse_count(row.tres_mins.get(_GPU, "")) or 0)) / 60
+        return limit / 60, max(0.0, limit - (parse_count(row.tres_mins.get(_TRES[resource], "")) or 0)) / 60
+
+    @property
+    def resource(self) -> Resource:
+        """What shares and budgets are of."""
+        return "gpu" if self.has_gpus else "cpu"
 
 
 def _absolute_shares(rows: Sequence[FairShare]) -> dict[tuple[str, str], float]:
     """Return each row's part of the whole: its shares by those of its siblings, times the part of the account above."""
-    totals: dict[str, int] = {}
+    totals: dict[str, int] = defaultdict(int)
     for row in rows:
-        totals[row.parent] = totals.get(row.parent, 0) + (row.shares or 0)
-    parts: dict[tuple[str, str], float] = {}
-    for row in rows:
+        totals[row.parent] += row.shares or 0
+    accounts = {row.account: row for row in rows if not row.user}
+
+    def part(row: FairShare, depth: int) -> float:
         if not row.parent:
-            parts[row.account, row.user] = 1.0
-        elif row.shares is not None and totals[row.parent]:
-            parts[row.account, row.user] = parts.get((row.parent, ""), 0.0) * row.shares / totals[row.parent]
-    return parts
+            return 1.0
+        above = accounts.get(row.parent)
+        own = (row.shares or 0) / totals[row.parent] if totals[row.parent] else 0.0
+        return own * part(above, depth - 1) if above and depth else 0.0
+
+    return {(row.account, row.user): part(row, len(rows)) for row in rows if row.shares is not None or not row.parent}
 
 
 def report_rows(
@@ -149,7 +177,8 @@ def report_rows(
         uses.setdefault((use.site, use.team, use.user), []).append(use)
     for name, each in sites.items():  # what was granted and not used
         for team, user in each.rows:
-            if team != "root" and (not user if "user" not in by else user and each.budget((team, user))):
+            is_row = not user if "user" not in by else user and each.budget((team, user), each.resource)
+            if team != "root" and is_row:
                 uses.setdefault((name if "site" in by else "", team, user), [None])
     rows = [
         _row(window, name, (team, user), use, [sites[name]] if name else list(sites.values()), is_current)
@@ -162,11 +191,13 @@ def report_rows(
 def _row(
     window: tuple[str, str], site: str, key: tuple[str, str], use: Use | None, sites: Sequence[_Site], is_current: bool
 ) -> TeamRow:
-    total = sum(each.total for each in sites)
-    weights = [each.total if total else 1.0 for each in sites]
-    shares = [(each.share[key], weight) for each, weight in zip(sites, weights, strict=True) if key in each.share]
+    resource: Resource = "gpu" if any(each.has_gpus for each in sites) else "cpu"
+    counted = [each for each in sites if each.resource == resource]
+    total = sum(each.total[resource] for each in counted)
+    weights = [each.total[resource] if total else 1.0 for each in counted]
+    shares = [(each.share[key], weight) for each, weight in zip(counted, weights, strict=True) if key in each.share]
     row = sites[0].rows.get(key) if len(sites) == 1 and is_current else None
-    budgets = [budget for each in sites if (budget := each.budget(key))] if is_current else []
+    budgets = [budget for each in counted if (budget := each.budget(key, resource))] if is_current else []
     return TeamRow(
         since=window[0],
         until=window[1],
@@ -174,15 +205,18 @@ def _row(
         team=key[0],
         user=key[1],
         share=sum(share * weight for share, weight in shares) / sum(weights) if shares else None,
-        use=sum(each.used.get(key, 0.0) for each in sites) / total if total else None,
+        use=sum(each.used[resource, *key] for each in counted) / total if total else None,
         jobs=use.jobs if use else 0,
         gpu_hours=use.gpu_hours if use else 0.0,
+        cpu_hours=use.cpu_hours if use else 0.0,
         node_hours=use.node_hours if use else 0.0,
-        charged_hours=sum(each.charged.get(key, 0.0) for each in sites),
+        charged_gpu_hours=sum(each.charged["gpu", *key] for each in sites),
+        charged_cpu_hours=sum(each.charged["cpu", *key] for each in sites),
         cost=use.cost if use else None,
         currency=use.currency if use else "",
         wait_p50_s=use.wait_p50_s if use else None,
         wait_p95_s=use.wait_p95_s if use else None,
+        resource=resource,
         fair_share=row.fair_share if row else None,
         level_fs=row.level_fs if row else None,
         budget_hours=sum(budget for budget, _ in budgets) if budgets else None,

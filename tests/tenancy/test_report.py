@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import UsageError
+from pitools.core.subprocesses import Completed
 from pitools.slurm.parse_shares import FairShare
-from pitools.tenancy.report import SiteShares, TeamRow, Use, report_rows
+from pitools.slurm.transport import Transport
+from pitools.tenancy.report import SiteShares, TeamRow, Use, read_shares, report_rows
 from pitools.tenancy.report_period import parse_period
 
 WINDOW = ("2026-11-01T00:00:00.000Z", "2026-12-01T00:00:00.000Z")
-NO_USE = Use("", "", "", "", 0, 0.0, 0.0, None, "", None, None)
+NO_USE = Use("", "", "", "", 0, 0.0, 0.0, 0.0, None, "", None, None)
 SHARES = (
     FairShare(account="root"),
     FairShare(
@@ -43,7 +46,7 @@ def report(
         key = (one.site if "site" in by else "", one.team, one.user if "user" in by else "")
         before = groups.get(key, NO_USE._replace(site=key[0], team=key[1], user=key[2]))
         groups[key] = before._replace(jobs=before.jobs + one.jobs, gpu_hours=before.gpu_hours + one.gpu_hours)
-    granted = granted or {"alpha": SiteShares(SHARES, FACTORS)}
+    granted = granted or {"alpha": SiteShares(SHARES, FACTORS, has_gpus=True)}
     options = {"is_current": True, **options}
     return report_rows(WINDOW, list(groups.values()), details, granted, by=by, **options)
 
@@ -64,8 +67,8 @@ def test_use_against_share_with_the_teams_below() -> None:
         "vision": (0.375, 0.4),
         "speech": (0.375, 0.0),
     }
-    assert (rows["vision"].gpu_hours, rows["vision"].charged_hours) == (40.0, 70.0)
-    assert (rows["dept"].gpu_hours, rows["dept"].charged_hours, rows["robots"].charged_hours) == (0.0, 0.0, 0.0)
+    assert (rows["vision"].gpu_hours, rows["vision"].charged_gpu_hours) == (40.0, 70.0)
+    assert (rows["dept"].gpu_hours, rows["dept"].charged_gpu_hours, rows["robots"].charged_gpu_hours) == (0.0, 0.0, 0.0)
     assert (rows["dept"].budget_hours, rows["dept"].budget_left_hours) == (100.0, 90.0)
     assert rows["vision"].level_fs == 1.5
 
@@ -75,14 +78,16 @@ def test_users_of_teams() -> None:
     rows = {(row.team, row.user): row for row in report(DETAILS, "user")}
     assert list(rows) == [("robots", "eve"), ("vision", "ann"), ("vision", "bob")]
     ann, bob = rows["vision", "ann"], rows["vision", "bob"]
-    assert (ann.share, ann.use, ann.charged_hours, ann.fair_share) == (0.375, 0.3, 60.0, 0.4)
+    assert (ann.share, ann.use, ann.charged_gpu_hours, ann.fair_share) == (0.375, 0.3, 60.0, 0.4)
     assert (bob.share, bob.use) == (None, 0.1)
 
 
 def test_several_sites_together_and_apart() -> None:
     """Together a share weighs by what was used at its site; what holds at one site alone is left out."""
-    beta = SiteShares((FairShare(account="root"), FairShare(account="vision", parent="root", shares=1)), {})
-    granted = {"alpha": SiteShares(SHARES, FACTORS), "beta": beta}
+    beta = SiteShares(
+        (FairShare(account="root"), FairShare(account="vision", parent="root", shares=1)), {}, has_gpus=True
+    )
+    granted = {"alpha": SiteShares(SHARES, FACTORS, has_gpus=True), "beta": beta}
     details = [*DETAILS, use("vision", 100.0, site="beta", user="ann", qos="normal")]
     details[-1] = details[-1]._replace(gpu_hours=300.0)
     (together,) = (row for row in report(details, granted=granted) if row.team == "vision")
@@ -92,12 +97,55 @@ def test_several_sites_together_and_apart() -> None:
     assert apart == [("alpha", 0.4), ("beta", 1.0)]
 
 
-def test_without_gpus_nodes_count_and_a_past_period_has_no_budget() -> None:
-    """Hours of nodes where no job has a GPU; what holds now is left out of what is past."""
-    details = [NO_USE._replace(site="alpha", team="vision", user="ann", qos="urgent", node_hours=5.0, jobs=1)]
-    rows = {row.team: row for row in report(details, is_current=False)}
-    assert (rows["vision"].use, rows["vision"].charged_hours) == (1.0, 10.0)
-    assert (rows["dept"].budget_hours, rows["vision"].level_fs) == (None, None)
+CPU_SITE = SiteShares(
+    (
+        FairShare(account="root"),
+        FairShare(account="vision", parent="root", grp_tres_mins={"cpu": "600"}, tres_mins={"cpu": "60"}),
+    ),
+    FACTORS,
+    has_gpus=False,
+)
+CPU_JOB = NO_USE._replace(site="beta", team="vision", user="ann", qos="urgent", cpu_hours=500.0, jobs=1)
+
+
+def test_gpu_hours_and_cpu_hours_are_never_added() -> None:
+    """What a site counts is Slurm's, not what ran: a first GPU job changes no charge; a site of CPUs no use of GPUs."""
+    for more in ([], [use("robots", 1.0, qos="normal")]):
+        jobs = [*more, CPU_JOB._replace(site="alpha")]
+        rows = {row.team: row for row in report(jobs)}
+        assert (rows["vision"].charged_cpu_hours, rows["vision"].charged_gpu_hours) == (1000.0, 0.0)
+        assert (rows["vision"].resource, rows["vision"].use) == ("gpu", 0.0 if more else None)
+    both = {"alpha": SiteShares(SHARES, FACTORS, has_gpus=True), "beta": CPU_SITE}
+    rows = {row.team: row for row in report([*DETAILS, CPU_JOB], granted=both)}
+    assert (rows["vision"].use, rows["robots"].use, rows["vision"].share) == (0.4, 0.6, 0.375)
+    assert (rows["vision"].charged_cpu_hours, rows["vision"].charged_gpu_hours) == (1000.0, 70.0)
+
+
+def test_a_site_of_cpus_and_a_past_period_has_no_budget() -> None:
+    """Shares and budgets are of CPUs there; what holds now is left out of what is past."""
+    (row,) = report([CPU_JOB], granted={"beta": CPU_SITE})
+    assert (row.resource, row.use, row.budget_hours, row.budget_left_hours) == ("cpu", 1.0, 10.0, 9.0)
+    (row,) = report([CPU_JOB], granted={"beta": CPU_SITE}, is_current=False)
+    assert (row.use, row.charged_cpu_hours, row.budget_hours) == (1.0, 1000.0, None)
+
+
+def test_an_account_that_was_moved_has_its_new_parent(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sshare still lists it at its old place; the associations tell."""
+    answers = [
+        "Account|User|RawShares|RawUsage\nroot|||0\n lab||1|0\n  vla||1|0\n robotics||3|0\n",
+        "normal|0||00:00:00||||\n",
+        "".join(f"c|{name}|||||||{above}\n" for name, above in (("lab", "root"), ("vla", "robotics")))
+        + "other|vla|||||||lab\n",
+        "ClusterName = c\nSLURM_VERSION = 22.05.8\n",
+        (repo / "tests/replay/slurm-22.05/partitions_o.txt").read_text(),
+    ]
+    monkeypatch.setattr(
+        "pitools.tenancy.report.run_queries", lambda *_: [Completed((), 0, text, "") for text in answers]
+    )
+    granted = read_shares(Transport())
+    assert granted.has_gpus
+    shares = {row.team: row.share for row in report([], granted={"alpha": granted})}
+    assert shares == {"lab": 0.25, "robotics": 0.75, "vla": 0.75}
 
 
 _teams = st.sampled_from(["vision", "speech", "dept", "robots", "gone"])
@@ -115,11 +163,11 @@ _uses = st.builds(
 @settings(max_examples=50, deadline=None)
 def test_no_hour_is_lost_or_counted_twice(details: list[Use], by: list[str]) -> None:
     """However it is grouped, the rows add up to all hours and all charge."""
-    granted = dict.fromkeys(("alpha", "beta"), SiteShares(SHARES, FACTORS))
+    granted = dict.fromkeys(("alpha", "beta"), SiteShares(SHARES, FACTORS, has_gpus=True))
     rows = report(details, *by, granted=granted)
     assert sum(row.gpu_hours for row in rows) == pytest.approx(sum(one.gpu_hours for one in details))
     charge = sum(one.gpu_hours * FACTORS.get(one.qos, 1.0) for one in details)
-    assert sum(row.charged_hours for row in rows) == pytest.approx(charge)
+    assert sum(row.charged_gpu_hours for row in rows) == pytest.approx(charge)
     assert all(row.use is None or -1e-9 <= row.use <= 1 + 1e-9 for row in rows)
 
 
