@@ -1,11 +1,11 @@
 """Find who changed an object of accounting, in the transactions that slurmdbd keeps.
 
-Slurm does not write down that an account got another parent, nor the name of a removed QOS.
+Slurm does not write down that an account got another parent. Of a removed QOS it keeps the number alone, and does not
+tell which it was: so a removal is a tier's only if there was no other one since the tier was last named.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import UTC
 
@@ -18,9 +18,8 @@ from pitools.tenancy.columns import COLUMNS
 
 _SINCE = "now-90days"
 _MAX_CHANGES = 3
-# A column of Slurm's database → the key of a policy, where _key_of's rules do not make it.
+# A column of Slurm's database → the key of a policy, where that is another.
 _KEYS = {
-    "shares": "shares",
     "qos": "tiers",
     "delta_qos": "tiers",
     "def_qos_id": "default_tier",
@@ -29,14 +28,23 @@ _KEYS = {
     "preempt": "preempts",
     "usage_thres": "usage_threshold",
     "admin_level": "admin",
+    "grp_submit_jobs": "grp_submit",
+    "max_submit_jobs": "max_submit",
+    "max_submit_jobs_pa": "max_submit_per_account",
+    "max_submit_jobs_per_user": "max_submit_per_user",
+    "max_jobs_pa": "max_jobs_per_account",
+    "max_jobs_accrue_pa": "max_jobs_accrue_per_account",
+    "max_jobs_accrue_pu": "max_jobs_accrue_per_user",
+    "max_tres_pj": "max_tres",
+    "max_tres_pn": "max_tres_per_node",
+    "max_tres_pa": "max_tres_per_account",
+    "max_tres_pu": "max_tres_per_user",
+    "max_tres_mins_pj": "max_tres_mins",
+    "max_tres_run_mins_pu": "max_tres_run_mins_per_user",
+    "max_wall_pj": "max_wall",
+    "max_wall_duration_per_job": "max_wall",
+    "min_tres_pj": "min_tres",
 }
-_RULES = (
-    (r"_(?:duration_per_job|pj)$", ""),
-    (r"_pn$", "_per_node"),
-    (r"_pu$", "_per_user"),
-    (r"_pa$", "_per_account"),
-    (r"submit_jobs", "submit"),
-)
 
 
 class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,21 +65,30 @@ class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
             each
             for each in reversed(self.transactions)
             if self._is_of(each, change.key)
-            and each.action == action
-            and (action != "modify" or differing & {_key_of(field) for field in each.fields})
+            and (each.action == action or (each.action, action) == ("modify", "add"))
+            and (each.action != "modify" or differing & {_KEYS.get(field, field) for field in each.fields})
         ]
+        if change.key[0] == "tier" and action == "remove":
+            naming = (each.at for each in self.transactions if each.kind == "qos" and change.key[1] in each.names)
+            last = max(naming, default="")
+            found = [each for each in found if each.at >= last]
+            if len({each.ids for each in found}) > 1:
+                return ()
         return tuple(found[:_MAX_CHANGES])
 
     def _is_of(self, each: Transaction, key: Key) -> bool:
         kind, name, *rest = key
         if each.kind == "association":
             keys = [self.keys.get(number) for number in each.ids]
-            is_default = kind == "user" and "is_def" in each.fields
-            return key in keys or (is_default and any(row and row[0] == "member" and row[2] == name for row in keys))
+            # A user is at a cluster since the first association there, or before: "Add Users" may be another cluster's.
+            is_users = kind == "user" and ("is_def" in each.fields or each.action == "add")
+            return key in keys or (is_users and any(row and row[0] == "member" and row[2] == name for row in keys))
         if kind == "lead":
             return each.kind == "coordinator" and name in each.accounts and rest[0] in each.names
         if (kind, each.kind, each.action) == ("tier", "qos", "remove"):
             return True  # by its id alone
+        if each.action == "add" and kind != "tier":
+            return False  # of the database, perhaps for another cluster: its association here tells
         return (kind, each.kind) in {("tier", "qos"), ("team", "account"), ("user", "user")} and name in each.names
 
 
@@ -96,12 +113,3 @@ def parse_changes(answers: Sequence[str]) -> AccountingChanges:
 
 def _association_key(account: str, user: str, partition: str) -> Key:
     return ("member", account, user, partition) if user else ("team", account)
-
-
-def _key_of(field: str) -> str:
-    """Return the policy's key for a column of Slurm's database: `max_tres_pu` is `max_tres_per_user`."""
-    if field in _KEYS:
-        return _KEYS[field]
-    for pattern, text in _RULES:
-        field = re.sub(pattern, text, field)
-    return field

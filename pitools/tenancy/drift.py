@@ -52,6 +52,8 @@ def find_drift(now: ClusterState, then: ClusterState, made_by: AccountingChanges
             message = difference_text(change.key[0], change.before, change.after)
         changes = made_by.of(change)
         who = f"{changes[0].actor} at {changes[0].at}" if changes else "accounting does not tell who"
+        if changes and change.key[0] == "tier" and change.after is None:
+            who = f"perhaps removed by {who}: accounting does not tell which tier was"
         name = name_of(change.key)
         yield Finding(site=site, kind="drift", object=name, message=f"{message} ({who})", hint=_RUN, changes=changes)
 

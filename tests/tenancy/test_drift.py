@@ -154,3 +154,35 @@ def test_administrators_and_notes() -> None:
     assert notes == ["PriorityDecayHalfLife", "JobSubmitPlugins"]
     for_ever = drift.find_notes(config(PriorityUsageResetPeriod="NONE"), state(POLICY))
     assert [name for name, _, _ in for_ever] == ["PriorityUsageResetPeriod"]
+
+
+def change(at: int, action: str, kind: str, **values: Any) -> Transaction:
+    return Transaction(at=f"2026-11-27T08:0{at}:00.000Z", actor=f"no{at}", action=action, kind=kind, **values)
+
+
+@pytest.mark.parametrize(
+    ("transactions", "who"),
+    [
+        ([], ""),
+        ([change(1, "remove", "qos", ids=("4",)), change(2, "remove", "qos", ids=("4",))], "perhaps removed by no2 "),
+        ([change(1, "remove", "qos", ids=("4",)), change(2, "remove", "qos", ids=("5",))], ""),
+        ([change(1, "remove", "qos", ids=("4",)), change(2, "add", "qos", names=("low",))], ""),
+        ([change(1, "add", "qos", names=("low",)), change(2, "remove", "qos", ids=("5",))], "perhaps removed by no2 "),
+    ],
+)
+def test_nobody_is_blamed_for_a_tier_that_another_removed(transactions: list[Transaction], who: str) -> None:
+    """Accounting keeps the number of a removed QOS alone: somebody is named, as perhaps, where there is one removal."""
+    made_by = AccountingChanges(transactions=tuple(transactions), keys={})
+    (finding,) = drift.find_drift(state({}), state({("tier", "low"): {}}), made_by, "alpha")
+    assert (who or "accounting does not tell who") in finding.message
+
+
+def test_who_brought_a_user_to_a_cluster() -> None:
+    """Not who added the user to the database for another one; a later change of what differs counts too."""
+    new = change(2, "add", "association", names=("lab", "ann", ""), ids=("7",))
+    everywhere = change(1, "add", "user", names=("ann",))
+    level = change(3, "modify", "user", names=("ann",), fields=("admin_level",))
+    made_by = AccountingChanges(transactions=(everywhere, new, level), keys={"7": ("member", "lab", "ann", "")})
+    for values, actors in (({}, ["no2"]), ({"AdminLevel": "Operator"}, ["no3", "no2"])):
+        (finding,) = drift.find_drift(state({("user", "ann"): values}), state({}), made_by, "alpha")
+        assert [each.actor for each in finding.changes] == actors
