@@ -10,19 +10,8 @@ from pitools.commands import completion
 from pitools.commands.options import rows_format_option
 from pitools.commands.tenancy_plan import at_site, raise_last
 
-COLUMNS = (
-    "site",
-    "account",
-    "qos",
-    "partition",
-    "effect",
-    "resource",
-    "now",
-    "ever",
-    "max_time_s",
-    "hours_left",
-    "message",
-)
+# Of an Allowance, all but what is long.
+_LEFT_OUT = ("user", "reason", "binding", "left", "not_judged")
 
 
 @click.command()
@@ -42,7 +31,8 @@ def show(user: str, sites: tuple[str, ...], with_never: bool, form: str) -> None
     """Show what USER (by default you) may run now, by account, QOS and partition, and what binds a larger job.
 
     now and ever are GPUs of the largest job that limits allow, beside what runs and alone; CPUs where a partition has
-    no GPUs. hours_left is of the tightest budget. Limits alone are asked: pit place plan says when a job starts.
+    no GPUs. hours_left is of the tightest budget, of GPUs or CPUs as resource says; a job may start that needs more, if
+    Slurm does not enforce `safe`. Limits alone are asked: pit place plan says when a job starts.
 
     \b
       pit tenancy show
@@ -73,7 +63,7 @@ def show(user: str, sites: tuple[str, ...], with_never: bool, form: str) -> None
     errors = [answer for answer in answers if isinstance(answer, PitError)]
     rows = [row for answer in answers if not isinstance(answer, PitError) for row in answer]
     shown = rows if with_never else usable(rows)
-    with Output(form, COLUMNS) as out:
+    with Output(form, [name for name in Allowance.__struct_fields__ if name not in _LEFT_OUT]) as out:
         for row in shown:
             out(row)
     if rows and not shown and sys.stderr.isatty():
