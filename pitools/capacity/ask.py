@@ -57,7 +57,7 @@ class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer
     what_if: the changes, "" for today. group: all, "tier NAME" (the QOS, or queue) or "team NAME". wait: from
     submission to end, without the time in which the job ran, so also between the attempts of one that is continued;
     null: the job never ends. utilisation, goodput: as of `pit place simulate`, of the pools that are not rented. cost:
-    those for the whole period, rented ones by the started hour of a job. unfinished: jobs that no pool can hold, or
+    those for the whole period, rented ones per started hour of a job. unfinished: jobs that no pool can hold, or
     that never end.
     """
 

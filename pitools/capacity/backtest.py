@@ -47,7 +47,8 @@ class BacktestPeriod(Record, frozen=True, kw_only=True, tag="pit.backtest-period
 
 class BacktestSummary(Record, frozen=True, kw_only=True, tag="pit.backtest/1"):
     """All forecasts for a group of jobs. error: medians of the relative errors. better: share of the periods in which
-    the forecast is nearer than naive; equally near counts half. within: share with an error of at most 30 %.
+    the forecast is nearer than naive; one in which both are equally near counts half. within: share with an error of at
+    most 30 %.
     """
 
     trace: str

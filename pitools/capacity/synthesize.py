@@ -56,7 +56,11 @@ def synthesize(
     copies = factors.astype(int) + (random.random(len(jobs)) < factors % 1)
     rows = np.repeat(np.arange(len(jobs)), copies)
     if not len(rows):
-        raise DataError(f"no jobs in {days} days", where=trace.name, hint="give more --days, or less shrinking")
+        raise DataError(
+            f"no jobs in {days} days",
+            where=trace.name,
+            hint="give more --days; a log with a long gap has days without jobs",
+        )
     jobs, target = jobs[rows], target[rows]
     is_first = np.diff(rows, prepend=-1) != 0
     shift_s = np.where(is_first, 0.0, random.uniform(-_SHIFT_S, _SHIFT_S, len(jobs)))

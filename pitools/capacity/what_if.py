@@ -15,7 +15,7 @@ from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """One world to simulate. team_factors: as for `synthesize`. rented: pools billed by the started hour of a job."""
+    """One world to simulate. team_factors: as for `synthesize`. rented: pools billed per started hour of a job."""
 
     text: str
     scenario: Scenario

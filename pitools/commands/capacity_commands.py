@@ -15,51 +15,19 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _CLASS_COLUMNS = (
-    "team",
-    "tier",
-    "gpus",
-    "jobs",
-    "jobs_per_day",
-    "share",
-    "run_p50_s",
-    "run_p95_s",
-    "limit_use",
-    "wait_p95_s",
-    "growth_per_week",
-    "burstiness",
-)
+    "team", "tier", "gpus", "jobs", "jobs_per_day", "share", "run_p50_s", "run_p95_s", "limit_use", "wait_p95_s",
+    "growth_per_week", "burstiness",
+)  # fmt: skip
 _ANSWER_COLUMNS = (
-    "what_if",
-    "group",
-    "jobs",
-    "wait_p50_s",
-    "wait_p95_s",
-    "wait_p95_low_s",
-    "wait_p95_high_s",
-    "utilisation",
-    "goodput",
-    "cost",
-    "unfinished",
-)
+    "what_if", "group", "jobs", "wait_p50_s", "wait_p95_s", "wait_p95_low_s", "wait_p95_high_s", "utilisation",
+    "goodput", "cost", "unfinished",
+)  # fmt: skip
 _PERIOD_COLUMNS = (
-    "period",
-    "group",
-    "jobs",
-    "wait_p95_s",
-    "forecast_s",
-    "naive_s",
-    "forecast_error",
-    "naive_error",
-)
+    "period", "group", "jobs", "wait_p95_s", "forecast_s", "naive_s", "forecast_error", "naive_error",
+)  # fmt: skip
 _SUMMARY_COLUMNS = (
-    "group",
-    "periods",
-    "forecast_error",
-    "naive_error",
-    "better",
-    "forecast_within",
-    "naive_within",
-)
+    "group", "periods", "forecast_error", "naive_error", "better", "forecast_within", "naive_within",
+)  # fmt: skip
 
 
 def _check_growth(_ctx: click.Context, _param: click.Parameter, growth: float) -> float:
@@ -171,7 +139,7 @@ def ask(
       preempt TIER TIER       jobs of the second are submitted again if one of the first can then start
       team NAME x2, load x1.2 more jobs of a team, or of all
       limit 12h               longest time limit; longer jobs queue again for the rest of their work
-      rent POOL 128 2.5       GPUs, paid by the started hour of a job, for jobs that start nowhere else
+      rent POOL 128 2.5       GPUs, paid per started hour of a job, for jobs that start nowhere else
 
     \b
       pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "rent cloud 64 2.5, limit 1d"
@@ -216,7 +184,7 @@ def ask(
 
         draw_answers(answers, png)
     if unfinished := max(outcome.unfinished for outcome in outcomes if not outcome.what_if):
-        click.echo(f"pit: {unfinished} jobs fit no pool of today, or never end: their wait is infinite", err=True)
+        click.echo(f"pit: jobs that fit no pool of today, or never end: {unfinished}; their wait is infinite", err=True)
     if reach and cheapest is None:
         click.echo("pit: neither today nor any combination of the what-ifs reaches every goal", err=True)
         ctx.exit(1)
