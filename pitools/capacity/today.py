@@ -13,6 +13,7 @@ from pitools.place.simulate.model import Scenario
 from pitools.place.simulate.scenario import scenario_of_sites
 from pitools.site.connect import client
 from pitools.site.load import load_site
+from pitools.slurm.fields import none_to_empty
 from pitools.slurm.records import Config, Partition, Qos
 
 
@@ -36,7 +37,7 @@ def without_shared_nodes(scenario: Scenario, site: str, partitions: Sequence[Par
 
     Raises ConfigError for partitions that share only a part of their nodes.
     """
-    nodes = {f"{site}/{each.partition}": set(hostlist.expand(each.node_list)) for each in partitions}
+    nodes = {f"{site}/{each.partition}": set(hostlist.expand(none_to_empty(each.node_list))) for each in partitions}
     counted, kept = set[str](), set[str]()
     for pool in sorted(nodes, key=lambda pool: -len(nodes[pool])):
         if any(pool == each.pool for each in scenario.pools) and not (nodes[pool] and nodes[pool] <= counted):

@@ -41,7 +41,13 @@ def test_nodes_of_several_partitions_are_counted_once() -> None:
     world = Scenario(name="x", pools=tuple(SimPool(pool=f"s/{name}", gpus=8) for name in ("debug", "all", "far")))
     parts = [
         Partition(partition=name, state="UP", node_list=nodes)
-        for name, nodes in (("debug", "n[1-2]"), ("all", "n[1-8]"), ("far", "m1"), ("not-in-the-file", "n[1-9]"))
+        for name, nodes in (
+            ("debug", "n[1-2]"),
+            ("all", "n[1-8]"),
+            ("far", "m1"),
+            ("empty", "(null)"),
+            ("not-in-the-file", "n[1-9]"),
+        )
     ]
     assert [pool.pool for pool in without_shared_nodes(world, "s", parts).pools] == ["s/all", "s/far"]
     with pytest.raises(ConfigError, match="shares some nodes"):
