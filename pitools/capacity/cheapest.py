@@ -27,9 +27,8 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     most_s: float
 
     def excess(self, outcome: Outcome) -> float:
-        """Return the wait in a period over the most it may be: above 1 it misses the goal, infinite without jobs."""
-        waits = outcome.waits.get(self.group)
-        wait_s: float = getattr(waits, self.quantile) if waits else inf
+        """Return the wait of the group, which has jobs in the period, over the most it may be: above 1 misses."""
+        wait_s: float = getattr(outcome.waits[self.group], self.quantile)
         return max(wait_s, 1.0) / max(self.most_s, 1.0)  # a second is none
 
 
