@@ -28,7 +28,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
     others: each cluster that shares its database, and so QOS and accounts → those in use there, as keys. records: each
     account of the database → its description and organization. resources: that limits may name; empty if unknown.
-    runner: the user by whose rights accounting is changed.
+    runner: the user by whose rights accounting is changed. other_parents: account → those above it on other clusters.
+    other_leads: the leads of accounts that only others have.
     """
 
     cluster: str
@@ -37,6 +38,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     records: dict[str, Values] = {}
     resources: frozenset[str] = frozenset()
     runner: str = ""
+    other_parents: dict[str, frozenset[str]] = {}
+    other_leads: frozenset[Key] = frozenset()
 
 
 def queries() -> list[list[str]]:
@@ -70,6 +73,10 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for name, *texts in qos:
         objects["tier", name] = _values(QOS, texts, "show qos")
     parent_of = {account: parent for of, account, user, parent in parents if of == cluster and not user}
+    other_parents: dict[str, frozenset[str]] = {}
+    for of, team, user, above in parents:
+        if of != cluster and not user and above:
+            other_parents[team] = other_parents.get(team, frozenset()) | {above}
     records = {row[0]: _record(row) for row in accounts}
     coordinators = {row[0]: row[3] for row in accounts}
     for of, account, user, partition, *texts in associations:
@@ -93,20 +100,38 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for user, level in users:
         if ("user", user) in objects and level not in ("", "None"):
             objects["user", user]["AdminLevel"] = level
+    leads = {("lead", team, user) for team, users in coordinators.items() for user in comma_list(users)}
     return without_inherited_leads(
-        ClusterState(cluster=cluster, objects=objects, others=others, records=records, resources=resources)
+        ClusterState(
+            cluster=cluster,
+            objects=objects,
+            others=others,
+            records=records,
+            resources=resources,
+            other_parents=other_parents,
+            other_leads=frozenset(lead for lead in leads if ("team", lead[1]) not in objects),
+        )
     )
 
 
 def without_inherited_leads(state: ClusterState) -> ClusterState:
-    """Return the state without leads of a team that also lead a team above: Slurm shows both alike."""
+    """Return the state without leads of a team that also lead a team above, on any cluster: Slurm shows both alike."""
+    leads = {key for key in state.objects if key[0] == "lead"}
+    all_leads = leads | state.other_leads
     redundant = {
-        key
-        for key in state.objects
-        if key[0] == "lead" and any(("lead", above, key[2]) in state.objects for above in teams_above(state, key[1]))
+        key for key in leads if any(("lead", team, key[2]) in all_leads for team in _above_anywhere(state, key[1]))
     }
     kept = {key: values for key, values in state.objects.items() if key not in redundant}
     return msgspec.structs.replace(state, objects=kept)
+
+
+def _above_anywhere(state: ClusterState, team: str) -> set[str]:
+    """Return the accounts above one on this cluster or another of its database, without itself."""
+    names = [team]
+    for name in names:
+        own = state.objects.get(("team", name), {}).get("Parent", "root")
+        names += [each for each in {own, *state.other_parents.get(name, ())} if each not in names]
+    return {*names} - {team}
 
 
 def teams_above(state: ClusterState, team: str) -> list[str]:

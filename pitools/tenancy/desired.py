@@ -55,7 +55,7 @@ def desired_state(policy: Policy, now: ClusterState, where: str = "policy") -> C
         else:
             objects["user", user] = dict(now.objects.get(("user", user), {}))
         objects["user", user]["DefaultAccount"] = _default_team(user, teams, policy, now, where)
-    return without_inherited_leads(ClusterState(cluster=now.cluster, objects=objects))
+    return without_inherited_leads(msgspec.structs.replace(now, objects=objects))
 
 
 def _kept(policy: Policy, now: ClusterState) -> dict[Key, Values]:

@@ -16,6 +16,7 @@ from pitools.slurm.records import Config
 from pitools.slurm.transport import Transport
 from pitools.tenancy import read
 from pitools.tenancy.cluster_state import parse_state
+from pitools.tenancy.columns import ASSOCIATION
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import policy_of
 
@@ -41,6 +42,21 @@ def test_recorded_accounting_is_read(answers: list[str]) -> None:
     assert "gres/gpu" in state.resources
     bare = msgspec.structs.replace(state, objects={})
     assert desired_state(policy_of(policy_tables(state), "", "p"), bare).objects == state.objects
+
+
+def test_lead_who_is_inherited_on_another_cluster_is_none_of_this_one() -> None:
+    """sim is below robotics here and below lab there, which bob leads: Slurm shows him as a lead of sim on both."""
+    pairs = [("a", "robotics", "root"), ("a", "sim", "robotics"), ("b", "lab", "root"), ("b", "sim", "lab")]
+    parents = "".join(f"{cluster}|{account}||{parent}\n" for cluster, account, parent in pairs)
+    rows = "".join(f"{cluster}|{account}||" + "|" * len(ASSOCIATION) + "\n" for cluster, account, _ in pairs)
+    accounts = "robotics|robotics|robotics|\nsim|sim|sim|bob\nlab|lab|lab|bob\n"
+    answers = ["", rows, parents, "", "", accounts, ""]
+    for cluster, leads in (("a", set()), ("b", {("lead", "lab", "bob")})):
+        state = parse_state(cluster, answers)
+        assert {key for key in state.objects if key[0] == "lead"} == leads
+        tables = policy_tables(state)
+        tables["teams"]["sim"]["leads"] = ["bob"]
+        assert desired_state(policy_of(tables, "", "p"), state).objects == state.objects
 
 
 def test_sites_are_read_apart(answers: list[str], repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
