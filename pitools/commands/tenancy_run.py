@@ -101,7 +101,7 @@ def _undone_states(run: str) -> dict[str, DesiredState]:
 def history(sites: tuple[str, ...], form: str) -> None:
     """List the changes that this user's runs made, the oldest first: who, when, from, to.
 
-    The state `unknown` is of a call during which a run was ended.
+    State `refused`: Slurm did not accept the call; `unknown`: the run was ended during the call.
     """
     from pitools.core.output import Output
     from pitools.tenancy import site_plan

@@ -32,12 +32,12 @@ ReadAgain = Callable[[str], ClusterState]
 
 
 class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1"):
-    """A line of the journal. kind: a run starts, a call is about to be made, the run made all calls.
+    """A line of the journal. kind: a run starts, a call is about to be made, was refused, the run made all calls.
 
     objects: of a start, each object that differs at its end; of a call, the one that it changes.
     """
 
-    kind: Literal["start", "call", "end"]
+    kind: Literal["start", "call", "refused", "end"]
     run: str
     at: str
     user: str
@@ -75,22 +75,26 @@ def apply_changes(
         return
     run = secrets.token_hex(4)
 
-    def note(kind: Literal["start", "call", "end"], argv: list[str], objects: list[ObjectChange]) -> JournalEntry:
-        at, cluster = timestamps.now_rfc3339(), now.cluster
-        entry = JournalEntry(
-            kind=kind, run=run, at=at, user=user, site=site, cluster=cluster, argv=argv, objects=objects
-        )
+    def note(
+        kind: Literal["start", "call", "refused", "end"], argv: Sequence[str] = (), *objects: ObjectChange
+    ) -> JournalEntry:
+        of_run = {"run": run, "at": timestamps.now_rfc3339(), "user": user, "site": site, "cluster": now.cluster}
+        entry = JournalEntry(kind=kind, **of_run, argv=[*argv], objects=[*objects])
         append_record(journal, entry)
         return entry
 
-    note("start", [], differences(now, then))
+    note("start", (), *differences(now, then))
     for change in changes:
         _require_unchanged(change, read_again(change.key[0]))
         argv = command(change, now)
-        entry = note("call", argv, [change])
-        call(argv)
+        entry = note("call", argv, change)
+        try:
+            call(argv)
+        except ClusterError:
+            note("refused")
+            raise
         yield entry
-    note("end", [], [])
+    note("end")
 
 
 def _require_unchanged(change: ObjectChange, found: ClusterState) -> None:
@@ -118,7 +122,9 @@ def site_of_run(journal: Path, run: str) -> str:
     """Return the site that a run changed. Raises UsageError for an unknown run."""
     sites = {entry.run: entry.site for entry in read_journal(journal, JournalEntry)}
     if run not in sites:
-        raise UsageError(f'no run "{run}" in the journal', where=str(journal), hint="list them: pit tenancy history")
+        raise UsageError(
+            f'no run "{run}" in the journal of this user', where=str(journal), hint="list them: pit tenancy history"
+        )
     return sites[run]
 
 

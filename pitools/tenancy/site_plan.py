@@ -31,10 +31,13 @@ _HINT = "run the same command again: it goes on from what accounting has"
 _STALE = f"slurmdbd remembers emptied lists of preempted QOS until it is restarted; then {_HINT}"
 
 
+State = Literal["planned", "done", "refused", "unknown"]
+
+
 class ChangeRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-change/1"):
     """A change of accounting: in words, as a command, and as an object's values (None: no object).
 
-    state: planned, done, or unknown: a run ended during the call. run, at, user: of the run, "" in a plan.
+    state: planned; done; refused by Slurm; unknown: a run ended during the call. run, at, user: "" in a plan.
     """
 
     site: str
@@ -44,7 +47,7 @@ class ChangeRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-change/1"):
     key: Key
     before: Values | None
     after: Values | None
-    state: Literal["planned", "done", "unknown"] = "planned"
+    state: State = "planned"
     run: str = ""
     at: str = ""
     user: str = ""
@@ -122,9 +125,11 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
         try:
             slurm.run_once(argv, _HINT)
         except PitError as error:
-            error.where = f"site {site}: {error.where}"
+            error.where = f"site {site}: {shlex.join(argv)}"
             if "QOS Preemption loop" in error.message:  # there is none: `require_possible` looked
                 raise error.with_hint(_STALE) from error
+            if isinstance(error, ClusterError):  # sacctmgr's reasons are not sbatch's
+                raise error.with_hint("pit tenancy plan shows what is left to do") from error
             raise
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
@@ -150,15 +155,16 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
 def history(sites: Sequence[str] = ()) -> list[ChangeRow]:
     """Return the changes of all runs at these sites, or at all, the oldest first. Raises DataError."""
     entries = [entry for entry in read_journal(journal_path(), JournalEntry) if not sites or entry.site in sites]
-    last = {entry.run: entry for entry in entries}
-    return [
-        _entry_row(entry, "unknown" if entry is last[entry.run] else "done")
-        for entry in entries
-        if entry.kind == "call"
-    ]
+    following: dict[str, str] = {}
+    rows = []
+    for entry in reversed(entries):
+        kind, following[entry.run] = following.get(entry.run, ""), entry.kind
+        if entry.kind == "call":
+            rows.append(_entry_row(entry, "refused" if kind == "refused" else "done" if kind else "unknown"))
+    return rows[::-1]
 
 
-def _entry_row(entry: JournalEntry, state: Literal["done", "unknown"]) -> ChangeRow:
+def _entry_row(entry: JournalEntry, state: State) -> ChangeRow:
     row = _row(entry.site, entry.cluster, entry.objects[0], entry.argv)
     return msgspec.structs.replace(row, state=state, run=entry.run, at=entry.at, user=entry.user)
 

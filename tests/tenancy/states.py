@@ -28,8 +28,8 @@ _TEXTS = {
 }
 _OF = {
     "Fairshare": st.sampled_from(["1", "5", "100", "parent"]),
-    "PreemptMode": st.sampled_from(["cluster", "requeue", "suspend,gang"]),
-    "Flags": st.sampled_from(["DenyOnLimit", "DenyOnLimit,OverPartQOS", "NoReserve"]),
+    "PreemptMode": st.sampled_from(["cluster", "REQUEUE", "suspend,gang"]),
+    "Flags": st.sampled_from(["denyonlimit", "DENYONLIMIT,OverPartQOS", "NoReserve"]),
     "Description": st.sampled_from(["", "a team", 'say "hi"', "größe \\ x"]),
     "Organization": st.sampled_from(["", "dept"]),
 }

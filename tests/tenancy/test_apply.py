@@ -129,7 +129,7 @@ def test_journal_names_each_call(tmp_path: Path) -> None:
 
     with pytest.raises(ClusterError):
         _apply(now, then, journal, Sacctmgr(now.objects), refuse)
-    start, call = read_journal(journal, JournalEntry)
-    assert (start.kind, call.kind, call.user, call.run) == ("start", "call", "ann", start.run)
+    start, call, refused = read_journal(journal, JournalEntry)
+    assert (start.kind, call.kind, refused.kind, call.user, call.run) == ("start", "call", "refused", "ann", start.run)
     assert (call.objects[0].before, call.objects[0].after) == ({}, {"Priority": "5"})
     assert call.argv == ["sacctmgr", "-i", "modify", "qos", "where", "name=normal", "set", "Priority=5"]

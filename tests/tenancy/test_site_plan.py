@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from pitools.core.errors import ConfigError, TryLater
+from pitools.core.errors import ClusterError, ConfigError, TryLater
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
@@ -94,22 +95,29 @@ def test_what_slurm_refuses_is_refused_first(key: Key, values: Values) -> None:
 
 
 def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call whose run ended in it has the state unknown; two runs at once are refused."""
+    """A call whose run ended in it is unknown, one that Slurm refused is so; two runs at once are not let."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     now = ClusterState(cluster="alpha", objects={})
     then = ClusterState(cluster="alpha", objects={("tier", "a"): {}, ("tier", "b"): {}})
+
+    def refuse(argv: Sequence[str]) -> None:
+        raise ClusterError("no")
+
     with lock_journal():
         for _ in apply_changes(now, then, lambda _: None, lambda _: now, site="s", user="ann", journal=journal_path()):
             pass
         next(
             iter(apply_changes(now, then, lambda _: None, lambda _: now, site="t", user="bob", journal=journal_path()))
         )
+        with pytest.raises(ClusterError):
+            list(apply_changes(now, then, refuse, lambda _: now, site="r", user="eve", journal=journal_path()))
         with pytest.raises(TryLater), lock_journal():
             pass
     assert [(row.site, row.user, row.state) for row in history()] == [
         ("s", "ann", "done"),
         ("s", "ann", "done"),
         ("t", "bob", "unknown"),
+        ("r", "eve", "refused"),
     ]
     assert [row.site for row in history(["t"])] == ["t"]
     assert journal_path().stat().st_mode & 0o777 == 0o600
