@@ -101,17 +101,10 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
         if ("user", user) in objects and level not in ("", "None"):
             objects["user", user]["AdminLevel"] = level
     leads = {("lead", team, user) for team, users in coordinators.items() for user in comma_list(users)}
-    return without_inherited_leads(
-        ClusterState(
-            cluster=cluster,
-            objects=objects,
-            others=others,
-            records=records,
-            resources=resources,
-            other_parents=other_parents,
-            other_leads=frozenset(lead for lead in leads if ("team", lead[1]) not in objects),
-        )
-    )
+    other_leads = frozenset(lead for lead in leads if ("team", lead[1]) not in objects)
+    of_others = {"others": others, "other_parents": other_parents, "other_leads": other_leads}
+    state = ClusterState(cluster=cluster, objects=objects, records=records, resources=resources)
+    return without_inherited_leads(msgspec.structs.replace(state, **of_others))
 
 
 def without_inherited_leads(state: ClusterState) -> ClusterState:

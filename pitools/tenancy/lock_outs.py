@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pitools.slurm.records import Partition
@@ -11,16 +12,7 @@ from pitools.tenancy.columns import COLUMNS
 from pitools.tenancy.words import name_of
 
 # With 0, no job is accepted, or none starts. Grp limits bind at each account, of Max limits the first definition.
-_CLOSING = {
-    "GrpJobs",
-    "GrpSubmit",
-    "MaxJobs",
-    "MaxSubmit",
-    "MaxJobsPU",
-    "MaxJobsPA",
-    "MaxSubmitJobsPU",
-    "MaxSubmitJobsPA",
-}
+_CLOSING = re.compile(r"GrpJobs|GrpSubmit|MaxJobs(P[UA])?|MaxSubmit(JobsP[UA])?")
 _NAMED = 5  # users in a sentence
 
 
@@ -33,14 +25,13 @@ def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
     if _administrators(now) and not _administrators(then):
         problems.append(f"no administrator is left (now: {', '.join(_administrators(now))})")
     if now.runner in _administrators(now) and ("user", now.runner) not in then.objects and now.runner != "root":
-        problems.append(
-            f'user "{now.runner}", who would make the changes, is removed by them, and cannot make the rest'
-        )
+        problems.append(f'user "{now.runner}", who makes the changes, is removed by them, and cannot make the rest')
     closed: dict[str, list[str]] = {}
     for key in rows["then"]:
         needs_tier = bool(effective_tiers(now, key))
         reason = _closed_by(then, key, needs_tier=needs_tier)
-        if reason and not _closed_by(now, key, needs_tier=needs_tier):
+        before = key if key in now.objects else ("team", key[1])
+        if reason and not _closed_by(now, before, needs_tier=needs_tier):
             closed.setdefault(f"in team {key[1]}: {reason}", []).append(key[2])
     problems += [f"{_users(users)} could run nothing {reason}" for reason, users in closed.items()]
     users = {key[2] for key in rows["now"]}
@@ -108,5 +99,7 @@ def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:
 def _zero_limit(state: ClusterState, key: Key, set_aside: Collection[str] = ()) -> str:
     """Return the first limit of 0 that lets no job of an object run, as text; "" for none."""
     values = state.objects.get(key, {})
-    closing = [column for column in COLUMNS[key[0]] if column.option in _CLOSING and column.option not in set_aside]
+    closing = [
+        column for column in COLUMNS[key[0]] if _CLOSING.fullmatch(column.option) and column.option not in set_aside
+    ]
     return next((f"{c.key} 0 of {name_of(key)}" for c in closing if values.get(c.option) == "0"), "")

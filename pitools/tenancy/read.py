@@ -55,10 +55,8 @@ def read_again(accounting: SiteAccounting, kind: str) -> ClusterState:
 def read_partitions(accounting: SiteAccounting) -> dict[str, list[Partition] | None]:
     """Return the partitions of each cluster of a site's database, its own first; None where one does not answer."""
     clusters = [accounting.state.cluster, *accounting.state.others]
-    commands = [[argv.PARTITIONS[0], "-M", cluster, *argv.PARTITIONS[1:]] for cluster in clusters]
-    commands[0] = argv.PARTITIONS
-    done = run_queries(accounting.client.transport, commands)
-    stdout_or_raise(accounting.client.transport, done[0])
+    command, *words = argv.PARTITIONS
+    done = run_queries(accounting.client.transport, [[command, "-M", cluster, *words] for cluster in clusters])
     answers = zip(clusters, done, strict=True)
     return {cluster: None if has_failed(each) else parse_partitions(each.stdout) for cluster, each in answers}
 

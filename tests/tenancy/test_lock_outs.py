@@ -61,6 +61,12 @@ def test_lock_out_is_said(then: ClusterState, said: list[str]) -> None:
     assert lock_outs(then, then) == []
 
 
+def test_new_member_of_a_closed_team_is_not_said() -> None:
+    """Who parked the team knows it."""
+    now = _with(lab={"MaxJobs": "0"})
+    assert lock_outs(now, msgspec.structs.replace(now, objects={**now.objects, ("member", "lab", "eve", ""): {}})) == []
+
+
 def test_more_than_half_of_the_users_and_who_makes_the_changes_are_said() -> None:
     """The changes cannot be finished by an administrator whom they remove."""
     many = {("member", "lab", f"u{i}", ""): {} for i in range(9)}
@@ -68,7 +74,7 @@ def test_more_than_half_of_the_users_and_who_makes_the_changes_are_said() -> Non
     then = _with(ANN, ("user", "ann"))
     then.objects["user", "bob"] = {"DefaultAccount": "lab", "AdminLevel": "Administrator"}
     assert lock_outs(now, then) == [
-        'user "ann", who would make the changes, is removed by them, and cannot make the rest',
+        'user "ann", who makes the changes, is removed by them, and cannot make the rest',
         "10 users (ann, u0, u1, u2, u3, ...) of 11 would be in no team any more",
     ]
 
