@@ -128,8 +128,8 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
             error.where = f"site {site}: {shlex.join(argv)}"
             if "QOS Preemption loop" in error.message:  # there is none: `require_possible` looked
                 raise error.with_hint(_STALE) from error
-            if isinstance(error, ClusterError):  # sacctmgr's reasons are not sbatch's
-                raise error.with_hint("pit tenancy plan shows what is left to do") from error
+            if isinstance(error, ClusterError):
+                error.hint = "pit tenancy plan shows what is left to do"  # other hints are for those who submit jobs
             raise
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
