@@ -67,7 +67,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         for name, each in accounting.items():
             then = wanted[name](each.state)
             require_possible(each.state, then, f"{policy or undo} at site {name}")
-            require_no_lock_out(each, then, lock_outs)
+            require_no_lock_out(each, then, lock_outs, is_undo=bool(undo))
             print_users_without_team(name, each.state, then)
         for i, name in enumerate(accounting):
             # Sites may share a database: what the first changed is read again.

@@ -98,18 +98,23 @@ def _members(policy: Policy) -> set[str]:
     return {user for team in policy.teams.values() for user in (*(team.users or ()), *team.members)}
 
 
-def find_lock_outs(accounting: SiteAccounting, then: ClusterState) -> list[str]:
-    """Return whom and which partitions a state of a site would lock out. Raises ClusterError, Unreachable."""
-    now, problems = accounting.state, lock_outs(accounting.state, then)
+def find_lock_outs(accounting: SiteAccounting, then: ClusterState, *, is_undo: bool = False) -> list[str]:
+    """Return whom and which partitions a state of a site would lock out. Raises ClusterError, Unreachable.
+
+    is_undo: people had no more before, but partitions may have come to use what is removed.
+    """
+    now, problems = accounting.state, [] if is_undo else lock_outs(accounting.state, then)
     if any(key[0] in ("tier", "team") for key in {*now.objects} - {*then.objects}):
         problems += partition_lock_outs(now, then, read_partitions(accounting))
     return problems
 
 
-def require_no_lock_out(accounting: SiteAccounting, then: ClusterState, allowed: Sequence[str]) -> None:
+def require_no_lock_out(
+    accounting: SiteAccounting, then: ClusterState, allowed: Sequence[str], *, is_undo: bool
+) -> None:
     """Raise ConfigError if a state locks users or partitions out, unless it is allowed for this site."""
     site = accounting.site.name
-    if site not in allowed and (problems := find_lock_outs(accounting, then)):
+    if site not in allowed and (problems := find_lock_outs(accounting, then, is_undo=is_undo)):
         hint = f"if that is wanted: --lock-out {site}"
         raise ConfigError("; ".join(problems), where=f"site {site}", hint=hint)
 

@@ -50,16 +50,16 @@ def test_policy_on_a_real_database(clusters: Path, as_root: None, tmp_path: Path
     before = shown()
     policy, changed = tmp_path / "policy.toml", tmp_path / "changed.toml"
     policy.write_text(tenancy("import", "--site", "alpha")[0][""])
-    assert tenancy("check", str(policy)) == []
+    assert tenancy("plan", str(policy)) == []
     changed.write_text(policy.read_text() + CHANGE)
-    planned = tenancy("check", str(changed), code=1)
+    planned = tenancy("plan", str(changed))
     with subprocess.Popen([*argv, "run", str(changed)], env=env, stdout=subprocess.PIPE) as run:
         assert run.stdout
         first = json.loads(run.stdout.readline())
         run.send_signal(signal.SIGKILL)
     finished = tenancy("run", str(changed))
     assert {row["change"] for row in planned} == {row["change"] for row in [first, *tenancy("history")]}
-    assert tenancy("check", str(changed)) == []
+    assert tenancy("plan", str(changed)) == []
     for run_id in dict.fromkeys(row["run"] for row in [*finished, first]):
         tenancy("run", "--undo", run_id)
     assert shown() == before
