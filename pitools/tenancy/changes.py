@@ -116,7 +116,9 @@ class _Walk:
             if not (is_moved or old.get(_TIERS) or new.get(_TIERS)):
                 continue
             need = effective_tiers(self.now, key) | effective_tiers(self.then, key) | self.defaults_near(key)
-            if is_moved or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
+            # `+urgent` is set last, after the lists above are narrow: until then the association has one of its own.
+            needs_own = is_moved or (old.get(_TIERS) != new.get(_TIERS) and new.get(_TIERS, "")[:1] in ("+", "-"))
+            if needs_own or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
                 yield from self.update(key, QOS=",".join(sorted(need)))
 
     def has_new_inheritance(self) -> bool:

@@ -81,6 +81,22 @@ def test_part_of_a_policy_is_accepted_too(now: ClusterState, other: ClusterState
     _walk(now, then)
 
 
+def test_list_that_becomes_a_change_to_a_narrowed_one_is_accepted() -> None:
+    """Ann keeps the default that her team loses, by a change to the team's new list."""
+
+    def state(team: Values, member: Values) -> ClusterState:
+        rows: dict[Key, Values] = {("tier", "low"): {}, ("tier", "urgent"): {}, ("team", "root"): {}}
+        rows |= {
+            ("team", "lab"): team,
+            ("member", "lab", "ann", ""): member,
+            ("user", "ann"): {"DefaultAccount": "lab"},
+        }
+        return ClusterState(cluster="alpha", objects=rows)
+
+    now = state({"QOS": "urgent", "DefaultQOS": "urgent"}, {"DefaultQOS": "urgent"})
+    _walk(now, state({"QOS": "low"}, {"QOS": "+urgent", "DefaultQOS": "urgent"}))
+
+
 @given(states())
 @settings(max_examples=10, deadline=None)
 def test_same_state_needs_no_change(state: ClusterState) -> None:
