@@ -8,7 +8,7 @@ from pitools.slurm.parse_nodes import parse_partitions
 from pitools.tenancy import changed_by, drift, preemption
 from pitools.tenancy.cluster_state import ClusterState
 from pitools.tenancy.drift import Finding
-from pitools.tenancy.policy import Policy
+from pitools.tenancy.policy import Policy, administrators
 from pitools.tenancy.read import SiteAccounting
 
 _USERS = ["sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel"]
@@ -30,7 +30,7 @@ def check_site(accounting: SiteAccounting, policy: Policy, then: ClusterState) -
         for user, _, level in admin_levels
         if now.objects.get(("user", user)) == then.objects.get(("user", user))
     }
-    admins = {name for name, user in policy.users.items() if user.admin}
+    admins = administrators(policy, shares_database=bool(now.others))
     ineffective = [
         *drift.find_ineffective(config, then),
         *preemption.find_faults(config, then, rows, accounting.site.recovery.grace_s),

@@ -116,6 +116,12 @@ def policy_of(tables: dict[str, Any], site: str, where: str) -> Policy:
     return convert_tables(_merged(common, own), Policy, where)
 
 
+def administrators(policy: Policy, *, shares_database: bool) -> set[str]:
+    """Return the users to whom a policy gives rights; also at its other sites, whose users may be in the database."""
+    tables = (policy, *policy.sites.values()) if shares_database else (policy,)
+    return {name for table in tables for name, user in table.users.items() if user.admin}
+
+
 def table_name(key: tuple[str, ...]) -> str:
     """Return the table of a policy that has an object of accounting: `teams.vision.members.ann`."""
     kind, name, *rest = key

@@ -13,7 +13,7 @@ from pitools.core.errors import ConfigError
 from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
-from pitools.tenancy.policy import policy_of
+from pitools.tenancy.policy import administrators, policy_of
 from pitools.tenancy.policy_text import policy_text
 from pitools.tenancy.refusals import require_possible, users_without_team
 from pitools.tenancy.words import describe
@@ -197,6 +197,14 @@ def test_site_may_have_what_a_policy_may_not_add() -> None:
     then = desired_state(policy_of(policy_tables(now), "", "p"), now)
     require_possible(now, then, "p")
     assert then.objects == objects
+
+
+def test_rights_are_those_of_a_database() -> None:
+    """A user to whom the policy of another site of the database gives rights is an administrator of the policy."""
+    sites = {"alpha": {"users": {"zoe": {"admin": "Operator"}}}, "beta": {}}
+    policy = policy_of({"users": {"ann": {"admin": "Administrator"}}, "sites": sites}, "beta", "p")
+    assert administrators(policy, shares_database=True) == {"ann", "zoe"}
+    assert administrators(policy, shares_database=False) == {"ann"}
 
 
 def test_words_of_a_new_object_are_its_values() -> None:
