@@ -128,7 +128,8 @@ def find_levels(request: JobRequest, state: LimitState) -> tuple[Levels, Binding
     own = [row for row in rows if row.user == request.user and row.partition in only and account in ("", row.account)]
     own.sort(key=lambda row: not row.partition)
     accounts = {row.account: row for row in rows if not row.user}
-    above = _accounts_above(account, accounts)
+    path = path_up(account, {name: row.parent for name, row in accounts.items()})
+    above = tuple(accounts[name] for name in path if name in accounts)
     qos = request.qos.lower() or _default_qos(own[:1] if account else own, accounts)
     named = {row.qos: row for row in state.qos}
     chain: list[tuple[_Row, ...]] = []
@@ -221,10 +222,9 @@ def _default_qos(own: list[Association], accounts: Mapping[str, Association]) ->
     return candidates.pop() or (root.default_qos if root else "") or "normal"
 
 
-def _accounts_above(account: str, accounts: Mapping[str, Association]) -> tuple[Association, ...]:
-    """Return the rows of the account and of those above it, nearest first."""
-    rows: list[Association] = []
-    while (row := accounts.get(account)) and row not in rows:
-        rows.append(row)
-        account = row.parent
-    return tuple(rows)
+def path_up(account: str, parents: Mapping[str, str]) -> list[str]:
+    """Return an account and those above it, nearest first."""
+    path = [account]
+    while (account := parents.get(account, "")) and account not in path:
+        path.append(account)
+    return path

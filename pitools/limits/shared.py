@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from pitools.limits import rules
-from pitools.limits.levels import AppliedLimit, find_levels
+from pitools.limits.levels import AppliedLimit, find_levels, path_up
 from pitools.limits.records import JobRequest, LimitState
 from pitools.slurm.fields import parse_gpus
 from pitools.slurm.records import LimitUsage, SlurmJob
@@ -56,14 +56,6 @@ def counted_jobs(key: LimitUsage, state: LimitState) -> Callable[[SlurmJob], boo
         if key.qos and job.qos != key.qos and job.partition not in of_partition:
             return False
         exact = key.qos or key.user
-        return key.account in ("", job.account) if exact else key.account in _path(job.account, parents)
+        return key.account in ("", job.account) if exact else key.account in path_up(job.account, parents)
 
     return counts
-
-
-def _path(account: str, parents: Mapping[str, str]) -> list[str]:
-    """Return an account and those above it, nearest first."""
-    path = [account]
-    while (account := parents.get(account, "")) and account not in path:
-        path.append(account)
-    return path

@@ -146,14 +146,7 @@ def find_notes(config: Config, then: ClusterState) -> Remarks:
         message = f"{half_life}: what is used of a budget halves in this time, so that budgets have no period"
         yield "PriorityDecayHalfLife", message, f"{CONF}PriorityDecayHalfLife=0 and PriorityUsageResetPeriod=MONTHLY"
     elif "budgets" in _used(then) and reset == "NONE":
-        yield (
-            "PriorityUsageResetPeriod",
-            "NONE: a budget is for ever, and has no period",
-            f"{CONF}PriorityUsageResetPeriod=MONTHLY",
-        )
-    if config.values.get("JobSubmitPlugins"):
-        yield (
-            "JobSubmitPlugins",
-            f"{config.values['JobSubmitPlugins']}: may change what a job asks for, unseen here",
-            "",
-        )
+        message = "NONE: a budget is for ever, and has no period"
+        yield "PriorityUsageResetPeriod", message, f"{CONF}PriorityUsageResetPeriod=MONTHLY"
+    if plugins := config.values.get("JobSubmitPlugins"):
+        yield "JobSubmitPlugins", f"{plugins}: may change what a job asks for, unseen here", ""

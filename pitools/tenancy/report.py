@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pitools.core.record import Record
+from pitools.limits.levels import path_up
 from pitools.slurm import argv
 from pitools.slurm.fields import count_gpus, parse_count
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
@@ -82,6 +83,7 @@ class SiteShares(NamedTuple):
     has_gpus: bool
 
 
+_NO_USE = Use("", "", "", "", 0, 0.0, 0.0, 0.0, None, "", None, None)
 _UNKNOWN = SiteShares((), {}, has_gpus=False)
 
 
@@ -105,7 +107,8 @@ class _Site:
     """A site's hours and shares, by account and user; an account's with those of the accounts below."""
 
     def __init__(self, granted: SiteShares, uses: Iterable[Use]) -> None:
-        self.has_gpus = granted.has_gpus
+        self.resource: Resource = "gpu" if granted.has_gpus else "cpu"  # what shares and budgets are of
+        parents = {row.account: row.parent for row in granted.shares if not row.user}
         self.rows = {(row.account, row.user): row for row in granted.shares}
         self.share = _absolute_shares(granted.shares)
         self.total: dict[str, float] = defaultdict(float)  # by resource
@@ -116,15 +119,8 @@ class _Site:
                 self.total[resource] += hours
                 for user in {"", use.user}:
                     self.charged[resource, use.team, user] += hours * granted.factors.get(use.qos, 1.0)
-                for team, user in {(use.team, use.user), *((team, "") for team in self._path(use.team))}:
+                for team, user in {(use.team, use.user), *((team, "") for team in path_up(use.team, parents))}:
                     self.used[resource, team, user] += hours
-
-    def _path(self, team: str) -> list[str]:
-        """Return the account and those above it."""
-        path = [team]
-        while (row := self.rows.get((path[-1], ""))) and row.parent and row.parent not in path:
-            path.append(row.parent)
-        return path
 
     def budget(self, key: tuple[str, str], resource: Resource) -> tuple[float, float] | None:
         """Return the hours of a budget, and what is left of them."""
@@ -133,11 +129,6 @@ class _Site:
         if row is None or limit is None:
             return None
         return limit / 60, max(0.0, limit - (parse_count(row.tres_mins.get(_TRES[resource], "")) or 0)) / 60
-
-    @property
-    def resource(self) -> Resource:
-        """What shares and budgets are of."""
-        return "gpu" if self.has_gpus else "cpu"
 
 
 def _absolute_shares(rows: Sequence[FairShare]) -> dict[tuple[str, str], float]:
@@ -191,7 +182,7 @@ def report_rows(
 def _row(
     window: tuple[str, str], site: str, key: tuple[str, str], use: Use | None, sites: Sequence[_Site], is_current: bool
 ) -> TeamRow:
-    resource: Resource = "gpu" if any(each.has_gpus for each in sites) else "cpu"
+    resource: Resource = "gpu" if any(each.resource == "gpu" for each in sites) else "cpu"
     counted = [each for each in sites if each.resource == resource]
     total = sum(each.total[resource] for each in counted)
     weights = [each.total[resource] if total else 1.0 for each in counted]
@@ -206,16 +197,9 @@ def _row(
         user=key[1],
         share=sum(share * weight for share, weight in shares) / sum(weights) if shares else None,
         use=sum(each.used[resource, *key] for each in counted) / total if total else None,
-        jobs=use.jobs if use else 0,
-        gpu_hours=use.gpu_hours if use else 0.0,
-        cpu_hours=use.cpu_hours if use else 0.0,
-        node_hours=use.node_hours if use else 0.0,
+        **{name: getattr(use or _NO_USE, name) for name in Use._fields if name not in ("site", "team", "user", "qos")},
         charged_gpu_hours=sum(each.charged["gpu", *key] for each in sites),
         charged_cpu_hours=sum(each.charged["cpu", *key] for each in sites),
-        cost=use.cost if use else None,
-        currency=use.currency if use else "",
-        wait_p50_s=use.wait_p50_s if use else None,
-        wait_p95_s=use.wait_p95_s if use else None,
         resource=resource,
         fair_share=row.fair_share if row else None,
         level_fs=row.level_fs if row else None,
