@@ -155,7 +155,7 @@ def _level(rows: tuple[_Row, ...], user: str, account: str, state: LimitState) -
         keys = {
             "account": LimitUsage(qos=row.qos, account=account),
             "user": LimitUsage(qos=row.qos, user=user),
-            "all": LimitUsage(qos=row.qos),  # last: without an account the first is the same
+            "all": LimitUsage(qos=row.qos),  # last, so that it wins over the first where the account is unknown
         }
     else:
         keys = {"all": LimitUsage(account=row.account, user=row.user, partition=row.partition)}

@@ -86,7 +86,7 @@ class Binding(Record, frozen=True, kw_only=True, tag="pit.limit-binding/1"):
 class Verdict(Record, frozen=True, kw_only=True, tag="pit.limit-verdict/1"):
     """Whether limits let the job run now. bindings: every limit that binds, as Slurm would name them, its own first.
 
-    not_judged: what else may refuse or hold the job, as text: nothing is known of it.
+    not_judged: limits and permissions that may refuse or hold the job and are unknown, as text.
     """
 
     effect: Effect

@@ -54,7 +54,7 @@ class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, Key]
 
     def of(self, change: ObjectChange) -> tuple[Transaction, ...]:
-        """Return the last changes that made an object differ, newest first; () where accounting does not tell."""
+        """Return the last changes of an object's differing values, newest first; () where accounting does not tell."""
         differing = {
             column.key
             for column in COLUMNS[change.key[0]]

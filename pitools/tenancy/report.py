@@ -59,7 +59,7 @@ class TeamRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-report/1"):
 
 
 class Use(NamedTuple):
-    """What a group of jobs used. site, user, qos: "" for all together."""
+    """The sums over a group of jobs. site, user, qos: "" for all together."""
 
     site: str
     team: str
