@@ -54,7 +54,7 @@ def _walk(now: ClusterState, then: ClusterState) -> None:
 
 
 @given(states(has_signed_teams=False), states(has_signed_teams=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_changes_are_accepted_in_order(now: ClusterState, then: ClusterState) -> None:
     """Each call is accepted, and finds its object as it expects; the last leads to the desired state.
 
