@@ -5,7 +5,7 @@ perf/run tenancy_policies [--quick] [--seed N]     needs root, eval "$(scripts/d
 From each policy to the next by the calls of `run`. Then the ratio is the share of policies for which a check finds
 nothing, of which an import asks for no change, and (of every tenth) after whose
 undo sacctmgr prints what it did before. Then a run of more than 40 changes is ended at each call (--quick: at every
-tenth), before or after it in turn: of how many did the next run finish? The cluster keeps the last policy.
+15th), before or after it in turn: of how many did the next run finish? The cluster keeps the last policy.
 
 slurmdbd 22.05 puts a QOS 0 into a list of preempted QOS that was emptied, and calls each chain through that list a loop
 until it starts anew: then the bench starts it anew, as the error tells its user, runs the policy again, and counts it
@@ -220,7 +220,7 @@ def main() -> int:
         each()
         now, then = map(with_root, large_change())
         calls = len(order_changes(now, then))
-        for n in range(0, calls, 10 if args.quick else 1):
+        for n in range(0, calls, 15 if args.quick else 1):
             is_finished = try_kill(now, then, n, Path(folder, "journal.jsonl"))
             held[f"a run of {calls} changes, ended at a call: finished by the next"].append(float(is_finished))
     version = subprocess.run(
