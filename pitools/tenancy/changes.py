@@ -164,7 +164,8 @@ class _Walk:
                 yield from self.put(key, {**plain, **self.now.records[key[1]]})
             yield from self.put(key, values)
             if key[0] == "member" and ("user", key[2]) not in self.objects:
-                self.objects["user", key[2]] = {"DefaultAccount": key[1]}  # as Slurm does with a user's first
+                rights = self.now.other_rights.get(key[2], {})
+                self.objects["user", key[2]] = {_ACCOUNT: key[1], **rights}  # as Slurm does with a user's first
 
     def users(self) -> Iterator[ObjectChange]:
         """Take coordinators away, then set default accounts, rights that grow, and coordinators.

@@ -29,7 +29,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     others: each cluster that shares its database, and so QOS and accounts → those in use there, as keys. records: each
     account of the database → its description and organization. resources: that limits may name; empty if unknown.
     runner: the user by whose rights accounting is changed. other_parents: account → those above it on other clusters.
-    other_leads: the leads of accounts that only others have.
+    other_leads, other_rights: the leads of accounts, and the AdminLevel of users, that only others have.
     """
 
     cluster: str
@@ -40,6 +40,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     runner: str = ""
     other_parents: dict[str, frozenset[str]] = {}
     other_leads: frozenset[Key] = frozenset()
+    other_rights: dict[str, Values] = {}
 
 
 def queries() -> list[list[str]]:
@@ -97,12 +98,12 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for of, user, account in defaults:
         if of == cluster and ("user", user) in objects:
             objects["user", user]["DefaultAccount"] = account
-    for user, level in users:
-        if ("user", user) in objects and level not in ("", "None"):
-            objects["user", user]["AdminLevel"] = level
+    rights = {user: {"AdminLevel": level} for user, level in users if level not in ("", "None")}
+    for user in [user for user in rights if ("user", user) in objects]:
+        objects["user", user] |= rights.pop(user)
     leads = {("lead", team, user) for team, users in coordinators.items() for user in comma_list(users)}
     other_leads = frozenset(lead for lead in leads if ("team", lead[1]) not in objects)
-    of_others = {"others": others, "other_parents": other_parents, "other_leads": other_leads}
+    of_others = {"others": others, "other_parents": other_parents, "other_leads": other_leads, "other_rights": rights}
     state = ClusterState(cluster=cluster, objects=objects, records=records, resources=resources)
     return without_inherited_leads(msgspec.structs.replace(state, **of_others))
 

@@ -25,7 +25,8 @@ def desired_state(policy: Policy, now: ClusterState, where: str = "policy") -> C
     objects = _kept(policy, now)
 
     def put(key: Key, table: msgspec.Struct) -> None:
-        before = now.objects.get(key, {}) if policy.manage == "listed" else {}
+        new = now.other_rights.get(key[1], {}) if key[0] == "user" else {}
+        before = now.objects.get(key, new) if policy.manage == "listed" else {}
         objects[key] = _values(key, table, before, where)
 
     for name, tier in policy.tiers.items():

@@ -125,6 +125,18 @@ def test_rights_are_given_first_and_the_runner_loses_them_last() -> None:
     _walk(now, then)
 
 
+def test_rights_of_another_cluster_come_with_a_user() -> None:
+    """An operator there is one here: joining a team is all that changes, unless the policy takes the right away."""
+    objects: dict[Key, Values] = {("team", "root"): {}, ("team", "lab"): {}}
+    now = ClusterState(cluster="alpha", objects=objects, other_rights={"eve": {"AdminLevel": "Operator"}})
+    kept = {"teams": {"lab": {"users": ["eve"]}}}
+    for tables, calls in ((kept, 1), ({**kept, "users": {"eve": {"admin": "None"}}}, 2)):
+        then = desired_state(policy_of(tables, "", "p"), now)
+        assert [change.key for change in order_changes(now, then)] == [("member", "lab", "eve", ""), ("user", "eve")][
+            :calls
+        ]
+
+
 def test_changes_are_said_in_words() -> None:
     """A change names the object, each key of the policy, from and to."""
     member = ("member", "vision", "ann", "gpu")

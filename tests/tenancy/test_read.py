@@ -37,6 +37,7 @@ def test_recorded_accounting_is_read(answers: list[str]) -> None:
     assert state.objects["member", "kt3", "ku3b", ""] == {}
     assert state.objects["user", "ku3b"] == {"DefaultAccount": "kt3", "AdminLevel": "Operator"}
     assert state.objects["tier", "k2"]["Preempt"] == "k1"
+    assert parse_state("beta", answers).other_rights["ku3b"] == {"AdminLevel": "Operator"}
     assert {("team", "lab"), ("tier", "high")} <= state.others["beta"]
     assert ("team", "kt3") not in state.others["beta"]
     assert "gres/gpu" in state.resources
