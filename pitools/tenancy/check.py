@@ -33,11 +33,11 @@ def check_site(accounting: SiteAccounting, policy: Policy, then: ClusterState) -
     admins = administrators(policy, shares_database=bool(now.others))
     ineffective = [
         *drift.find_ineffective(config, then),
-        *preemption.find_faults(config, then, rows, accounting.site.recovery.grace_s),
+        *preemption.find_faults(config, then, rows),
         *drift.find_bypasses(now, then, set(policy.tiers), rows),
         *drift.find_administrators(levels, admins),
     ]
     found = list(drift.find_drift(now, then, made_by, site))
     found += [Finding(site=site, kind="ineffective", object=o, message=m, hint=h) for o, m, h in ineffective]
-    notes = (*drift.find_notes(config, then), *preemption.find_notes(config, then))
+    notes = (*drift.find_notes(config, then), *preemption.find_notes(config, then, accounting.site.recovery.grace_s))
     return found + [Finding(site=site, kind="note", object=o, message=m, hint=h) for o, m, h in notes]

@@ -22,22 +22,19 @@ class _Victim(NamedTuple):
     modes: set[str]
 
 
-def find_faults(config: Config, then: ClusterState, partitions: Sequence[Partition], grace_s: float) -> Remarks:
-    """Yield what makes preemption ineffective, or too fast for what is preempted. grace_s: what a run needs to save."""
+def find_faults(config: Config, then: ClusterState, partitions: Sequence[Partition]) -> Remarks:
+    """Yield what makes preemption ineffective."""
     victims = list(_victims(config, then))
     if victims and config.values.get("PreemptType") != "preempt/qos":
         kind = config.values.get("PreemptType")
         yield "PreemptType", f"{kind}: no tier preempts another", f"{CONF}PreemptType=preempt/qos"
         return
     for each in victims:
-        tier, grace = f"tier {each.name}", units.parse_duration(each.values.get("GraceTime", "0"))
+        tier = f"tier {each.name}"
         if not each.modes - {"off", "gang"}:
             yield tier, "PreemptMode OFF: its jobs are never preempted", 'preempt_mode = "requeue"'
         elif "suspend" in each.modes:
             yield from _suspension(each, config, partitions)
-        elif grace < grace_s:
-            hint = f'grace_time = "{units.to_slurm_time(math.ceil(grace_s))}"'
-            yield tier, f"grace_time {grace} s: the site's [recovery] gives a run {grace_s:g} s to save", hint
         if "requeue" in each.modes and config.values.get("JobRequeue") == "0":
             message = "JobRequeue 0: its preempted jobs are cancelled, unless sbatch said --requeue"
             yield tier, message, f"{CONF}JobRequeue=1"
@@ -48,13 +45,18 @@ def find_faults(config: Config, then: ClusterState, partitions: Sequence[Partiti
                 yield f"tier {name}", message, f"priority = {own + 1}"
 
 
-def find_notes(config: Config, then: ClusterState) -> Remarks:
-    """Yield what a reader of the policy should know of its preemption."""
+def find_notes(config: Config, then: ClusterState, grace_s: float) -> Remarks:
+    """Yield what a reader of the policy should know of its preemption. grace_s: what a run needs to save."""
     victims = list(_victims(config, then))
     for each in victims:
+        grace = units.parse_duration(each.values.get("GraceTime", "0"))
         if "suspend" in each.modes:
             message = "suspended jobs keep their memory and GPUs: preemption frees CPUs alone"
             yield f"tier {each.name}", message, 'preempt_mode = "requeue"'
+        elif grace < grace_s:
+            hint = f'grace_time = "{units.to_slurm_time(math.ceil(grace_s))}"'
+            message = f"grace_time {grace} s: the site's [recovery] gives a run {grace_s:g} s to save"
+            yield f"tier {each.name}", message, hint
     for name, values in {name: values for each in victims for name, values in each.by.items()}.items():
         if not any(option.startswith(("Grp", "Max")) for option in values):
             yield f"tier {name}", "preempts others without a limit of its own", "max_tres_per_user of the tier"

@@ -34,8 +34,6 @@ def policy(changes: dict[str, Values]) -> dict[Key, Values]:
         ({"PreemptMode": "OFF"}, {}, [BOTH], ["tier low"]),
         ({"PreemptMode": "OFF"}, {"low": {"PreemptMode": "cancel"}}, [BOTH], []),
         ({"JobRequeue": "0"}, {}, [BOTH], ["tier low"]),
-        ({}, {"low": {"GraceTime": "00:00:29"}}, [BOTH], ["tier low"]),
-        ({}, {"low": {"GraceTime": ""}}, [BOTH], ["tier low"]),
         ({}, {"low": {"Priority": "9"}}, [BOTH], ["tier urgent"]),
         ({}, {"urgent": {"Priority": ""}}, [BOTH], ["tier urgent"]),
         (GANG, SUSPEND, [FORCED, ABOVE], []),
@@ -51,7 +49,7 @@ def test_what_preemption_lacks(
     settings: dict[str, str], tiers: dict[str, Values], partitions: list[Partition], found: list[str]
 ) -> None:
     """Each setting alone: of the cluster, of the victim, of the tier that preempts, and of their partitions."""
-    faults = preemption.find_faults(config(**settings), state(_set(policy(tiers))), partitions, 30.0)
+    faults = preemption.find_faults(config(**settings), state(_set(policy(tiers))), partitions)
     assert [name for name, _, _ in faults] == found
 
 
@@ -59,9 +57,16 @@ def _set(objects: dict[Key, Values]) -> dict[Key, Values]:
     return {key: {option: text for option, text in values.items() if text} for key, values in objects.items()}
 
 
-def test_notes() -> None:
-    """What suspension does not free, and a tier that may preempt without end."""
-    assert list(preemption.find_notes(config(), state(POLICY))) == []
-    tiers = _set(policy({**SUSPEND, "urgent": {"MaxTRESPU": ""}}))
-    notes = [name for name, _, _ in preemption.find_notes(config(), state(tiers))]
-    assert notes == ["tier low", "tier urgent"]
+@pytest.mark.parametrize(
+    ("tiers", "noted"),
+    [
+        ({}, []),
+        ({"low": {"GraceTime": "00:00:29"}}, ["tier low"]),
+        ({"low": {"GraceTime": ""}}, ["tier low"]),
+        ({**SUSPEND, "urgent": {"MaxTRESPU": ""}}, ["tier low", "tier urgent"]),
+    ],
+)
+def test_notes(tiers: dict[str, Values], noted: list[str]) -> None:
+    """What suspension does not free, too little time to save, and a tier that may preempt without end."""
+    notes = [name for name, _, _ in preemption.find_notes(config(), state(_set(policy(tiers))), 30.0)]
+    assert notes == noted
