@@ -50,6 +50,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
+    from pitools.core.trust import require_trusted
     from pitools.site.load import load_site
     from pitools.tenancy.apply import lock_journal
     from pitools.tenancy.read import read_site
@@ -58,6 +59,8 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
 
     if bool(policy) == bool(undo):
         raise UsageError("no policy" if not undo else "a policy and --undo", hint="pit tenancy run POLICY | --undo RUN")
+    if policy:
+        require_trusted(Path(policy), "policy", group_above=True)
     with Output(form, DONE_COLUMNS) as out, lock_journal():
         policies = load_policies(Path(policy), sites) if policy else {}
         wanted = _policy_states(policies, policy) if policy else _undone_states(undo)

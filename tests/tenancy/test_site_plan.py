@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 
+from pitools.commands.tenancy_run import run
 from pitools.core.errors import ClusterError, ConfigError, TryLater
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
@@ -122,3 +124,13 @@ def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkey
     assert [row.site for row in history(["t"])] == ["t"]
     assert journal_path().stat().st_mode & 0o777 == 0o600
     assert journal_path().parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_policy_that_others_may_write_is_not_run(tmp_path: Path) -> None:
+    """Such a policy could make anybody an administrator; no site is asked."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[users.eve]\nadmin = "Administrator"\n')
+    policy.chmod(0o666)
+    error = CliRunner().invoke(run, [str(policy)]).exception
+    assert isinstance(error, ConfigError)
+    assert "everybody" in error.message
