@@ -16,6 +16,7 @@ from pitools.core.errors import ClusterError, ConfigError, TryLater
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
+from pitools.tenancy import site_plan
 from pitools.tenancy.apply import apply_changes, journal_path, lock_journal
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
@@ -24,7 +25,9 @@ from pitools.tenancy.policy_text import site_tables
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.refusals import require_possible
 from pitools.tenancy.site_plan import history, require_agreement
+from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import states
+from tests.tenancy.test_changes import read
 
 
 @given(states(), states())
@@ -124,6 +127,28 @@ def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkey
     assert [row.site for row in history(["t"])] == ["t"]
     assert journal_path().stat().st_mode & 0o777 == 0o600
     assert journal_path().parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm shows a team's own lead and one of a team above alike; what then comes to light is removed, too."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    teams: dict[Key, Values] = {("team", "root"): {}, ("team", "lab"): {}, ("team", "vla"): {"Parent": "lab"}}
+    member: dict[Key, Values] = {("member", "lab", "ann", ""): {}, ("user", "ann"): {"DefaultAccount": "lab"}}
+    slurm = Sacctmgr({**teams, **member, ("lead", "lab", "ann"): {}, ("lead", "vla", "ann"): {}})
+
+    class Slurm(Client):
+        def run_once(self, argv: Sequence[str], *_: object) -> None:
+            slurm.run(argv)
+
+    now = msgspec.structs.replace(_accounting("alpha", ""), client=Slurm(), state=read(slurm))
+    assert ("lead", "vla", "ann") not in now.state.objects
+    monkeypatch.setattr(site_plan, "read_site", lambda _: msgspec.structs.replace(now, state=read(slurm)))
+    monkeypatch.setattr(site_plan, "read_again", lambda _, kind: read(slurm, kind))
+    then = ClusterState(cluster="alpha", objects={**teams, **member})
+    assert len(list(site_plan.run_changes(now, then))) == 2
+    assert read(slurm).objects == then.objects
 
 
 def test_a_policy_that_others_may_write_is_not_run(tmp_path: Path) -> None:
