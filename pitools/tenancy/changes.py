@@ -15,8 +15,8 @@ then the defaults and parents change, then the list gets its final value. The or
     9 revoke     rights of administrators and operators; those of the user who makes the changes last
 
 So there is an administrator at each point, and who makes the changes may make all of them.
-An account's list that becomes a change to the inherited one (`+urgent`) is the exception: for a moment it is not set,
-and Slurm refuses that where an association below has one of the added QOS as its default.
+An account's list that becomes a change to the inherited one (`+urgent`) is not set for a moment: until then each
+association below has a list of its own.
 """
 
 from __future__ import annotations
@@ -113,13 +113,27 @@ class _Walk:
         for key in self.rows(self.now, self.old_teams):
             old, new = self.now.objects[key], self.then.objects.get(key, {})
             is_moved = old.get(_PARENT) != new.get(_PARENT) and key in self.then.objects
-            if not (is_moved or old.get(_TIERS) or new.get(_TIERS)):
+            if not (is_moved or old.get(_TIERS) or new.get(_TIERS) or self.is_below_unset(key)):
                 continue
-            need = effective_tiers(self.now, key) | effective_tiers(self.then, key) | self.defaults_near(key)
+            need = self.need(key)
             # `+urgent` is set last, after the lists above are narrow: until then the association has one of its own.
-            needs_own = is_moved or (old.get(_TIERS) != new.get(_TIERS) and new.get(_TIERS, "")[:1] in ("+", "-"))
+            needs_own = is_moved or self.is_unset(key) or self.is_below_unset(key)
             if needs_own or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
                 yield from self.update(key, QOS=",".join(sorted(need)))
+
+    def need(self, key: Key) -> set[str]:
+        """Return what an association had, what it will have, and each default on the way."""
+        return effective_tiers(self.now, key) | effective_tiers(self.then, key) | self.defaults_near(key)
+
+    def is_unset(self, key: Key) -> bool:
+        """Return whether an existing association's list becomes a change to the inherited one."""
+        old, new = (state.objects.get(key, {}).get(_TIERS, "") for state in (self.now, self.then))
+        return key in self.now.objects and old != new and new[:1] in ("+", "-")
+
+    def is_below_unset(self, key: Key) -> bool:
+        """Return whether this is so of an account above."""
+        higher = above(self.then, key)
+        return higher is not None and (self.is_unset(higher) or self.is_below_unset(higher))
 
     def has_new_inheritance(self) -> bool:
         """Return whether a default QOS, a list of QOS or a parent of an existing association changes."""
@@ -161,11 +175,15 @@ class _Walk:
                     yield from self.update(key, Parent=parent)
             elif key[1] in self.now.records and key[0] == "team":  # a new association does not change the account
                 plain = {option: text for option, text in values.items() if option not in _OF_RECORD}
-                yield from self.put(key, {**plain, **self.now.records[key[1]]})
-            yield from self.put(key, values)
+                yield from self.put(key, {**self.with_own(key, plain), **self.now.records[key[1]]})
+            yield from self.put(key, values if key in self.now.objects else self.with_own(key, values))
             if key[0] == "member" and ("user", key[2]) not in self.objects:
                 rights = self.now.other_rights.get(key[2], {})
                 self.objects["user", key[2]] = {_ACCOUNT: key[1], **rights}  # as Slurm does with a user's first
+
+    def with_own(self, key: Key, values: Values) -> Values:
+        """Return the values of a new association, with a list of its own where one above will not be set."""
+        return {**values, _TIERS: ",".join(sorted(self.need(key)))} if self.is_below_unset(key) else values
 
     def users(self) -> Iterator[ObjectChange]:
         """Take coordinators away, then set default accounts, rights that grow, and coordinators.

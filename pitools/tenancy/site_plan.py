@@ -128,7 +128,9 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
 
     def call(argv: Sequence[str]) -> None:
         try:
-            slurm.run_once(argv, _HINT)
+            done = slurm.run_once(argv, _HINT)
+            if not done.stdout.strip() and (refusal := done.stderr.strip()):  # of a default QOS, with exit code 0
+                raise ClusterError(" ".join(refusal.split()))
         except PitError as error:
             error.where = f"site {site}: {shlex.join(argv)}"
             if "QOS Preemption loop" in error.message:  # there is none: `require_possible` looked

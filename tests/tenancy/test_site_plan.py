@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from pitools.commands.tenancy_run import run
 from pitools.core.errors import ClusterError, ConfigError, TryLater
+from pitools.core.subprocesses import Completed
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
@@ -138,17 +139,30 @@ def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
     member: dict[Key, Values] = {("member", "lab", "ann", ""): {}, ("user", "ann"): {"DefaultAccount": "lab"}}
     slurm = Sacctmgr({**teams, **member, ("lead", "lab", "ann"): {}, ("lead", "vla", "ann"): {}})
 
-    class Slurm(Client):
-        def run_once(self, argv: Sequence[str], *_: object) -> None:
-            slurm.run(argv)
+    def run_once(argv: Sequence[str], *_: object) -> Completed:
+        slurm.run(argv)
+        return Completed((), 0, " Done", "")
 
-    now = msgspec.structs.replace(_accounting("alpha", ""), client=Slurm(), state=read(slurm))
+    now = msgspec.structs.replace(_accounting("alpha", ""), state=read(slurm))
+    monkeypatch.setattr(now.client, "run_once", run_once)
     assert ("lead", "vla", "ann") not in now.state.objects
     monkeypatch.setattr(site_plan, "read_site", lambda _: msgspec.structs.replace(now, state=read(slurm)))
     monkeypatch.setattr(site_plan, "read_again", lambda _, kind: read(slurm, kind))
     then = ClusterState(cluster="alpha", objects={**teams, **member})
     assert len(list(site_plan.run_changes(now, then))) == 2
     assert read(slurm).objects == then.objects
+
+
+def test_refusal_with_exit_code_0_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So sacctmgr refuses a list without the default QOS of an association: on stderr alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    now = _accounting("alpha", "")
+    monkeypatch.setattr(now.client, "run_once", lambda *_: Completed((), 0, "\n", " These have no\n access to it."))
+    monkeypatch.setattr(site_plan, "read_again", lambda *_: now.state)
+    then = ClusterState(cluster="alpha", objects={("tier", "a"): {}})
+    with pytest.raises(ClusterError, match="These have no access to it"):
+        list(site_plan.run_changes(now, then))
+    assert [row.state for row in history()] == ["refused"]
 
 
 def test_a_policy_that_others_may_write_is_not_run(tmp_path: Path) -> None:
