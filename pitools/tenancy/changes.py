@@ -16,7 +16,7 @@ then the defaults and parents change, then the list gets its final value. The or
 
 So there is an administrator at each point, and who makes the changes may make all of them.
 An account's list that becomes a change to the inherited one (`+urgent`) is not set for a moment: until then each
-association below has a list of its own.
+association below has a list of its own. In rare cases Slurm still refuses a call then, and the run ends.
 """
 
 from __future__ import annotations
