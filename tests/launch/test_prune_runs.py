@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -45,7 +44,7 @@ def make_checkpoint(run_dir: Path, step: int) -> Path:
     folder = run_dir / "checkpoints"
     owner.claim_folder(folder, run=run_dir.name, state_fingerprint="v1")
     building = layout.unpublished_path(folder, step=step, token="a1")
-    (layout.create_payload_dir(building) / "weights.bin").write_bytes(os.urandom(5000))
+    (layout.create_payload_dir(building) / "weights.bin").write_bytes(bytes(5000))
     publish.digest_share(building, rank=0, world_size=1)
     publish.publish_checkpoint(
         folder, building, step, format="files", run=run_dir.name, state_fingerprint="v1", world_size=1, loader_state={}
