@@ -128,15 +128,6 @@ def _above_anywhere(state: ClusterState, team: str) -> set[str]:
     return {*names} - {team}
 
 
-def teams_above(state: ClusterState, team: str) -> list[str]:
-    """Return the accounts above one, the nearest first, up to root."""
-    names: list[str] = []
-    while team != "root" and len(names) < len(state.objects):
-        team = state.objects.get(("team", team), {}).get("Parent", "root")
-        names.append(team)
-    return names
-
-
 def teams_top_down(state: ClusterState) -> list[str]:
     """Return the accounts, parents first."""
     children: dict[str, list[str]] = {}
