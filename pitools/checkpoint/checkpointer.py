@@ -278,6 +278,9 @@ class Checkpointer:
         except BaseException as error:  # noqa: BLE001  # raised by the next `wait`
             if not pending.payload.done():
                 pending.payload.set_exception(error)
+                # Its threads raise it too, and are waited for: one that is still at work as Python ends may abort it.
+                with contextlib.suppress(BaseException):
+                    pending.write_payload(exchange)
             self._error = raised = as_pit_error(error, unpublished_dir)
             raised.add_note(f"in the background, while step {step} was saved")
             exchange.fail(raised)

@@ -7,6 +7,7 @@ errors of their barriers do not name the missing ranks, and they publish without
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -46,7 +47,7 @@ class OrbaxAdapter:
         args = ocp.args.PyTreeSave(jax.tree.map(_for_saving, jax.tree.map(_key_data, state)))
         # Copies now, and writes once the folder exists: earlier, its threads would compete with this one for the GIL.
         futures = _run(self._handler.async_save(_AwaitedPath(payload_dir), args=args))
-        return lambda exchange: self._write(futures, payload_dir.result(), exchange)
+        return lambda exchange: self._write(futures, payload_dir, exchange)
 
     def load(self, payload: Path, like: Any) -> Any:
         """Return the state in `payload`. like: arrays, or jax.ShapeDtypeStruct with a sharding.
@@ -73,9 +74,11 @@ class OrbaxAdapter:
         match = _RANK_IN_NAME.match(path)
         return int(match[1]) % world_size if match else 0
 
-    def _write(self, futures: Any, payload: Path, exchange: SaveExchange) -> None:
-        for future in futures:
-            future.result()
+    def _write(self, futures: Any, payload_dir: Future[Path], exchange: SaveExchange) -> None:
+        with contextlib.ExitStack() as waits:  # for all of them, also where one fails
+            for future in futures:
+                waits.callback(future.result)
+        payload = payload_dir.result()
 
         def finish(_: list[bytes]) -> list[bytes]:
             self._handler.finalize(epath.Path(payload))  # merges the processes' databases into one
