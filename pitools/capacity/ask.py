@@ -220,7 +220,7 @@ def _rent(result: Result, world: WhatIf, within_s: tuple[float, float]) -> float
     for number, each in enumerate(world.scenario.pools):
         if each.pool in world.rented:
             here = is_within & (pool == number)
-            total += each.price * float((gpus[here] * np.ceil((end_s - start_s)[here] / HOUR_S)).sum())
+            total += each.price * float((gpus[here] * np.ceil((end_s - start_s)[here] / HOUR_S - 1e-6)).sum())
     return total
 
 

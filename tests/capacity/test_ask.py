@@ -7,9 +7,10 @@ from math import inf
 import msgspec
 import pytest
 
-from pitools.capacity.ask import CapacityAnswer, Period, simulate_all, summarize_outcomes
+from pitools.capacity.ask import CapacityAnswer, Period, simulate_all, summarize_outcomes, summarize_replay
 from pitools.capacity.what_if import apply_changes
 from pitools.capacity.workload import names_of
+from pitools.place.simulate import engine
 from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool, Trace
 from tests.capacity.made_month import month
 
@@ -109,8 +110,6 @@ def test_jobs_that_fit_nowhere_wait_for_ever() -> None:
 
 def test_a_longest_limit_splits_jobs_and_keeps_their_work() -> None:
     """A job of ten days under a limit of four is three submissions, of four, four and two days."""
-    from pitools.place.simulate import engine
-
     trace = month(1, days=1, per_day=2.0)
     one = type(trace)(
         **{key: getattr(trace, key)[:1] for key in ("job_id", "gpus", "limit_s", "owner", "job_name", "queue")},
@@ -123,3 +122,14 @@ def test_a_longest_limit_splits_jobs_and_keeps_their_work() -> None:
     lengths = [end - start for start, end in zip(result.spans.start_s, result.spans.end_s, strict=True)]
     assert lengths == pytest.approx([4 * DAY_S, 4 * DAY_S, 2 * DAY_S])
     assert result.end_s[0] == pytest.approx(10 * DAY_S)
+
+
+def test_a_run_time_of_whole_limits_leaves_no_rest() -> None:
+    """Rounding makes no attempt of 0 s, which would wait in the queue, and no started hour that is paid."""
+    trace = msgspec.structs.replace(daily(hours=6.0), submit_s=[day * DAY_S + 0.1 * day for day in range(14)])
+    world = apply_changes(
+        "limit 2h, rent q 2 1", Scenario(name="x", pools=(SimPool(pool="p", gpus=1),)), names_of(trace)
+    )
+    result = engine.simulate(trace, world.scenario, "federation")
+    assert len(result.spans.job) == 14 * 3
+    assert summarize_replay(result, trace, world, 0, (0.0, 14 * DAY_S)).cost == 14 * 6 * 2

@@ -308,7 +308,7 @@ class Simulator:
         site, spans, attempt = self.schedulers[pool], self.spans, self.attempts.get(job, 0)
         leaves = site.packing.leaf_count(job) if site.packing else 0
         run_s, limit_end_s = self.work.run_on(job, pool, leaves), now + limit_s
-        is_timeout = bool(self.scenario.max_limit_s) and run_s > limit_s
+        is_timeout = bool(self.scenario.max_limit_s) and run_s > limit_s + 1.0  # less is rounding, or the limit's slack
         if is_timeout:
             run_s = limit_s
         elif run_s > limit_s:  # slowed down beyond its limit: the limit is extended, as a user would have set it
