@@ -123,7 +123,7 @@ def _require_purchases(worlds: Sequence[WhatIf], today: Scenario) -> None:
     """Raise UsageError for a world of other jobs, or with other GPUs without a price: that would cost nothing."""
     gpus = {pool.pool: pool.gpus for pool in today.pools}
     for world in worlds:
-        if world.team_factors:
+        if world.team_factors != {"": today.load}:
             raise UsageError("other jobs are nothing to buy", where=f'"{world.text}"', hint="leave load and team out")
         for pool in world.scenario.pools:
             if pool.gpus != gpus.get(pool.pool) and not pool.price:

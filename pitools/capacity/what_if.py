@@ -26,9 +26,10 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
     """Return the world of a what-if such as "gpus near +64, limit 12h"; "" changes nothing.
 
-    scenario: of today. Raises UsageError naming the change.
+    scenario: of today; its load becomes a factor of the jobs, as a shorter trace would leave the period's end empty.
+    Raises UsageError naming the change.
     """
-    world = WhatIf(text=text, scenario=scenario)
+    world = WhatIf(text=text, scenario=msgspec.structs.replace(scenario, load=1.0), team_factors={"": scenario.load})
     for change in filter(None, (part.strip() for part in text.split(","))):
         kind, *words = change.split()
         if kind not in _KINDS:
@@ -98,7 +99,7 @@ def _preempt(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
 def _team(world: WhatIf, words: list[str], names: TraceNames) -> WhatIf:
     name, factor = _expect(words, 2)
     _known(name, "team", names.teams)
-    before = world.team_factors.get(name, world.team_factors.get("", 1.0))
+    before = world.team_factors.get(name, world.team_factors[""])
     factors = {**world.team_factors, name: before * _factor(factor)}
     return msgspec.structs.replace(world, team_factors=factors)
 
@@ -108,7 +109,6 @@ def _load(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     if not factor:
         raise ValueError("no jobs are left (expected a factor above 0)")
     factors = {team: each * factor for team, each in world.team_factors.items()}
-    factors[""] = world.team_factors.get("", 1.0) * factor
     return msgspec.structs.replace(world, team_factors=factors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pitools.capacity.what_if import apply_changes, owned_cost, shift_windows
@@ -46,6 +47,12 @@ def test_the_order_of_a_load_and_a_team_does_not_matter() -> None:
         apply_changes(text, TODAY, TraceNames(["a"], [])) for text in ("team a x2, load x1.5", "load x1.5, team a x2")
     ]
     assert worlds[0].team_factors == worlds[1].team_factors
+
+
+def test_the_load_of_a_scenario_is_a_factor_of_the_jobs() -> None:
+    """Jobs that arrive faster would leave the end of the period empty: there are more of them instead."""
+    world = apply_changes("load x2", msgspec.structs.replace(TODAY, load=1.5), NAMES)
+    assert (world.scenario.load, world.team_factors) == (1.0, {"": 3.0})
 
 
 @pytest.mark.parametrize(
