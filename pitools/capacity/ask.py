@@ -104,7 +104,8 @@ def simulate_all(
     tasks = [(world, seed) for seed in range(first_seed, first_seed + seeds) for world in worlds]
     make_worker = partial(_Replayer, trace, period)
     outcomes = []
-    for outcome in run_tasks(tasks, make_worker, workers=min(len(tasks), len(os.sched_getaffinity(0)))):
+    workers = min(len(tasks), len(os.sched_getaffinity(0)))
+    for outcome in run_tasks(tasks, make_worker, workers=workers, stop_timeout_s=0.0):
         outcomes.append(outcome)
         advance(1)
     order = {(world.text, seed): number for number, (world, seed) in enumerate(tasks)}

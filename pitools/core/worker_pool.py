@@ -53,12 +53,16 @@ def default_workers() -> int:
 
 
 def run_tasks(
-    tasks: Iterable[Task], make_worker: Callable[[], Worker[Task, Result]], *, workers: int
+    tasks: Iterable[Task],
+    make_worker: Callable[[], Worker[Task, Result]],
+    *,
+    workers: int,
+    stop_timeout_s: float = _STOP_TIMEOUT_S,
 ) -> Iterator[Result]:
     """Yield the results of all tasks as they finish, started in about their order; one worker runs in this process.
 
     make_worker: creates a worker, in its process. The first exception stops all workers, and is raised after they have
-    ended. Raises ClusterError when a worker process dies.
+    ended, or are killed after stop_timeout_s: 0 where a task writes nothing. Raises ClusterError when one dies.
     """
     if workers <= 1:
         with contextlib.closing(make_worker()) as worker:
@@ -82,7 +86,7 @@ def run_tasks(
             with defer_sigint():
                 pool.shutdown(wait=False, cancel_futures=True)
         finally:
-            _stop_processes(set(multiprocessing.active_children()) - other_processes)
+            _stop_processes(set(multiprocessing.active_children()) - other_processes, stop_timeout_s)
 
 
 def _collect(pool: ProcessPoolExecutor, tasks: Iterable[Task], max_pending: int) -> Iterator[Any]:
@@ -112,15 +116,17 @@ def _next_done(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
             )
 
 
-def _stop_processes(processes: Collection[BaseProcess]) -> None:
+def _stop_processes(processes: Collection[BaseProcess], timeout_s: float) -> None:
     """Wait for workers to finish their tasks, then kill the others."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     try:
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
     finally:  # also after a second Ctrl-C
-        for process in filter(BaseProcess.is_alive, processes):
+        alive = list(filter(BaseProcess.is_alive, processes))
+        for process in alive:
             process.kill()
+        for process in alive:
             process.join(_EXIT_GRACE_S)
 
 

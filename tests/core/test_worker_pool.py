@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_a_killed_worker() -> None:
     with pytest.raises(ClusterError, match="a worker process was killed") as caught:
         list(worker_pool.run_tasks(range(50), partial(Square, 5, "die"), workers=2))
     assert "--workers" in caught.value.hint
+
+
+def finish_late(path: Path, number: int) -> None:
+    """Fail at once for 0, else write a file after a second."""
+    if not number:
+        raise DataError("no file")
+    time.sleep(1)
+    path.touch()
+
+
+def test_tasks_that_write_nothing_are_killed_at_once(tmp_path) -> None:
+    """Ctrl-C of a long simulation does not wait for the end of a replay."""
+    make_worker = partial(partial, finish_late, tmp_path / "late")
+    with pytest.raises(DataError):
+        list(worker_pool.run_tasks((1, 0), make_worker, workers=2, stop_timeout_s=0.0))
+    assert not multiprocessing.active_children()
+    assert not (tmp_path / "late").exists()
 
 
 def test_beside_other_threads() -> None:
