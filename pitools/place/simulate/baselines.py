@@ -16,12 +16,14 @@ from pitools.place.simulate.workload import Workload
 class Arrival(NamedTuple):
     """A job that is submitted now.
 
-    pools: indices of the pools that are large enough. schedulers: the state of every pool.
+    pools: indices of the pools that are large enough and answer, if any does; every: also of those that do not.
+    schedulers: the state of every pool.
     """
 
     now_s: float
     job: int
     pools: Sequence[int]
+    every: Sequence[int]
     schedulers: Sequence[PoolScheduler]
     work: Workload
 
@@ -104,13 +106,17 @@ def _earliest_end() -> Baseline:
 
 
 def _federation(arrival: Arrival) -> Sequence[int]:
-    """Queue a sibling job in every cluster, as Slurm's federation does; the first to start runs."""
-    return arrival.pools
+    """Queue a sibling job in every cluster, as Slurm's federation does; the first to start runs.
+
+    slurmctld repeats the submission to a cluster that does not answer until it does (_queue_rpc in fed_mgr.c).
+    """
+    return arrival.every
 
 
 def _most_free(arrival: Arrival) -> Sequence[int]:
-    """Bind a job to the pool with the most idle units; of equals, the first."""
-    return (max(arrival.pools, key=lambda pool: arrival.schedulers[pool].free),)
+    """Bind a job to the pool with the most idle units, none in a maintenance window; of equals, the first."""
+    sites, now_s = arrival.schedulers, arrival.now_s
+    return (max(arrival.pools, key=lambda pool: sites[pool].free * (sites[pool].opens_s(now_s, 0.0) <= now_s)),)
 
 
 def _round_robin(arrival: Arrival) -> Sequence[int]:

@@ -254,7 +254,7 @@ class Simulator:
         self.waiting.add(job)
         if self.bind:
             open_now = [pool for pool in fits if not self._is_unreachable(pool, now)]
-            for pool in self.bind(baselines.Arrival(now, job, open_now or fits, self.schedulers, self.work)):
+            for pool in self.bind(baselines.Arrival(now, job, open_now or fits, fits, self.schedulers, self.work)):
                 self._enqueue(now, job, pool)
             self._start_jobs(now)
         else:

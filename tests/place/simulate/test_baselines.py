@@ -74,6 +74,18 @@ def test_a_dark_pool_is_passed_over_and_refuses() -> None:
     assert (result.refused, result.placed, starts(result)) == (1, 1, [50])
 
 
+@pytest.mark.parametrize("kind", ["unreachable_windows", "outage_windows", "maintenance_windows"])
+def test_a_federation_uses_a_pool_that_is_back(kind: str) -> None:
+    """A job that is submitted while a pool is away starts there once it is back, if the others are busy."""
+    jobs = trace((101, 4, 2000, 2000), (150, 4, 10, 10))
+    plain = scenario(4, 4)
+    away = msgspec.structs.replace(plain.pools[0], **{kind: ((100.0, 500.0),)})
+    world = msgspec.structs.replace(plain, pools=(away, plain.pools[1]))
+    result = engine.simulate(jobs, world, "federation")
+    assert (list(result.pool), starts(result)) == ([1, 0], [101, 500])
+    assert engine.simulate(jobs, world, "most-free").pool[0] == 1  # none of the idle units of a can be had
+
+
 def test_a_bound_job_stays_where_it_is() -> None:
     """Under -M a job waits where the plan by limits said, though another pool is free long before."""
     jobs = trace((0, 4, 10, 1000), (1, 4, 900, 900), (2, 4, 5, 5), (3, 4, 5, 5))
