@@ -224,15 +224,22 @@ class Simulator:
         below = self.scenario.preempts.get(queues[job], ())
         if not below or self._is_unreachable(pool, now) or site.opens_s(now, limit_s) > now:
             return False
-        missing, chosen = units - site.free, list[SimEvent]()
-        for event in sorted(self.running[pool].values(), key=lambda event: -event.span):
-            if missing > 0 and queues[event.job] in below and tiers[event.job] < tiers[job]:
-                chosen.append(event)
-                missing -= event.units
-        if missing > 0 or not chosen:
+        chosen = {
+            other: event
+            for other, event in self.running[pool].items()
+            if queues[other] in below and tiers[other] < tiers[job]
+        }
+        surplus = site.free + sum(event.units for event in chosen.values()) - units
+        if surplus < 0 or (site.packing and not site.packing.fits_without(chosen, units)):
             return False
-        self._evict(chosen, now)
-        return True
+        for event in list(chosen.values()):  # spare the earliest started, if the others are enough
+            del chosen[event.job]
+            if event.units > surplus or (site.packing and not site.packing.fits_without(chosen, units)):
+                chosen[event.job] = event
+            else:
+                surplus -= event.units
+        self._evict(list(chosen.values()), now)
+        return bool(chosen)
 
     def _handle_failure(self, event: SimEvent, now: float) -> None:
         """Take a node of the job out of service for its repair; the job keeps its work up to its last checkpoint."""

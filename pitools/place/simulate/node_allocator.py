@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from pitools.core.errors import ClusterError, ConfigError
 from pitools.place.simulate.model import SimPool
@@ -55,6 +56,16 @@ class NodeAllocator:
         if len(self._choice) != count:
             self._choice = self._choose_whole_nodes([node for node in self.names if node in empty], count)
         return len(self._choice) == count
+
+    def fits_without(self, jobs: Iterable[int], units: int) -> bool:
+        """Return whether a job of this size could start if these jobs were gone."""
+        free = Counter(self.free)
+        for share, nodes in (self.held[job] for job in jobs):
+            free.update(dict.fromkeys(nodes, share))
+        if units <= self.gpus_per_node:
+            return max(free.values()) >= units
+        empty, count = [node for node in self.names if free[node] == self.gpus_per_node], units // self.gpus_per_node
+        return len(empty) >= count and len(self._choose_whole_nodes(empty, count)) == count
 
     def allocate(self, job: int, units: int) -> None:
         """Allocate a job that fits: the part of a node that it fills best, or whole nodes near each other."""

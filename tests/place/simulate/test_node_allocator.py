@@ -46,6 +46,18 @@ def test_small_jobs_share_the_fullest_node_that_has_room() -> None:
     assert packing.fits_now(16)
 
 
+@pytest.mark.parametrize(
+    ("queues", "sizes", "started", "evicted"),
+    [("snssu", (3, 3, 1, 1, 3), 4, 1), ("snssu", (3, 3, 1, 1, 4), 4, 2), ("nsnsu", (2, 2, 2, 2, 4), 500, 1)],
+)
+def test_what_is_preempted_makes_room_on_nodes(queues: str, sizes: tuple[int, ...], started: int, evicted: int) -> None:
+    """Only jobs on the node that becomes free are evicted; none while a job on each node is not to be preempted."""
+    jobs = trace(*((float(at), size, 500.0, 500.0) for at, size in enumerate(sizes)), queues=queues)
+    rules = {"tiers": {"u": 1}, "preempts": {"u": frozenset("s")}}
+    result = engine.simulate(jobs, world(fabric(2), 8, **rules), "federation")
+    assert (result.start_s[4], len(result.spans.job) - len(jobs)) == (started, evicted)
+
+
 def test_each_job_has_nodes_of_its_own() -> None:
     """Whatever was looked up before; of a job that leaves, one node may stay with another."""
     packing = NodeAllocator(world(fabric(2, 2), 16).pools[0], fabric(2, 2))
