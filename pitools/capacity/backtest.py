@@ -146,8 +146,9 @@ def _members(jobs: Trace, group: str) -> Bools:
 
 
 def split_periods(trace: Trace, days: int) -> Iterator[Trace]:
-    """Yield the whole periods of a trace."""
-    edges = np.arange(0.0, trace.submit_s[-1] + DAY_S, days * DAY_S)
+    """Yield the whole periods of a trace; it ends a pause after its last job, the longest of 1,000 or half a day."""
+    pause_s = min(percentile(np.diff(trace.submit_s), 99.9, 0.0), DAY_S / 2)
+    edges = np.arange(0.0, trace.submit_s[-1] + pause_s, days * DAY_S)
     rows = np.searchsorted(trace.submit_s, edges)
     for first, last in pairwise(rows):
         yield take_jobs(trace, int(first), int(last))

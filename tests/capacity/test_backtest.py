@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+
 import msgspec
 import pytest
 
 from pitools.capacity.backtest import backtest, relative_error, summarize_backtest
+from pitools.capacity.workload import take_jobs
 from pitools.core.errors import DataError
 from pitools.place.simulate.model import Trace
 from tests.capacity.made_month import month
@@ -37,6 +40,14 @@ def test_no_future_is_used() -> None:
     late = [wait if moment < 28 * 86400 else 7.0 for moment, wait in zip(trace.submit_s, trace.wait_s, strict=True)]
     first, other = (next(iter(backtest(t, days=14))) for t in (trace, msgspec.structs.replace(trace, wait_s=late)))
     assert first == other
+
+
+@pytest.mark.parametrize(("whole_days", "periods"), [(56.0, 4), (55.4, 3)])
+def test_a_period_that_the_log_does_not_cover_is_left_out(whole_days: float, periods: int) -> None:
+    """The log may end with a night's pause, but not in the middle of a day."""
+    trace = waited()
+    cut = take_jobs(trace, 0, bisect(trace.submit_s, whole_days * 86400))
+    assert max(period.period for period in backtest(cut, days=14)) == periods
 
 
 def test_a_trace_without_real_waits_is_refused() -> None:
