@@ -41,7 +41,7 @@ def synthesize(
     counted from the trace's end. The real waits are not copied. Raises DataError for a trace of less than a day, for
     too many jobs, or for none.
     """
-    first_day, source_days = _whole_days(trace)
+    first_day, source_days = whole_days(trace)
     random = np.random.default_rng(seed)
     drawn = _draw_days(random, first_day, source_days, days)
     moments = clock_s(trace)
@@ -69,7 +69,7 @@ def synthesize(
     return _take(trace, jobs[order].tolist(), submit_s[order].tolist())
 
 
-def _whole_days(trace: Trace) -> tuple[int, int]:
+def whole_days(trace: Trace) -> tuple[int, int]:
     """Return the first whole day, counted from a Monday, and the number of whole days."""
     moments = clock_s(trace)
     first, last = int(np.ceil(moments[0] / DAY_S)), int(moments[-1] // DAY_S)

@@ -150,6 +150,7 @@ def ask(
     """
     from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
+    from pitools.capacity.synthesize import whole_days
     from pitools.capacity.what_if import apply_changes
     from pitools.capacity.workload import names_of
     from pitools.core import progress
@@ -166,6 +167,11 @@ def ask(
     worlds = [apply_changes(text, today, group_names) for text in dict.fromkeys(("", *texts))]
     period = Period(days=days, growth_per_week=growth, policy=policy)
     require_inside(worlds, period)
+    if (days_of_trace := whole_days(jobs)[1]) < 14:
+        problem = f"the trace has {days_of_trace} whole days (expected 14 or more, two of each weekday)"
+        click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
+    if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
+        click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)
     if policy == replay.OWN_POLICY and any(world.scenario.preempts != today.preempts for world in worlds):
         problem = "preempt does nothing under this policy, which queues jobs outside of the pools"
         raise UsageError(problem, where=f"--policy {policy}", hint="leave --policy out")
@@ -226,8 +232,13 @@ def _read(trace: Path, skip_bad: bool) -> Trace:
 
     every = read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
     jobs = without_early_jobs(every)
-    if len(jobs) < len(every):
-        click.echo(f"pit: left out {len(every) - len(jobs)} jobs submitted long before the others", err=True)
+    for number, what in (
+        (every.unallocated, "jobs that run or wait still, never ran, or held no GPU"),
+        (every.skipped, "invalid rows"),
+        (len(every) - len(jobs), "jobs submitted long before the others"),
+    ):
+        if number:
+            click.echo(f"pit: left out {number} {what}", err=True)
     return jobs
 
 

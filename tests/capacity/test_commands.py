@@ -51,8 +51,23 @@ def test_answers_are_json_lines_and_progress_is_told(
     assert code == 0
     assert {record["what_if"] for record in records} == {"", "gpus near +16, down near 2d 1d"}
     assert {record["group"] for record in records} == {"all", "team robots", "team vision"}
-    assert [json.loads(line)["done"] for line in err.splitlines()] == [1, 2]
+    assert [json.loads(line)["done"] for line in err.splitlines() if line.startswith("{")] == [1, 2]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_left_out_or_assumed_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that still run, invalid rows, limits that are drawn, and days too few for seeds that differ."""
+    lines = Path("q").read_text().splitlines()[:300]
+    running = [line.replace("COMPLETED", "RUNNING").replace("s", "r", 1) for line in lines[200:210]]
+    Path("week").write_text("\n".join([*lines, *running, "x|y"]) + "\n")
+    code, _, err = pit(capsys, monkeypatch, "ask week --skip-bad --scenario today.toml --days 7 --seeds 2")
+    notes = [line for line in err.splitlines() if line.startswith("pit: ")]
+    assert (code, [note for note in notes if "left out" in note]) == (0, [
+        "pit: left out 10 jobs that run or wait still, never ran, or held no GPU", "pit: left out 1 invalid rows"
+    ])  # fmt: skip
+    assert ["whole days" in notes[2], "299 jobs have no time limit" in notes[3]] == [True, True]
 
 
 def test_a_goal_that_nothing_reaches_is_exit_1(
