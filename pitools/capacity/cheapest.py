@@ -54,10 +54,11 @@ def find_cheapest(
     """Return the options of the cheapest combination that meets every goal with every seed, None if none does.
 
     Also the outcomes of today and of that combination, or of the nearest, by the seeds that were tried. Options that
-    exclude each other (two pools of one name) are not combined; of equally dear combinations, the one with the fewest
+    exclude each other (two amounts for a pool) are not combined; of equally dear combinations, the one with the fewest
     options. A combination costs at least its owned pools, so the search ends when those cost more than the best so
     far. Raises UsageError for too many options, for one that is not a purchase, and for a goal of no jobs.
     """
+    options = list(dict.fromkeys(options))
     if len(options) > MAX_OPTIONS:
         raise UsageError(f"{len(options)} what-ifs (expected at most {MAX_OPTIONS} to combine)", where="--if")
     names = names_of(trace)
@@ -72,7 +73,7 @@ def find_cheapest(
     best: tuple[float, list[str], list[Outcome]] | None = None
     nearest: tuple[float, list[Outcome]] = inf, []
     for chosen, world in worlds:
-        if best and owned_cost(world, period.days) >= best[0]:
+        if best and (owned_cost(world, period.days), len(chosen)) >= (best[0], len(best[1])):
             break
         outcomes = of_today if not chosen else _replay_while_met(trace, world, goals, period, seeds, advance)
         excess = max(goal.excess(outcome) for goal in goals for outcome in outcomes)
@@ -80,7 +81,7 @@ def find_cheapest(
             nearest = min(nearest, (excess, outcomes if chosen else []), key=lambda each: each[0])
             continue
         cost = float(np.median([outcome.cost for outcome in outcomes]))
-        if best is None or cost < best[0]:
+        if best is None or (cost, len(chosen)) < (best[0], len(best[1])):
             best = cost, list(chosen), outcomes
     if best is None:
         return None, of_today + nearest[1]

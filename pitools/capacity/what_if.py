@@ -30,8 +30,15 @@ def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
     Raises UsageError naming the change.
     """
     world = WhatIf(text=text, scenario=msgspec.structs.replace(scenario, load=1.0), team_factors={"": scenario.load})
+    subjects = set[tuple[str, ...]]()
     for change in filter(None, (part.strip() for part in text.split(","))):
         kind, *words = change.split()
+        subject = (kind, *(words if kind == "preempt" else words[:-1]))
+        if subject in subjects:
+            raise UsageError(
+                f"{' '.join(subject)}: twice (expected one amount)", where=f'"{text}"', hint="write it once"
+            )
+        subjects.add(subject)
         if kind not in _KINDS:
             hint = suggest(kind, _KINDS) or f"write one of: {'; '.join(form for form, _ in _KINDS.values())}"
             raise UsageError(f'no change "{kind}"', where=f'"{change}"', hint=hint)
@@ -121,7 +128,7 @@ def _limit(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
 
 
 def _rent(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
-    """The last pool, so that jobs go there only if they start nowhere else at that moment."""
+    """The last pool, so that a federation's jobs go there only if they start nowhere else at that moment."""
     name, gpus, price = _expect(words, 3)
     if any(pool.pool == name for pool in world.scenario.pools):
         raise ValueError(f'there is a pool "{name}" (expected a new name)')

@@ -139,7 +139,7 @@ def ask(
       preempt TIER TIER       jobs of the second are submitted again if one of the first can then start
       team NAME x2, load x1.2 more jobs of a team, or of all
       limit 12h               longest time limit; longer jobs queue again for the rest of their work
-      rent POOL 128 2.5       GPUs, paid per started hour of a job, for jobs that start nowhere else
+      rent POOL 128 2.5       a last pool, paid per started hour of a job; federation fills the others first
 
     \b
       pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "rent cloud 64 2.5, limit 1d"
@@ -172,9 +172,11 @@ def ask(
         click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
     if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
         click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)
-    if policy == replay.OWN_POLICY and any(world.scenario.preempts != today.preempts for world in worlds):
-        problem = "preempt does nothing under this policy, which queues jobs outside of the pools"
-        raise UsageError(problem, where=f"--policy {policy}", hint="leave --policy out")
+    if policy == replay.OWN_POLICY and any(world.scenario.preempts for world in worlds):
+        problem = "preemption does nothing under this policy, which queues jobs outside of the pools"
+        if any(world.scenario.preempts != today.preempts for world in worlds):
+            raise UsageError(problem, where=f"--policy {policy}", hint="leave --policy out")
+        click.echo(f"pit: --policy {policy}: {problem}", err=True)
     cheapest: list[str] | None = None
     with progress.progress_bar("replaying", 0 if reach else len(worlds) * seeds, unit="periods") as bar:
         if reach:

@@ -14,6 +14,7 @@ from pitools.capacity.workload import names_of
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, SimPool
 from tests.capacity.made_month import month
+from tests.capacity.test_ask import daily
 
 TRACE = month(5, days=14)
 TODAY = Scenario(name="today", pools=(SimPool(pool="near", gpus=80, price=1.0),))
@@ -34,6 +35,20 @@ def test_the_cheapest_of_all_combinations_is_found(most: str) -> None:
     else:
         assert outcomes[-1].what_if == ", ".join(chosen)
         assert outcomes[-1].cost == min(costs)
+
+
+def test_of_two_that_cost_the_same_the_one_with_fewer_options_is_chosen() -> None:
+    """Two GPUs owned for a week cost as much as two rented pools of half the hours at twice the price."""
+    jobs = daily(gpus=1, hours=12.0)
+    columns = {
+        key: [value for value in getattr(jobs, key) for _ in range(3)]
+        for key in jobs.__struct_fields__
+        if isinstance(getattr(jobs, key), list)
+    }
+    today = Scenario(name="today", pools=(SimPool(pool="p", gpus=1, price=1.0),))
+    options, goal = ["rent q 1 2", "rent r 1 2", "gpus p +2"], parse_goal("all p95 1s")
+    chosen, _ = find_cheapest(msgspec.structs.replace(jobs, **columns), today, options, [goal], PERIOD, seeds=1)
+    assert chosen == ["gpus p +2"]
 
 
 @pytest.mark.parametrize(

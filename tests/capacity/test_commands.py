@@ -70,6 +70,15 @@ def test_what_is_left_out_or_assumed_is_told(
     assert ["whole days" in notes[2], "299 jobs have no time limit" in notes[3]] == [True, True]
 
 
+def test_preemption_that_is_not_simulated_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of today's QOS, under a policy whose jobs wait outside of the pools."""
+    Path("p.toml").write_text(f'tiers = {{ b = 1 }}\npreempts = {{ b = ["a"] }}\n{TOML}')
+    code, _, err = pit(capsys, monkeypatch, "ask q --scenario p.toml --policy ours --days 1 --seeds 1")
+    assert (code, "does nothing under this policy" in err) == (0, True)
+
+
 def test_a_goal_that_nothing_reaches_is_exit_1(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,8 @@ def test_the_load_of_a_scenario_is_a_factor_of_the_jobs() -> None:
         ("limit 5s", "a minute"),
         ("limit soon", "soon"),
         ("rent near 8 1", "a new name"),
+        ("gpus near +16, gpus near +16", "gpus near: twice"),
+        ("limit 1d, team vision x2, limit 2d", "limit: twice"),
         ("rent cloud 0 1", "above 0"),
     ],
 )
