@@ -82,7 +82,7 @@ def test_what_to_buy(repo: Path, tmp_path: Path) -> None:
     today, more, rented, again, cheapest = answers
     assert [each["what_if"] for each in (today, more, rented)] == ["", "gpus near +16", "rent cloud 16 3.5, limit 2h"]
     assert (today, more["wait_p95_s"] < today["wait_p95_s"]) == (again, True)
-    assert (tmp_path / "what.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "june/what.png").read_bytes().startswith(b"\x89PNG")
     assert cheapest["what_if"] in ("gpus near +16", "rent cloud 16 3.5")
 
 
