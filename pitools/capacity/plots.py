@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -10,32 +9,18 @@ from typing import TYPE_CHECKING
 
 from pitools.capacity.ask import CapacityAnswer
 from pitools.capacity.workload import ALL
-from pitools.core.errors import ToolMissing
-from pitools.core.fs import write_atomic
+from pitools.place.simulate.plots import draw_slide
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_WIDTH_IN, _HEIGHT_IN, _DPI = 13.33, 7.5, 150  # a slide
 _MAX_GROUPS = 8  # of bars that can be told apart
 _LEAST_WAIT_S = 1.0  # of the logarithmic axis
 
 
 def draw_answers(answers: Sequence[CapacityAnswer], path: Path) -> None:
-    """Draw answers into a PNG: the p95 wait of the groups with the most jobs, use and cost.
-
-    Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
-    """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        hint = "pip install 'pitools-hpc[plot]'"
-        raise ToolMissing("a picture of what-ifs needs the package matplotlib", hint=hint) from error
-
-    with mpl.rc_context({"font.family": "DejaVu Sans"}), io.BytesIO() as out:
-        figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, facecolor="white", layout="constrained")
-        axes: dict[str, Axes] = figure.subplot_mosaic([["waits", "waits"], ["use", "cost"]])
+    """Draw answers into a PNG, see `draw_slide`: the p95 wait of the groups with the most jobs, use and cost."""
+    with draw_slide(path, [["waits", "waits"], ["use", "cost"]]) as (figure, axes):
         every = [answer for answer in answers if answer.group == ALL]
         figure.suptitle(f"{every[0].jobs:.0f} jobs today; median, lowest and highest of {every[0].seeds} seeds")
         _plot_waits(axes["waits"], answers)
@@ -47,8 +32,6 @@ def draw_answers(answers: Sequence[CapacityAnswer], path: Path) -> None:
         _plot_total(axes["cost"], "cost of the period", [(each.cost, each.cost_low, each.cost_high) for each in every])
         axes["use"].set_yticks(range(len(every)), [each.what_if or "today" for each in every])
         axes["cost"].set_yticks(range(len(every)), [""] * len(every))
-        figure.savefig(out, format="png")
-        write_atomic(path, out.getvalue())
 
 
 def _plot_waits(axes: Axes, answers: Sequence[CapacityAnswer]) -> None:

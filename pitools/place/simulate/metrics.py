@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from pitools.core.record import Record
 from pitools.place.simulate.model import Result, Trace
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 Window = Literal["all", "first-half", "second-half"]
 
 SHORT_S = 10.0  # a bounded slowdown counts a shorter run as this
@@ -69,8 +67,6 @@ class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-s
 
 def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> SimulationSummary:
     """Return the summary of a replay over one window. Every job is replayed, whatever the window."""
-    import numpy as np
-
     submit, start, end = (np.frombuffer(column) for column in (result.submit_s, result.start_s, result.end_s))
     tier = np.frombuffer(result.tier, np.int32)
     gpus = np.asarray(trace.gpus)
@@ -120,8 +116,6 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
 
 def in_window(result: Result, window: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return for each job whether it was submitted in this window and ran to its end."""
-    import numpy as np
-
     submit, (from_s, to_s) = np.frombuffer(result.submit_s), window_bounds(result, window)
     inside = (submit >= from_s) & (submit <= to_s if window != "first-half" else submit < to_s)
     return np.isfinite(np.frombuffer(result.end_s)) & inside
@@ -138,8 +132,6 @@ def window_bounds(result: Result, window: str) -> tuple[float, float]:
 
 def timeline(result: Result) -> tuple[Floats, Any]:
     """Return the times of ends and starts, ends first, and the GPUs in use from each on, one column per pool."""
-    import numpy as np
-
     spans, pools = result.spans, len(result.scenario.pools)
     pool, gpus = np.frombuffer(spans.pool, np.int32), np.frombuffer(spans.gpus, np.int32)
     moments = np.concatenate([np.frombuffer(spans.end_s), np.frombuffer(spans.start_s)])
@@ -153,8 +145,6 @@ def gpu_time_shares(
     result: Result, trace: Trace, window_s: tuple[float, float], pools: Sequence[int] | None = None
 ) -> tuple[float, float]:
     """Return utilisation and goodput, see `SimulationSummary`, within a window. pools: only of these, by index."""
-    import numpy as np
-
     chosen = list(range(len(result.scenario.pools)) if pools is None else pools)
     size, speed = (np.array([float(getattr(p, key)) for p in result.scenario.pools]) for key in ("gpus", "speed"))
     from_s, to_s = window_s
@@ -177,8 +167,6 @@ def gpu_time_shares(
 
 def _fragmentation(result: Result, window_s: tuple[float, float]) -> float:
     """Return the fragmentation within a window, see `SimulationSummary`."""
-    import numpy as np
-
     moments, used = timeline(result)
     from_s, to_s = window_s
     if not len(moments) or to_s <= from_s:
@@ -207,8 +195,6 @@ def _wait_by_size(gpus: Any, wait: Any) -> dict[str, float]:
 
 
 def _jain(slowdown: Any, owners: Any) -> float:
-    import numpy as np
-
     if not slowdown.size:
         return 1.0
     if owners.any():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
@@ -14,13 +17,15 @@ from pitools.place.simulate.model import DAY_S, HOUR_S, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _WIDTH_IN, _HEIGHT_IN, _DPI = 13.33, 7.5, 150  # a slide
 _POINTS = 500  # of the time axis
 
 
-def draw_results(results: Sequence[Result], summaries: Sequence[SimulationSummary], path: Path) -> None:
-    """Draw replays of one trace, and their figures, into a PNG.
+@contextmanager
+def draw_slide(path: Path, mosaic: list[list[str]]) -> Iterator[tuple[Figure, dict[str, Axes]]]:
+    """Yield a figure and its axes by name, and write it into a PNG.
 
     Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
     """
@@ -29,24 +34,27 @@ def draw_results(results: Sequence[Result], summaries: Sequence[SimulationSummar
         from matplotlib.figure import Figure
     except ImportError as error:
         hint = "pip install 'pitools-hpc[plot]'"
-        raise ToolMissing("a picture of a simulation needs the package matplotlib", hint=hint) from error
+        raise ToolMissing("--png needs the package matplotlib", hint=hint) from error
 
     with mpl.rc_context({"font.family": "DejaVu Sans"}), io.BytesIO() as out:
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, facecolor="white", layout="constrained")
-        axes: dict[str, Axes] = figure.subplot_mosaic([["times", "waits"], ["use", "use"]])
+        yield figure, figure.subplot_mosaic(mosaic)
+        figure.savefig(out, format="png")
+        write_atomic(path, out.getvalue())
+
+
+def draw_results(results: Sequence[Result], summaries: Sequence[SimulationSummary], path: Path) -> None:
+    """Draw replays of one trace, and their figures, into a PNG; see `draw_slide`."""
+    with draw_slide(path, [["times", "waits"], ["use", "use"]]) as (figure, axes):
         first = summaries[0]
         figure.suptitle(f"{first.trace} on {first.scenario}, load x{first.load:g}, {first.jobs} jobs ({first.window})")
         _plot_times(axes["times"], results, summaries)
         _plot_waits(axes["waits"], summaries)
         _plot_utilisation(axes["use"], results)
-        figure.savefig(out, format="png")
-        write_atomic(path, out.getvalue())
 
 
 def _plot_times(axes: Axes, results: Sequence[Result], summaries: Sequence[SimulationSummary]) -> None:
     """Draw the share of jobs that ended within a time."""
-    import numpy as np
-
     for result, summary in zip(results, summaries, strict=True):
         jct = np.frombuffer(result.end_s) - np.frombuffer(result.submit_s)
         jct = np.sort(jct[in_window(result, summary.window)]) / HOUR_S
@@ -72,8 +80,6 @@ def _plot_waits(axes: Axes, summaries: Sequence[SimulationSummary]) -> None:
 
 def _plot_utilisation(axes: Axes, results: Sequence[Result]) -> None:
     """Draw the GPUs in use in all pools, each point a mean."""
-    import numpy as np
-
     for result in results:
         moments, used = timeline(result)
         if len(moments) < 2:
