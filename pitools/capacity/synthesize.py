@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -106,22 +107,13 @@ def _factors(trace: Trace, team_factors: Mapping[str, float]) -> Floats:
 
 
 def _take(trace: Trace, jobs: list[int], submit_s: list[float]) -> Trace:
-    account = trace.account or [""] * len(trace)
-    return Trace(
-        name=f"{trace.name}-synthetic",
-        job_id=[f"s{number}" for number in range(len(jobs))],
-        submit_s=submit_s,
-        gpus=[trace.gpus[job] for job in jobs],
-        run_s=[trace.run_s[job] for job in jobs],
-        limit_s=[trace.limit_s[job] for job in jobs],
-        owner=[trace.owner[job] for job in jobs],
-        job_name=[trace.job_name[job] for job in jobs],
-        queue=[trace.queue[job] for job in jobs],
-        rank_score=[trace.rank_score[job] for job in jobs],
-        account=[account[job] for job in jobs],
-        wait_s=[-1.0] * len(jobs),
-        began_s=_MONDAY_S,
-    )
+    columns: dict[str, Any] = {
+        key: [column[job] for job in jobs]
+        for key in ("gpus", "run_s", "limit_s", "owner", "job_name", "queue", "rank_score", "account")
+        if (column := getattr(trace, key))
+    }
+    job_id = [f"s{number}" for number in range(len(jobs))]
+    return Trace(name=f"{trace.name}-synthetic", job_id=job_id, submit_s=submit_s, began_s=_MONDAY_S, **columns)
 
 
 def as_sacct(trace: Trace) -> Iterator[str]:
@@ -130,16 +122,7 @@ def as_sacct(trace: Trace) -> Iterator[str]:
     yield "JobID|JobName|User|Account|QOS|Submit|State|ElapsedRaw|TimelimitRaw|AllocTRES"
     for job, submit_s in enumerate(trace.submit_s):
         submit = datetime.fromtimestamp(trace.began_s + submit_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        limit_min = ceil(trace.limit_s[job] / 60)
-        run_s, tres = max(1, round(trace.run_s[job])), f"gres/gpu={trace.gpus[job]}"
         names = (trace.job_name[job], trace.owner[job], account[job], trace.queue[job])
-        text = (
-            trace.job_id[job],
-            *(name.replace("|", "_") for name in names),
-            submit,
-            "COMPLETED",
-            run_s,
-            limit_min,
-            tres,
-        )
-        yield "|".join(map(str, text))
+        times = f"{max(1, round(trace.run_s[job]))}|{ceil(trace.limit_s[job] / 60)}"
+        row = (trace.job_id[job], *(name.replace("|", "_") for name in names), submit, "COMPLETED", times)
+        yield "|".join((*row, f"gres/gpu={trace.gpus[job]}"))

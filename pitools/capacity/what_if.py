@@ -154,16 +154,12 @@ _KINDS = {
 
 def shift_windows(scenario: Scenario, by_s: float) -> Scenario:
     """Return the scenario with all windows of its pools later."""
-    pools = tuple(
-        msgspec.structs.replace(
-            pool,
-            maintenance_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.maintenance_windows),
-            unreachable_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.unreachable_windows),
-            outage_windows=tuple((from_s + by_s, to_s + by_s) for from_s, to_s in pool.outage_windows),
-        )
-        for pool in scenario.pools
-    )
-    return msgspec.structs.replace(scenario, pools=pools)
+    keys = ("maintenance_windows", "unreachable_windows", "outage_windows")
+    pools = []
+    for pool in scenario.pools:
+        windows = {key: tuple((from_s + by_s, to_s + by_s) for from_s, to_s in getattr(pool, key)) for key in keys}
+        pools.append(msgspec.structs.replace(pool, **windows))
+    return msgspec.structs.replace(scenario, pools=tuple(pools))
 
 
 def owned_cost(world: WhatIf, days: float) -> float:

@@ -41,11 +41,10 @@ class SimEvent(NamedTuple):
     """
 
     time_s: float
-    number: int
     job: int
     pool: int
-    units: int
-    limit_end_s: float
+    units: int = 0
+    limit_end_s: float = 0.0
     span: int = -1
     is_failure: bool = False
     is_timeout: bool = False
@@ -100,31 +99,30 @@ class Simulator:
         self.spans = AttemptSpans(
             job=array("i"), pool=array("i"), gpus=array("i"), leaves=array("i"), start_s=array("d"), end_s=array("d")
         )
-        self.events: list[SimEvent] = []
+        self.events: list[tuple[float, int, SimEvent]] = []  # a heap: by time, then in the order of their making
         self.number = self.decides = self.placed = self.withdrawn = self.refused = 0
         self.next_tick = inf
         self.touched: set[int] = set()
         self.dark_windows = [_dark_windows(pool) for pool in scenario.pools]
         self.evicts = bool(scenario.preempts) or any(pool.outage_windows for pool in scenario.pools)
-        self.running: list[dict[int, SimEvent]] = [
-            {} for _ in scenario.pools
-        ]  # by job, its end; where some are evicted
+        # By job, its end, in order of start; where some are evicted.
+        self.running: list[dict[int, SimEvent]] = [{} for _ in scenario.pools]
 
     def replay(self) -> Result:
         """Handle all events, and return the result."""
         submit, arrived = self.work.submit_s, 0
         for pool, described in enumerate(self.scenario.pools):
             for from_s, _ in described.outage_windows:
-                self._push(from_s, -1, pool, 0, 0.0, is_failure=True)
+                self._push(SimEvent(from_s, -1, pool, is_failure=True))
             for _, to_s in (*described.maintenance_windows, *self.dark_windows[pool]):
-                self._push(to_s, -1, pool, 0, 0.0)
+                self._push(SimEvent(to_s, -1, pool))
         while True:
             arrives = submit[arrived] if arrived < len(submit) else inf
-            now = min(arrives, self.events[0].time_s if self.events else inf, self.next_tick)
+            now = min(arrives, self.events[0][0] if self.events else inf, self.next_tick)
             if now == inf:
                 break
-            while self.events and self.events[0].time_s == now:
-                self._handle(heappop(self.events), now)
+            while self.events and self.events[0][0] == now:
+                self._handle(heappop(self.events)[2], now)
             self._start_jobs(now)
             while arrived < len(submit) and submit[arrived] == now:
                 self._handle_arrival(now, arrived)
@@ -153,22 +151,11 @@ class Simulator:
             starved=len(self.waiting),
         )
 
-    def _push(
-        self,
-        at_s: float,
-        job: int,
-        pool: int,
-        units: int,
-        limit_end_s: float,
-        span: int = -1,
-        is_failure: bool = False,
-        is_timeout: bool = False,
-    ) -> None:
+    def _push(self, event: SimEvent) -> None:
         self.number += 1
-        event = SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure, is_timeout)
-        heappush(self.events, event)
-        if self.evicts and span >= 0:
-            self.running[pool][job] = event
+        heappush(self.events, (event.time_s, self.number, event))
+        if self.evicts and event.span >= 0:
+            self.running[event.pool][event.job] = event
 
     def _handle(self, event: SimEvent, now: float) -> None:
         site, job = self.schedulers[event.pool], event.job
@@ -213,7 +200,7 @@ class Simulator:
                 site.packing.release(event.job)
             self.work.lose_work(event.job, event.pool, now - began_s, self.spans.leaves[event.span])
             self.touched.add(event.pool)
-            self._push(now, event.job, event.pool, 0, 0.0)
+            self._push(SimEvent(now, event.job, event.pool))
 
     def _preempt(self, pool: int, now: float) -> bool:
         """Evict the latest started jobs without which the first pending job of a pool can start; whether there are."""
@@ -251,7 +238,7 @@ class Simulator:
         if site.packing:
             units = site.packing.transfer(event.job, absent_node)
         site.hold(absent_node, units, back_s)
-        self._push(back_s, absent_node, event.pool, units, back_s)
+        self._push(SimEvent(back_s, absent_node, event.pool, units, back_s))
 
     def _handle_arrival(self, now: float, job: int) -> None:
         fits = [pool for pool in self.work.fits(job) if self._is_runnable(job, pool)]
@@ -330,8 +317,9 @@ class Simulator:
         self.attempts[job], self.pool[job] = attempt + 1, pool
         if self.decide:
             self.view.add_start(job)
-        is_failure = fails_s < run_s
-        self._push(ends_s, job, pool, units, limit_end_s, len(spans.job), is_failure, is_timeout and not is_failure)
+        is_failure, span = fails_s < run_s, len(spans.job)
+        is_timeout = is_timeout and not is_failure
+        self._push(SimEvent(ends_s, job, pool, units, limit_end_s, span, is_failure, is_timeout))
         spans.job.append(job)
         spans.pool.append(pool)
         spans.gpus.append(units)
