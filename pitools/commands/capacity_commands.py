@@ -42,7 +42,7 @@ _growth_option = click.option(
     "--growth", type=float, default=0.0, callback=_check_growth, metavar="X", help="Weekly growth, as 0.02 for 2 %."
 )
 _days_option = click.option(
-    "--days", type=click.IntRange(1, 3650), default=91, show_default=True, metavar="N", help="Days to simulate."
+    "--days", type=click.IntRange(1, 3650), default=91, show_default=True, metavar="N", help="Days of synthetic jobs."
 )
 
 
@@ -98,7 +98,7 @@ def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> N
 )
 @click.option("--if", "texts", multiple=True, metavar="CHANGES", help="What-if; repeatable; today is always answered.")
 @click.option(
-    "--reach", "goals", multiple=True, metavar="GOAL", help='Find the cheapest what-ifs that reach "GROUP p95 TIME".'
+    "--reach", "goals", multiple=True, metavar="GOAL", help='The cheapest what-ifs that reach "GROUP p50|p95 TIME".'
 )
 @click.option("--policy", default="federation", show_default=True, metavar="NAME", help="As of `pit place simulate`.")
 @_days_option
@@ -127,16 +127,17 @@ def ask(
 ) -> None:
     """Simulate today and what-ifs on the same synthetic jobs; print one record per what-if and group of jobs.
 
-    Every figure is a median over the seeds. A wait is all the time in which a job does not run, until its end. A tier
-    is a QOS or queue. With --site, the priorities of tiers and their preemption are those of the QOS there; a
-    partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes, separated by commas:
+    Figures are medians over the seeds, but for the lowest and highest. A wait is all the time in which a job does not
+    run, until its end. A tier is a QOS or queue. With --site, the priorities of tiers and their preemption are those of
+    the QOS there; a partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes,
+    separated by commas:
 
     \b
       gpus POOL +64           more, or fewer, GPUs
       away POOL 10d 2d        no job runs from day 10 on, for two days; announced
       down POOL 10d 2d        the same unannounced: running jobs go on from their last checkpoints
       tier TIER 1             another priority of a tier; higher ones start first
-      preempt TIER TIER       jobs of the second are submitted again if one of the first can then start
+      preempt TIER TIER       jobs of the first evict those of the second, which go on from their last checkpoints
       team NAME x2, load x1.2 more jobs of a team, or of all
       limit 12h               longest time limit; longer jobs queue again for the rest of their work
       rent POOL 128 2.5       a last pool, paid per started hour of a job; federation fills the others first
@@ -146,7 +147,7 @@ def ask(
       pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "limit 1d" --reach "tier urgent p95 30m"
 
     With --reach the what-ifs are combined, at most six: printed are today and the cheapest combination that reaches
-    every goal with every seed; if none does, that which comes nearest with the first seed, and exit 1.
+    every goal with every seed. If none does: today, and a combination that comes nearer, if any; exit 1.
     """
     from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
@@ -211,8 +212,9 @@ def backtest(ctx: click.Context, trace: Path, days: int, periods: bool, skip_bad
     """Forecast the p95 wait of each period of TRACE from those before, and compare it with the real one.
 
     TRACE needs real waits: `sacct -P` with Submit and Start, SWF, or a log of alibaba, Helios or Philly as published.
-    One record for all jobs, and for each tier with 100 jobs in a period. Forecast: the median of the last three
-    periods; naive: the last period. Exit 1 if the forecast for all jobs is not better than naive.
+    One record for all jobs, and for each tier, if the trace has several, with 100 known waits in each of two periods in
+    a row. Forecast: the median of up to three periods before; naive: the period before. Exit 1 if the median error of
+    the forecast for all jobs is not below that of naive.
     """
     from pitools.capacity.backtest import backtest as run_backtest
     from pitools.capacity.backtest import summarize_backtest

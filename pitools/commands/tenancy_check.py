@@ -27,8 +27,8 @@ COLUMNS = ("site", "kind", "object", "message", "hint")
 def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -> None:
     """Find what differs from POLICY, with who changed it, and what keeps its limits from having an effect.
 
-    Of drift, `policy → site`, with the last who changed that in accounting, if it tells. Ineffective are settings of
-    Slurm, and rights, that set aside what the policy uses; notes are no fault. For cron.
+    Drift is shown as `policy → site`, with who changed it last, if accounting tells. Ineffective is a setting of Slurm,
+    or a right, that sets aside what the policy uses. Notes are no fault. For cron.
 
     Exit 1: something differs or is ineffective; 75: a site did not answer.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHANGE_COLUMNS = ("site", "change", "command")
 policy_argument = click.argument("policy", type=LocalPath(dir_okay=False), shell_complete=complete_files)
-policy_sites_option = sites_option("A site of the policy; repeatable; by default each of its [sites].")
+policy_sites_option = sites_option("A site of the policy; repeatable; by default each of its [sites], if it has any.")
 
 
 def load_policies(path: Path, sites: Iterable[str]) -> dict[str, Policy]:
@@ -75,7 +75,7 @@ def print_lock_outs(problems: Mapping[str, list[str]]) -> None:
 @click.command("import")
 @sites_option("A site to read; repeatable.")
 def import_command(sites: tuple[str, ...]) -> None:
-    """Print the policy (TOML) that sites have now; `plan` of it changes nothing.
+    """Print the policy (TOML) that sites have now; `plan` of it shows no change.
 
     Of several sites: what all have alike, and in [sites] what differs.
     """

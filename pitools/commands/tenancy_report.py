@@ -21,7 +21,7 @@ _KEYS = ("site", "team", "user", "qos")
 
 @click.command()
 @sites_option("A site, as `pit site list` names it; repeatable.")
-@click.option("--since", metavar="TIME", help="From so long ago (7d), or a date, UTC. [default: this month]")
+@click.option("--since", metavar="TIME", help="From so long ago (7d), or a date, UTC. [default: --until's month]")
 @click.option("--until", metavar="TIME", help="Until then. [default: now]")
 @click.option(
     "--by",
@@ -36,10 +36,10 @@ def report(
 ) -> None:
     """Report what teams used against their shares: hours, charge, budgets left, fair share and waits.
 
-    share and use are parts of all hours of the sites, with the teams below: of GPUs, at the sites that have any, and of
-    CPUs where none has, as resource says. Hours, charge and cost are a team's own jobs', so that rows add up. Charged
-    hours are weighed by the UsageFactor that the job's QOS has now, as budgets are. The accounting is what `sacct -a`
-    shows to you, kept in the store of pit monitor usage.
+    Of all GPU hours at the sites (CPU hours, if no site has GPUs: see resource), share is the part that a team's shares
+    grant, use the part that it used, with the teams below. Hours, charge and cost are of a team's own jobs, so that
+    rows add up. Charged hours are weighed by the UsageFactor that the job's QOS has now, as budgets are. The accounting
+    is what `sacct -a` shows to you, kept in the store of pit monitor usage.
 
     \b
       pit tenancy report --site alpha --site beta

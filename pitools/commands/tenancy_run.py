@@ -38,7 +38,7 @@ DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
     metavar="SITE",
     multiple=True,
     shell_complete=complete_sites,
-    help="Even if users, all administrators or partitions of this site are locked out.",
+    help="Run even if users, all administrators or partitions of this site are then locked out.",
 )
 @rows_format_option
 def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ...], form: str) -> None:
