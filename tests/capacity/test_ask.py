@@ -78,7 +78,7 @@ def answer_all(trace: Trace, text: str, gpus: int = 2, days: int = 7) -> Capacit
 
 def test_a_wait_is_all_the_time_that_a_job_does_not_run() -> None:
     """Of a job that an outage or a limit cuts, also the time between its attempts: cutting jobs saves no wait."""
-    down = answer_all(daily(), "down p 3d12h 4h")
+    down = answer_all(daily(), "down p 3d12h 4h", days=15)  # of as many jobs, the p90 is no wait
     assert down.wait_p95_s == 4 * HOUR_S  # of the day's ten hours two are done; a checkpoint each hour
     crowded = daily(hours=30.0)
     whole, cut = (answer_all(crowded, text) for text in ("", "limit 2h"))
@@ -96,6 +96,27 @@ def test_the_period_ends_after_its_days() -> None:
     """Not with the last job: who rests at weekends owns the GPUs all week; rented ones without jobs are not idle."""
     answer = answer_all(daily(weekday=5), "rent cloud 6 1")
     assert (answer.cost, answer.utilisation) == (336.0, pytest.approx(5 * 20 / 336))
+    # Ten hours started by each of seven jobs; none of the week before.
+    assert answer_all(daily(gpus=4, hours=9.5), "rent cloud 4 1").cost == 336 + 4 * 10 * 7
+
+
+def test_answers_are_medians_between_the_lowest_and_the_highest_seed() -> None:
+    """As of the p95 wait."""
+    (one,) = simulate_all(TRACE, [apply_changes("", TODAY, names_of(TRACE))], Period(days=1), seeds=1)
+    waits = [msgspec.structs.replace(one.waits["all"], p95=wait_s) for wait_s in (9.0, 1.0, 2.0)]
+    outcomes = [msgspec.structs.replace(one, waits={"all": each}) for each in waits]
+    (answer,) = summarize_outcomes(outcomes)
+    assert (answer.wait_p95_low_s, answer.wait_p95_s, answer.wait_p95_high_s) == (1, 2, 9)
+
+
+def test_each_seed_is_a_period_of_its_own_and_always_the_same() -> None:
+    """The last of several is what it is alone; and a period of growth has more jobs."""
+    world = apply_changes("", TODAY, names_of(TRACE))
+    *_, last = every = simulate_all(TRACE, [world], Period(days=2), seeds=6)
+    assert [outcome.seed for outcome in every] == list(range(6))
+    assert [last] == simulate_all(TRACE, [world], Period(days=2), seeds=1, first_seed=5)
+    (grown,) = simulate_all(TRACE, [world], Period(days=2, growth_per_week=1.0), seeds=1)
+    assert grown.waits["all"].jobs > 4 * every[0].waits["all"].jobs
 
 
 def test_jobs_that_fit_nowhere_wait_for_ever() -> None:

@@ -60,3 +60,25 @@ def test_short_waits_are_equal() -> None:
     """Nobody plans for seconds: waits below a minute are a minute."""
     assert relative_error(0.0, 59.0) == 0.0
     assert relative_error(120.0, 1.0) == 1.0
+
+
+def test_only_known_waits_count() -> None:
+    """To the p95, and to the hundred that a group needs."""
+    from pitools.capacity.backtest import p95_by_group
+
+    jobs = month(1)
+    known, few = ([float(job) if job < most else -1.0 for job in range(len(jobs))] for most in (200, 99))
+    assert p95_by_group(jobs, known)["all"] == pytest.approx(189.05)
+    assert p95_by_group(jobs, few) == {}
+
+
+def test_a_summary_of_whole_periods() -> None:
+    """One that lacks a day is none; of four forecasts two are nearer, one as near, which is half; 30 % is within."""
+    first, *others = backtest(waited(days=41), days=14)
+    assert (first.from_day, others) == (14, [])
+    errors = [(0.1, 0.3), (0.3, 0.5), (0.4, 0.4), (0.2, 0.1)]
+    periods = [msgspec.structs.replace(first, forecast_error=ours, naive_error=naive) for ours, naive in errors]
+    (found,) = summarize_backtest(periods, "x")
+    assert (found.better, found.forecast_within, found.naive_within) == (0.625, 0.75, 0.5)
+    with pytest.raises(DataError):
+        next(backtest(waited(days=41), days=28))

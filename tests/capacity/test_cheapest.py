@@ -96,3 +96,17 @@ def test_a_group_without_jobs_in_a_period_is_an_error() -> None:
     trace = msgspec.structs.replace(TRACE, account=["rare", *TRACE.account[1:]], queue=["a"] * len(TRACE))
     with pytest.raises(UsageError, match="in one of the 9 periods"):
         find_cheapest(trace, TODAY, OPTIONS, [parse_goal("team rare p95 30m")], PERIOD, seeds=9)
+
+
+def test_all_goals_are_to_be_met_with_every_seed() -> None:
+    """One that is met does not make up for one that is missed; options that exclude each other are not combined."""
+    goals = [parse_goal("all p95 9d"), parse_goal("all p95 1s")]
+    assert find_cheapest(TRACE, TODAY, [], goals, PERIOD, seeds=1)[0] is None
+    chosen, outcomes = find_cheapest(TRACE, TODAY, ["gpus near +900"], goals, PERIOD, seeds=2)
+    assert chosen == ["gpus near +900"]
+    assert [outcome.seed for outcome in outcomes] == [0, 1] * 2
+    large = Scenario(name="today", pools=(SimPool(pool="near", gpus=9999, price=1.0),))
+    for options in ([], ["rent a 8 1", "rent a 16 1"]):
+        assert find_cheapest(TRACE, large, options, [parse_goal("all p95 0s")], PERIOD, seeds=1)[0] == []
+    with pytest.raises(UsageError):
+        find_cheapest(TRACE, TODAY, [f"limit {n}h" for n in range(1, 8)], [parse_goal("all p95 9d")], PERIOD, seeds=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.capacity import workload
-from pitools.capacity.synthesize import synthesize
+from pitools.capacity.synthesize import as_sacct, synthesize
 from pitools.core.errors import DataError
 from pitools.place.simulate.model import DAY_S, HOUR_S
+from pitools.place.simulate.trace import read_trace
 from tests.capacity.made_month import DAYS, month
+from tests.capacity.test_ask import daily
 
 
 def distance(one: object, other: object) -> float:
@@ -97,3 +100,34 @@ def test_jobs_of_long_before_are_left_out(days_before: int, jobs: int, per_day: 
     if days_before >= 7:
         assert (list(left.run_s), left.submit_s[0]) == (trace.run_s, 0.0)
         assert left.began_s == pytest.approx(trace.began_s + trace.submit_s[0])
+
+
+def test_jobs_as_the_output_of_sacct_are_read_back(tmp_path: Path) -> None:
+    """A time limit is up to a minute longer, and no name splits a line."""
+    jobs = msgspec.structs.replace(daily(), limit_s=[90.0, *[0.0] * 13], owner=["a|b"] * 14, account=["x"] * 14)
+    (tmp_path / "q").write_text("\n".join(as_sacct(jobs)) + "\n")
+    back = read_trace(tmp_path / "q")
+    assert list(back.limit_s) == [120.0, *[0.0] * 13]
+    for key in ("submit_s", "gpus", "run_s", "account", "began_s"):
+        assert getattr(back, key) == getattr(jobs, key)
+
+
+def test_load_is_of_all_teams_and_a_trace_of_some_weekdays_makes_every_day() -> None:
+    """The factor of "" is that of each team without one of its own; a day that the trace lacks is drawn from all."""
+    trace = msgspec.structs.replace(daily(days=5), account=["a"] * 5)
+    assert len(synthesize(trace, days=28, team_factors={"": 3.0})) == 3 * len(synthesize(trace, days=28)) == 3 * 28
+
+
+def test_a_class_of_the_workload_is_described() -> None:
+    """The one of more GPU hours first; shares, limits, known waits, hours; no growth from less than three weeks."""
+    trace = msgspec.structs.replace(daily(days=21, hours=9.0), account=["a"] * 7 + ["b"] * 14)
+    trace = msgspec.structs.replace(trace, gpus=[3] * 7 + [1] * 14, wait_s=[-1.0] * 20 + [3600.0])
+    trace = msgspec.structs.replace(trace, limit_s=[18 * HOUR_S] * 7 + [0.0] * 14)
+    first, second = workload.describe_workload(trace)
+    assert (first.team, first.gpu_hours, first.share) == ("a", 189, 0.6)
+    assert (first.limit_use, second.limit_use, second.limit_p95_s) == (0.5, 0.0, 0.0)
+    assert (first.wait_p95_s, second.wait_p50_s, second.wait_p95_s) == (-1.0, 3600.0, 3600.0)
+    assert (first.by_hour[10], first.growth_per_week, second.growth_per_week) == (1.0, 0.0, 0.0)
+    assert (first.by_weekday[0], second.burstiness) == (0.1429, pytest.approx(1, abs=0.1))
+    weekly = np.repeat(np.arange(3) * 7 * DAY_S, [100, 200, 400])
+    assert workload.growth_per_week(weekly, 0.0, 21 * DAY_S) == pytest.approx(1.0, abs=0.02)

@@ -10,7 +10,7 @@ from pitools.capacity.workload import TraceNames
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import DAY_S, HOUR_S, Scenario, SimPool
 
-NAMES = TraceNames(["robots", "vision"], ["idle", "urgent"])
+NAMES = TraceNames(["robots", "vision"], ["idle", "slow", "urgent"])
 TODAY = Scenario(
     name="today", pools=(SimPool(pool="near", gpus=64, price=2.0), SimPool(pool="far", gpus=32)), tiers={"urgent": 2}
 )
@@ -19,15 +19,15 @@ TODAY = Scenario(
 def test_every_change_changes_what_it_names_and_nothing_else() -> None:
     """Each change of the grammar is in the world, several add up, and today's scenario is untouched."""
     text = (
-        "gpus near +64, away far 10d 2d, down near 3d 6h, tier idle -1, preempt urgent idle, team vision x2, "
-        "load x1.5, limit 12h, rent cloud 128 2.5"
+        "gpus near +64, away far 10d 2d, down near 3d 6h, tier idle -1, preempt urgent idle, preempt urgent slow, "
+        "team vision x2, load x1.5, limit 12h, rent cloud 128 2.5"
     )
     world = apply_changes(text, TODAY, NAMES)
     near, far, cloud = world.scenario.pools
     assert (near.gpus, far.gpus, cloud.gpus, cloud.price) == (128, 32, 128, 2.5)
     assert far.maintenance_windows == ((10 * DAY_S, 12 * DAY_S),)
     assert near.outage_windows == ((3 * DAY_S, 3.25 * DAY_S),)
-    assert world.scenario.preempts == {"urgent": {"idle"}}
+    assert world.scenario.preempts == {"urgent": {"idle", "slow"}}
     assert world.scenario.tiers == {"urgent": 2, "idle": -1}
     assert world.team_factors == {"vision": 3.0, "": 1.5}
     assert world.scenario.max_limit_s == 12 * HOUR_S
