@@ -84,10 +84,11 @@ def test_jobs_of_the_queue_count_where_slurmctld_hides_its_own_counts() -> None:
 def test_a_user_without_an_account_may_run_nothing() -> None:
     """Unless Slurm requires no association: then in each partition, with the default account and QOS."""
     assert rows("bob") == {}
-    state = msgspec.structs.replace(STATE, enforced=())
-    assert [(row.qos, row.partition, row.now) for row in allowances("bob", state, "alpha")] == [
-        ("", "gpu", 64),
-        ("", "old", 32),
+    days = msgspec.structs.replace(STATE.partitions[0], max_time_s=200 * 86400)
+    state = msgspec.structs.replace(STATE, enforced=(), partitions=(days, STATE.partitions[1]))
+    assert [(row.qos, row.partition, row.now, row.max_time_s) for row in allowances("bob", state, "alpha")] == [
+        ("", "gpu", 64, 200 * 86400),
+        ("", "old", 32, None),
     ]
 
 
@@ -147,3 +148,17 @@ def test_reading_asks_for_the_accounts_of_the_user_alone(dev_sites: None, monkey
     assert any("hidden" in text for text in found[0].not_judged)
     with pytest.raises(UsageError):
         read.read_allowances(load_site("alpha"), "bob")
+
+
+def test_several_budgets_and_a_limit_that_is_over() -> None:
+    """The tightest of the resource counts; where a limit is over nothing is left; other clusters have own accounts."""
+    root, *others = STATE.associations
+    root = msgspec.structs.replace(root, grp_tres_mins={"gres/gpu": "600", "cpu": "60"})
+    far = Association(cluster="d", account="far", user="ann")
+    over = LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 20})
+    state = msgspec.structs.replace(STATE, associations=(root, *others, far), usage=(over,))
+    low, *more = allowances("ann", state, "alpha")
+    assert {row.account for row in more} == {"vision"}
+    assert (low.now, low.hours_left, low.max_time_s) == (0, 10.0, 3600)
+    assert [each.left for each in low.left if each.limit == "MaxTRESPU=gres/gpu"] == [0]
+    assert low in usable([low])

@@ -9,12 +9,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from pitools.core.subprocesses import Completed
+from pitools.site.schema import Site
+from pitools.slurm.client import Client
 from pitools.slurm.parse_cluster import parse_config
 from pitools.slurm.parse_transactions import Transaction
 from pitools.slurm.records import Config, Partition
-from pitools.tenancy import drift
+from pitools.tenancy import check, drift
 from pitools.tenancy.changed_by import AccountingChanges, parse_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.policy import Policy
+from pitools.tenancy.read import SiteAccounting
 from tests.tenancy.states import states
 
 NOBODY = AccountingChanges(transactions=(), keys={})
@@ -114,6 +119,9 @@ def test_a_sound_configuration_has_no_finding(repo: Path) -> None:
     bare = parse_config((repo / "tests/replay/slurm-22.05/config.txt").read_text())
     bare = msgspec.structs.replace(bare, values={**bare.values, "AccountingStorageEnforce": "none"})
     assert list(drift.find_ineffective(bare, state({("team", "vision"): {}}))) == []
+    no_budget = state({key: values for key, values in POLICY.items() if key[0] != "team"})
+    assert list(drift.find_ineffective(config(AccountingStorageEnforce="associations,limits,qos"), no_budget)) == []
+    assert list(drift.find_notes(config(PriorityUsageResetPeriod="NONE"), no_budget)) == []
 
 
 @pytest.mark.parametrize(
@@ -186,3 +194,24 @@ def test_who_brought_a_user_to_a_cluster() -> None:
     for values, actors in (({}, ["no2"]), ({"AdminLevel": "Operator"}, ["no3", "no2"])):
         (finding,) = drift.find_drift(state({("user", "ann"): values}), state({}), made_by, "alpha")
         assert [each.actor for each in finding.changes] == actors
+
+
+def test_an_association_of_another_cluster_is_none_of_this_one() -> None:
+    """Its number may be that of one here."""
+    elsewhere = "2026-11-27T08:14:04|Modify Associations|eve|(id_assoc=3)|max_jobs=5\n"
+    made_by, team = parse_changes([elsewhere, "", "3|vision||\n"]), ("team", "vision")
+    (finding,) = drift.find_drift(state({team: {"MaxJobs": "5"}}), state({team: {}}), made_by, "a")
+    assert finding.changes == ()
+
+
+def test_a_right_that_the_policy_takes_away_is_drift_alone(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With who gave it; one of a user whom the policy does not name is ineffective."""
+    now, then = state({("user", "ann"): {"AdminLevel": "Operator"}}), state({("user", "ann"): {}})
+    names = ("partitions_o", "transactions", "transactions_cluster", "assoc_ids")
+    texts = [(repo / f"tests/replay/slurm-22.05/{name}.txt").read_text() for name in names]
+    answers = [Completed((), 0, text, "") for text in ("ann|Operator\nzoe|Operator\n", *texts)]
+    monkeypatch.setattr(check, "run_queries", lambda _, commands: answers[: len(commands)])
+    accounting = SiteAccounting(site=Site(name="a"), client=Client(), config=config(), state=now)
+    found = check.check_site(accounting, Policy(), then)
+    assert [(each.kind, each.object) for each in found] == [("drift", "user ann"), ("ineffective", "user zoe")]
+    assert found[0].changes[0].actor == "root"

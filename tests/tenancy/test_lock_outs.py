@@ -48,6 +48,11 @@ def _with(*gone: Key, **values: Values) -> ClusterState:
             _with(lab={"MaxJobs": "0"}, bob={"MaxJobs": "3"}),
             ["ann could run nothing in team lab: max_jobs 0 of team lab"],
         ),
+        (
+            _with(root={"GrpJobs": "0"}, lab={"GrpJobs": "3"}),
+            ["ann, bob could run nothing in team lab: grp_jobs 0 of team root"],
+        ),
+        (_with(root={"QOS": "normal,urgent"}, normal={"MaxJobsPA": "0"}), []),
         (_with(bob={"MaxJobs": "0"}), ["bob could run nothing in team lab: max_jobs 0 of bob in team lab"]),
         (
             _with(normal={"MaxJobsPU": "0"}),

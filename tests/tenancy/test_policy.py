@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from pitools.core.errors import ConfigError
 from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
-from pitools.tenancy.policy import administrators, policy_of
+from pitools.tenancy.policy import administrators, load_policies, policy_of
 from pitools.tenancy.policy_text import policy_text
 from pitools.tenancy.refusals import require_possible, users_without_team
 from pitools.tenancy.words import describe
@@ -29,6 +30,9 @@ def test_import_is_exact(state: ClusterState) -> None:
     tables = tomllib.loads(policy_text(policy_tables(state)))
     assert desired_state(policy_of(tables, "", "policy"), EMPTY).objects == state.objects
     assert desired_state(policy_of({**tables, "manage": "listed"}, "", "policy"), state).objects == state.objects
+    shared = msgspec.structs.replace(state, others={"beta": frozenset(state.objects)})
+    kept = desired_state(policy_of({"manage": "all"}, "", "policy"), shared).objects
+    assert {key for key in state.objects if key[0] == "tier"} <= kept.keys()  # which beta uses
 
 
 TABLES = """
@@ -212,3 +216,12 @@ def test_words_of_a_new_object_are_its_values() -> None:
     change = ObjectChange(key=("team", "lab"), before=None, after={"Fairshare": "7"})
     assert describe(change) == "add team lab: shares 7"
     assert describe(msgspec.structs.replace(change, before={})) == "team lab: shares 1 → 7"
+
+
+def test_a_policy_is_for_the_sites_that_are_named(tmp_path: Path) -> None:
+    """Else for its own, else for the default one; without [sites] it is for any."""
+    path = tmp_path / "p.toml"
+    path.write_text(TABLES)
+    assert [list(load_policies(path, sites)) for sites in ([], ["beta"])] == [["alpha", "beta"], ["beta"]]
+    path.write_text("[tiers.a]\n")
+    assert [list(load_policies(path, sites)) for sites in ([], ["any"])] == [["local"], ["any"]]

@@ -127,6 +127,7 @@ def test_a_site_of_cpus_and_a_past_period_has_no_budget() -> None:
     assert (row.resource, row.use, row.budget_hours, row.budget_left_hours) == ("cpu", 1.0, 10.0, 9.0)
     (row,) = report([CPU_JOB], granted={"beta": CPU_SITE}, is_current=False)
     assert (row.use, row.charged_cpu_hours, row.budget_hours) == (1.0, 1000.0, None)
+    assert {row.level_fs for row in report(DETAILS, is_current=False)} == {None}
 
 
 def test_an_account_that_was_moved_has_its_new_parent(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_an_account_that_was_moved_has_its_new_parent(repo: Path, monkeypatch: p
         "".join(f"c|{name}|||||||{above}\n" for name, above in (("lab", "root"), ("vla", "robotics")))
         + "other|vla|||||||lab\n",
         "ClusterName = c\nSLURM_VERSION = 22.05.8\n",
-        (repo / "tests/replay/slurm-22.05/partitions_o.txt").read_text(),
+        (repo / "tests/replay/slurm-22.05/partitions_o.txt").read_text().replace("gres/gpu", "none", 2),
     ]
     monkeypatch.setattr(
         "pitools.tenancy.report.run_queries", lambda *_: [Completed((), 0, text, "") for text in answers]
@@ -180,5 +181,15 @@ def test_months_of_a_period() -> None:
     (window,) = parse_period(None, None, is_monthly=False)
     assert window.text[0][8:10] == "01"
     assert window.is_current
+    assert [each.is_current for each in parse_period("750d", None, is_monthly=True)][-2:] == [False, True]
     with pytest.raises(UsageError):
         parse_period("2026-02-10", "2026-02-10", is_monthly=False)
+
+
+def test_budget_of_a_user_that_is_overdrawn() -> None:
+    """It is a row before the user has used anything, with nothing left; other users without use have none."""
+    hours = {"grp_tres_mins": {"gres/gpu": "60"}, "tres_mins": {"gres/gpu": "90"}}
+    bob = FairShare(account="vision", user="bob", parent="vision", **hours)
+    granted = {"alpha": SiteShares([*SHARES, bob], FACTORS, has_gpus=True)}
+    (row,) = report([], "user", granted=granted)
+    assert (row.user, row.budget_hours, row.budget_left_hours) == ("bob", 1.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
+from pitools.commands import tenancy_check, tenancy_plan
 from pitools.commands.tenancy_run import run
-from pitools.core.errors import ClusterError, ConfigError, TryLater
+from pitools.core.errors import ClusterError, ConfigError, TryLater, Unreachable
 from pitools.core.subprocesses import Completed
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
@@ -21,6 +23,7 @@ from pitools.tenancy import site_plan
 from pitools.tenancy.apply import apply_changes, journal_path, lock_journal
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
+from pitools.tenancy.drift import Finding
 from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import site_tables
 from pitools.tenancy.read import SiteAccounting
@@ -54,6 +57,7 @@ def _accounting(cluster: str, other: str) -> SiteAccounting:
         ({"tiers": {"low": {"priority": 6}}}, "tiers.low"),
         ({"tiers": {"low": {"grace_time": "2"}}}, ""),
         ({"teams": {"lab": {"leads": ["bob"]}}}, "teams.lab.leads"),
+        ({"teams": {"lab": {"organization": "b"}}}, "teams.lab.organization"),
         ({"users": {"ann": {"admin": "Operator"}}}, "users.ann.admin"),
         ({"teams": {"lab": {"shares": 6}}}, ""),
     ],
@@ -61,7 +65,7 @@ def _accounting(cluster: str, other: str) -> SiteAccounting:
 def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> None:
     """On QOS, coordinators and administrators, which a database has once; not on shares."""
     common: dict[str, Any] = {"tiers": {"low": {"priority": 5}}, "teams": {"lab": {"users": ["ann"], "leads": []}}}
-    common["users"] = {"ann": {"admin": "None"}}
+    common["users"], common["teams"]["lab"]["organization"] = {"ann": {"admin": "None"}}, "a"
     policy = {**common, "sites": {"a": {}, "b": tables}}
     policies = {site: policy_of(policy, site, "p") for site in ("a", "b")}
     require_agreement(policies, {"a": _accounting("a", ""), "b": _accounting("b", "")}, "p")
@@ -135,13 +139,14 @@ def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
 ) -> None:
     """Slurm shows a team's own lead and one of a team above alike; what then comes to light is removed, too."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SUDO_USER", "ann")  # whom the history names
     teams: dict[Key, Values] = {("team", "root"): {}, ("team", "lab"): {}, ("team", "vla"): {"Parent": "lab"}}
     member: dict[Key, Values] = {("member", "lab", "ann", ""): {}, ("user", "ann"): {"DefaultAccount": "lab"}}
     slurm = Sacctmgr({**teams, **member, ("lead", "lab", "ann"): {}, ("lead", "vla", "ann"): {}})
 
     def run_once(argv: Sequence[str], *_: object) -> Completed:
         slurm.run(argv)
-        return Completed((), 0, " Done", "")
+        return Completed((), 0, " Done", "a warning")
 
     now = msgspec.structs.replace(_accounting("alpha", ""), state=read(slurm))
     monkeypatch.setattr(now.client, "run_once", run_once)
@@ -151,6 +156,7 @@ def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
     then = ClusterState(cluster="alpha", objects={**teams, **member})
     assert len(list(site_plan.run_changes(now, then))) == 2
     assert read(slurm).objects == then.objects
+    assert {row.user for row in history()} == {"ann"}
 
 
 def test_refusal_with_exit_code_0_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,3 +179,32 @@ def test_a_policy_that_others_may_write_is_not_run(tmp_path: Path) -> None:
     error = CliRunner().invoke(run, [str(policy)]).exception
     assert isinstance(error, ConfigError)
     assert "everybody" in error.message
+
+
+@pytest.mark.parametrize(("kinds", "code"), [(["drift", "note"], 1), (["note", "note"], 0), (["ineffective"], 1)])
+def test_exit_code_of_a_check(kinds: list[Any], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 for what is no note, at any site; a site that does not answer is an error after the records of the others."""
+    policy, errors = tmp_path / "p.toml", list[Unreachable]()
+    policy.write_text("[tiers.a]\n")
+    found = {str(i): Finding(site=str(i), kind=kind, object="x", message="y") for i, kind in enumerate(kinds)}
+    accounting = {name: msgspec.structs.replace(_accounting(name, ""), site=Site(name=name)) for name in found}
+    for module in (tenancy_check, tenancy_plan):
+        monkeypatch.setattr(module, "read_accounting", lambda _: (accounting, errors))
+    monkeypatch.setattr("pitools.tenancy.check.check_site", lambda each, *_: [found[each.site.name]])
+    words = [str(policy), *(f"--site={name}" for name in found)]
+    assert CliRunner().invoke(tenancy_check.check, words).exit_code == code
+    errors.append(Unreachable("no answer"))
+    for command in (tenancy_check.check, tenancy_plan.plan):
+        done = CliRunner().invoke(command, words)
+        assert (done.exception, len(done.stdout.splitlines())) == (errors[0], len(found))
+
+
+def test_lock_out_is_refused_unless_it_is_allowed_there_or_undone() -> None:
+    """Leave for another site is none."""
+    now = ClusterState(cluster="a", objects={("team", "lab"): {}, ("member", "lab", "ann", ""): {}})
+    then = ClusterState(cluster="a", objects={("team", "lab"): {}})
+    refuse = partial(site_plan.require_no_lock_out, msgspec.structs.replace(_accounting("a", ""), state=now), then)
+    refuse(["a"], is_undo=False)
+    refuse([], is_undo=True)
+    with pytest.raises(ConfigError):
+        refuse(["b"], is_undo=False)
