@@ -88,7 +88,8 @@ def require_inside(worlds: Sequence[WhatIf], period: Period) -> None:
             for from_s, _ in (*pool.maintenance_windows, *pool.unreachable_windows, *pool.outage_windows):
                 if from_s >= period.days * DAY_S:
                     problem = f"{pool.pool} is away from day {from_s / DAY_S:g} on (expected before day {period.days})"
-                    raise UsageError(problem, where=f'"{world.text}"', hint="give more --days")
+                    where = f'"{world.text}"' if world.text else "pools of today"
+                    raise UsageError(problem, where=where, hint="give more --days")
 
 
 def simulate_all(

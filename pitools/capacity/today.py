@@ -21,7 +21,7 @@ def today_of_sites(names: Sequence[str]) -> Scenario:
     """Return the partitions of these sites as pools, with the tiers of their QOS, and which preempt which.
 
     Raises ConfigError for a site whose file has no number of nodes, or whose partitions share a part of their nodes,
-    ClusterError for one that does not answer.
+    Unreachable for one that does not answer, ClusterError for one that answers with an error.
     """
     scenario, qos = scenario_of_sites(names), list[Qos]()
     for name in dict.fromkeys(names):

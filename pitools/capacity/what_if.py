@@ -133,7 +133,7 @@ def _rent(world: WhatIf, words: list[str], _: TraceNames) -> WhatIf:
     if any(pool.pool == name for pool in world.scenario.pools):
         raise ValueError(f'there is a pool "{name}" (expected a new name)')
     if _whole(gpus) < 1 or not 0 <= float(price) < inf:
-        raise ValueError(f"{gpus} GPUs for {price} (expected numbers above 0)")
+        raise ValueError(f"{gpus} GPUs for {price} (expected GPUs above 0, and a price)")
     pools = (*world.scenario.pools, SimPool(pool=name, gpus=int(gpus), price=float(price)))
     scenario = msgspec.structs.replace(world.scenario, pools=pools)
     return msgspec.structs.replace(world, scenario=scenario, rented=world.rented | {name})

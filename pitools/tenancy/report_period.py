@@ -27,12 +27,13 @@ class Window(NamedTuple):
 
 
 def parse_period(since: str | None, until: str | None, *, is_monthly: bool) -> list[Window]:
-    """Return the windows between two times, by default from the first of this month until now. Raises UsageError."""
+    """Return the windows between two times, by default until now, from the first of that month. Raises UsageError."""
     now = _moment(now_rfc3339())
     end = _moment(parse_since(until)) if until else now
     begin = _moment(parse_since(since)) if since else end.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     if begin >= end:
-        problem = f"--since ({begin.isoformat()}) is not before --until ({end.isoformat()})"
+        start = f"--since ({begin.isoformat()})" if since else f"the first of its month ({begin.isoformat()})"
+        problem = f"{start} is not before --until ({end.isoformat()})"
         raise UsageError(problem, hint="--since 2026-10-01 --until 2026-11-01")
     if (end - begin).days > _MAX_DAYS:
         raise UsageError(f"--since is more than {_MAX_DAYS} days before --until, and sacct is asked for each")
