@@ -37,11 +37,7 @@ class Column(NamedTuple):
     unset: str = ""
 
 
-ASSOCIATION = (
-    Column("Fairshare", "shares", "text", "1"),
-    Column("Priority", "priority", "count"),
-    Column("QOS", "tiers", "list"),
-    Column("DefaultQOS", "default_tier", "text"),
+_LIMITS = (
     Column("GrpTRES", "grp_tres", "tres"),
     Column("GrpTRESMins", "grp_tres_mins", "tres"),
     Column("GrpTRESRunMins", "grp_tres_run_mins", "tres"),
@@ -52,6 +48,13 @@ ASSOCIATION = (
     Column("MaxTRES", "max_tres", "tres"),
     Column("MaxTRESPerNode", "max_tres_per_node", "tres"),
     Column("MaxTRESMins", "max_tres_mins", "tres"),
+)
+ASSOCIATION = (
+    Column("Fairshare", "shares", "text", "1"),
+    Column("Priority", "priority", "count"),
+    Column("QOS", "tiers", "list"),
+    Column("DefaultQOS", "default_tier", "text"),
+    *_LIMITS,
     Column("MaxJobs", "max_jobs", "count"),
     Column("MaxJobsAccrue", "max_jobs_accrue", "count"),
     Column("MaxSubmit", "max_submit", "count"),
@@ -69,16 +72,7 @@ QOS = (
     Column("UsageFactor", "usage_factor", "number", "1"),
     Column("UsageThres", "usage_threshold", "number"),
     Column("LimitFactor", "limit_factor", "number", "0"),
-    Column("GrpTRES", "grp_tres", "tres"),
-    Column("GrpTRESMins", "grp_tres_mins", "tres"),
-    Column("GrpTRESRunMins", "grp_tres_run_mins", "tres"),
-    Column("GrpJobs", "grp_jobs", "count"),
-    Column("GrpJobsAccrue", "grp_jobs_accrue", "count"),
-    Column("GrpSubmit", "grp_submit", "count"),
-    Column("GrpWall", "grp_wall", "time"),
-    Column("MaxTRES", "max_tres", "tres"),
-    Column("MaxTRESPerNode", "max_tres_per_node", "tres"),
-    Column("MaxTRESMins", "max_tres_mins", "tres"),
+    *_LIMITS,
     Column("MaxWall", "max_wall", "time"),
     Column("MinTRES", "min_tres", "tres"),
     Column("MaxTRESPU", "max_tres_per_user", "tres"),
