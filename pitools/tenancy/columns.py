@@ -21,9 +21,9 @@ _MAX = 2**32 - 3  # the next two numbers mean "no limit" and "not set"
 # What sacctmgr keeps and prints as it is; it splits names at commas and brackets, and MySQL ignores a blank at the end.
 _NAME = re.compile(r"""(?!where$|set$|[+ -])[^,=|"'`\[\]\x00-\x1f\x7f-\U0010ffff]+(?<! )""")
 _LINE = re.compile(r"[^|\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]*")
-_FLAGS = (
+FLAGS = comma_list(
     "DenyOnLimit,EnforceUsageThreshold,NoDecay,NoReserve,OverPartQOS,PartitionMaxNodes,PartitionMinNodes,"
-    "PartitionTimeLimit,RequiresReservation,UsageFactorSafe"
+    "PartitionTimeLimit,Relative,RequiresReservation,UsageFactorSafe"
 )
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGTP]?")
 
@@ -104,7 +104,7 @@ def canonical(column: Column, text: str) -> str:
     if column.option == "PreemptMode":
         text = ",".join(sorted(text.split(","))).replace("off", "cluster")
     elif column.option == "Flags":
-        spelling = {flag.lower(): flag for flag in comma_list(_FLAGS)}
+        spelling = {flag.lower(): flag for flag in FLAGS}
         text = ",".join(sorted({spelling.get(flag.lower(), flag) for flag in comma_list(text)}))
     elif column.kind == "tres":
         amounts = {name: _amount(name, value) for name, value in sorted(parse_tres(text).items())}

@@ -9,11 +9,11 @@ from pitools.core.errors import ConfigError, suggest
 from pitools.slurm.fields import comma_list, parse_tres
 from pitools.tenancy.changes import above, effective_tiers
 from pitools.tenancy.cluster_state import ClusterState, Key
-from pitools.tenancy.columns import COLUMNS, is_line, is_name
+from pitools.tenancy.columns import COLUMNS, FLAGS, is_line, is_name
 from pitools.tenancy.policy import table_name
 
 _Problems = Iterator[tuple[Key, str, str]]  # object, problem, hint
-_LINKS = {"QOS": "tier", "DefaultQOS": "tier", "Preempt": "tier", "Parent": "team"}
+_LINKS = {"QOS": "tier", "DefaultQOS": "tier", "Preempt": "tier", "Parent": "team", "Flags": "flag"}
 
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
@@ -35,9 +35,10 @@ def _wrong_names(now: ClusterState, then: ClusterState) -> _Problems:
 
 
 def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
-    """Yield tiers and teams that are named and nowhere defined, leads who are no users, and new shares of zero."""
+    """Yield tiers, teams and flags that are named and nowhere defined, leads who are no users, new shares of zero."""
     names = {kind: {key[1] for key in then.objects if key[0] == kind} for kind in ("tier", "team", "user")}
     names["team"].add("root")
+    names["flag"] = {*FLAGS, *(flag for values in now.objects.values() for flag in comma_list(values.get("Flags", "")))}
     for key, values in then.objects.items():
         for column in COLUMNS[key[0]]:
             kind = _LINKS.get(column.option, "")

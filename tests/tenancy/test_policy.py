@@ -167,6 +167,7 @@ def test_listed_table_changes_the_keys_that_it_names(text: str, expected: dict[K
         (("teams", "speech"), {"users": ["ann"]}, "users.ann"),
         (("teams", "vision", "members", "bob"), {}, "teams.vision.members.bob"),
         (("tiers", "urgent", "preempts"), ["norml"], "tiers.urgent"),
+        (("tiers", "urgent", "flags"), ["DenyOnLimits"], "tiers.urgent"),
         (("sites", "gamma"), {"without": ["teams.vision.grp_wall"]}, ""),
         (("sites", "gamma"), 3, "sites.gamma"),
         (("sites",), 3, "sites"),
@@ -195,8 +196,9 @@ def test_wrong_policy_is_refused(path: tuple[str, ...], value: object, key: str,
 
 
 def test_site_may_have_what_a_policy_may_not_add() -> None:
-    """Odd names and shares of zero of a site: their import asks for no change."""
-    objects: dict[Key, Values] = {("team", "pa`b"): {"Fairshare": "0"}, ("team", "a=b"): {"Description": "日本"}}
+    """Odd names, shares of zero and flags of a newer Slurm of a site: their import asks for no change."""
+    objects: dict[Key, Values] = {("tier", "low"): {"Flags": "NewFlag"}}
+    objects |= {("team", "pa`b"): {"Fairshare": "0"}, ("team", "a=b"): {"Description": "日本"}}
     now = ClusterState(cluster="alpha", objects=objects)
     then = desired_state(policy_of(policy_tables(now), "", "p"), now)
     require_possible(now, then, "p")
