@@ -55,7 +55,8 @@ def desired_state(policy: Policy, now: ClusterState, where: str = "policy") -> C
             put(("user", user), policy.users.get(user, User()))
         else:
             objects["user", user] = dict(now.objects.get(("user", user), {}))
-        objects["user", user]["DefaultAccount"] = _default_team(user, teams, policy, now, where)
+        if default := _default_team(user, teams, policy, now, where):
+            objects["user", user]["DefaultAccount"] = default
     return without_inherited_leads(msgspec.structs.replace(now, objects=objects))
 
 
@@ -85,7 +86,7 @@ def _is_left_out(key: Key, team: Team) -> bool:
 
 
 def _default_team(user: str, teams: set[str], policy: Policy, now: ClusterState, where: str) -> str:
-    """Return the default team that the policy names, else that of now, else the user's only team in the policy."""
+    """Return the default team that the policy names, else that of now ("": none), else the only one of the policy."""
     named = policy.users.get(user, User()).default_team
     old = now.objects.get(("user", user), {}).get("DefaultAccount", "")
     listed = [team for team in policy.teams if team in teams]
@@ -94,6 +95,8 @@ def _default_team(user: str, teams: set[str], policy: Policy, now: ClusterState,
     if named and named not in teams:
         hint = f"one of: {', '.join(sorted(teams))}"
         raise _error(f'default_team: no member of "{named}"', ("user", user), where, hint)
+    if not named and ("user", user) in now.objects and not old:
+        return ""
     if not named and len(listed) > 1 and (old not in teams or policy.manage == "all"):
         hint = f'[users.{user}] default_team = "{listed[0]}"'
         raise _error(f"in several teams ({', '.join(listed)}), and none is the default", ("user", user), where, hint)

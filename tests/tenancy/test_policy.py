@@ -205,6 +205,17 @@ def test_site_may_have_what_a_policy_may_not_add() -> None:
     assert then.objects == objects
 
 
+def test_user_without_a_default_team_keeps_none() -> None:
+    """So sacctmgr may show a user of several teams: an import asks for no change, a policy of others neither."""
+    objects: dict[Key, Values] = {("team", "lab"): {}, ("team", "vla"): {}, ("user", "ann"): {}}
+    objects |= {("member", "lab", "ann", ""): {}, ("member", "vla", "ann", ""): {}}
+    now = ClusterState(cluster="alpha", objects=objects)
+    for tables in (policy_tables(now), {"teams": {"lab": {}}}):
+        assert desired_state(policy_of(tables, "", "p"), now).objects == objects
+    named = {"users": {"ann": {"default_team": "vla"}}}
+    assert desired_state(policy_of(named, "", "p"), now).objects["user", "ann"] == {"DefaultAccount": "vla"}
+
+
 def test_rights_are_those_of_a_database() -> None:
     """A user to whom the policy of another site of the database gives rights is an administrator of the policy."""
     sites = {"alpha": {"users": {"zoe": {"admin": "Operator"}}}, "beta": {}}
