@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -35,13 +36,14 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from perf.harness.dev_cluster import alpha
 from perf.harness.harness import from_ratios, report
 from pitools.core.errors import ClusterError, PitError
-from pitools.tenancy.apply import Call, apply_changes, differences, undone_state
+from pitools.tenancy.apply import Call, apply_changes, differences
 from pitools.tenancy.changes import order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import policy_text
 from pitools.tenancy.read import SiteAccounting, read_again, read_site
+from pitools.tenancy.undo import undone_state
 from tests.tenancy.states import TIERS, large_change, states
 
 SITE = alpha()
@@ -69,18 +71,9 @@ def call(accounting: SiteAccounting, argv: Sequence[str]) -> None:
 
 def make(accounting: SiteAccounting, then: ClusterState, journal: Path, run_call: Call | None = None) -> str:
     """Make the accounting a state by the calls of `run`, and return the run's ID."""
-    run = ""
-    for entry in apply_changes(
-        accounting.state,
-        then,
-        run_call or partial(call, accounting),
-        partial(read_again, accounting),
-        site="alpha",
-        user="root",
-        journal=journal,
-    ):
-        run = entry.run
-    return run
+    calls, again = run_call or partial(call, accounting), partial(read_again, accounting)
+    of_run = {"run": secrets.token_hex(4), "site": "alpha", "user": "root"}
+    return of_run["run"] if list(apply_changes(accounting.state, then, calls, again, journal, **of_run)) else ""
 
 
 def restart_slurmdbd() -> None:
@@ -152,7 +145,7 @@ def try_policy(then: ClusterState, journal: Path, *, is_undone: bool) -> dict[st
         "import: no change": asked.objects == after.state.objects,
     }
     if is_undone and run:
-        make(after, undone_state(after.state, journal, run), journal)
+        make(after, undone_state(after.state, journal, run, "alpha"), journal)
         promises["undo: as before"] = shown() == before
     return promises
 

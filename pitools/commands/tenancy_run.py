@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,12 @@ DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
 @click.command()
 @click.argument("policy", required=False, default="", shell_complete=complete_files)
 @policy_sites_option
-@click.option("--undo", metavar="RUN", default="", help="Instead of a policy: restore what this run changed.")
+@click.option(
+    "--undo",
+    metavar="RUN",
+    default="",
+    help="Instead of a policy: restore what this run changed, at each site or those of --site.",
+)
 @click.option(
     "--lock-out",
     "lock_outs",
@@ -63,7 +69,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         require_trusted(Path(policy), "policy", group_above=True)
     with Output(form, DONE_COLUMNS) as out, lock_journal():
         policies = load_policies(Path(policy), sites) if policy else {}
-        wanted = _policy_states(policies, policy) if policy else _undone_states(undo)
+        wanted = _policy_states(policies, policy) if policy else _undone_states(undo, sites)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)
         require_agreement(policies, accounting, policy)
@@ -72,10 +78,11 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
             require_possible(each.state, then, f"{policy or undo} at site {name}")
             require_no_lock_out(each, then, lock_outs, is_undo=bool(undo))
             print_users_without_team(name, each.state, then)
+        run_id = secrets.token_hex(4)
         for i, name in enumerate(accounting):
             # Sites may share a database: what the first changed is read again.
             each = read_site(load_site(name)) if i else accounting[name]
-            for row in run_changes(each, wanted[name](each.state)):
+            for row in run_changes(each, wanted[name](each.state), run_id, undo):
                 out(row)
 
 
@@ -87,13 +94,20 @@ def _policy_states(policies: dict[str, Policy], where: str) -> dict[str, Desired
     return {name: partial(desired_state, policy, where=where) for name, policy in policies.items()}
 
 
-def _undone_states(run: str) -> dict[str, DesiredState]:
+def _undone_states(run: str, sites: tuple[str, ...]) -> dict[str, DesiredState]:
     from functools import partial
 
-    from pitools.tenancy.apply import journal_path, site_of_run, undone_state
+    from pitools.core.errors import UsageError
+    from pitools.tenancy.apply import journal_path
+    from pitools.tenancy.undo import sites_of_run, undone_state
 
-    journal = journal_path()
-    return {site_of_run(journal, run): partial(undone_state, journal=journal, run=run)}
+    changed = sites_of_run(journal_path(), run)
+    source = click.get_current_context().get_parameter_source("sites")
+    named = sites if source is click.core.ParameterSource.COMMANDLINE else changed
+    if unknown := [name for name in named if name not in changed]:
+        raise UsageError(f"--site {unknown[0]}: run {run} did not change it (expected {', '.join(changed)})")
+    states = {name: partial(undone_state, journal=journal_path(), run=run, site=name) for name in changed}
+    return {name: state for name, state in states.items() if name in named}
 
 
 @click.command()

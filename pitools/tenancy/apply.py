@@ -1,4 +1,4 @@
-"""Carry out changes, each noted in a journal before its call; find what an undo restores.
+"""Carry out changes, each noted in a journal before its call.
 
 A run that ends in the middle needs no repair: the next one reads what accounting has, and finishes from there.
 
@@ -9,17 +9,14 @@ where somebody else changed one; what is changed between reading and call, a fra
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from pitools.core import timestamps
-from pitools.core.errors import ClusterError, DataError, UsageError
-from pitools.core.journal import append_record, read_journal
+from pitools.core.errors import ClusterError
+from pitools.core.journal import append_record
 from pitools.core.locks import lock
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
@@ -34,7 +31,8 @@ ReadAgain = Callable[[str], ClusterState]
 class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1"):
     """A line of the journal. kind: a run starts, a call is about to be made, was refused, the run made all calls.
 
-    objects: of a start, each object that differs at its end; of a call, the one that it changes.
+    objects: of a start, each object that differs at its end; of a call, the one that it changes. run: of all sites of a
+    run. undoes: the run that it undoes.
     """
 
     kind: Literal["start", "call", "refused", "end"]
@@ -45,6 +43,7 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1")
     cluster: str
     argv: list[str] = []
     objects: list[ObjectChange] = []
+    undoes: str = ""
 
 
 def tenancy_dir() -> Path:
@@ -63,23 +62,23 @@ def lock_journal() -> AbstractContextManager[None]:
 
 
 def apply_changes(
-    now: ClusterState, then: ClusterState, call: Call, read_again: ReadAgain, *, site: str, user: str, journal: Path
+    now: ClusterState, then: ClusterState, call: Call, read_again: ReadAgain, journal: Path, **of_run: str
 ) -> Iterator[JournalEntry]:
     """Make one state the other, one call of sacctmgr after another; yield each when it is made.
 
     call: runs an argv, and raises PitError if it failed: then the rest is left for the next run. read_again: returns
-    what accounting has of a kind of object. Raises ClusterError if somebody else changed one meanwhile.
+    what accounting has of a kind of object. of_run: run, site, user and undoes of its entries. Raises ClusterError if
+    somebody else changed an object meanwhile.
     """
     changes = order_changes(now, then)
     if not changes:
         return
-    run = secrets.token_hex(4)
 
     def note(
         kind: Literal["start", "call", "refused", "end"], argv: Sequence[str] = (), *objects: ObjectChange
     ) -> JournalEntry:
-        of_run = {"run": run, "at": timestamps.now_rfc3339(), "user": user, "site": site, "cluster": now.cluster}
-        entry = JournalEntry(kind=kind, **of_run, argv=[*argv], objects=[*objects])
+        of_call = {"at": timestamps.now_rfc3339(), "cluster": now.cluster}
+        entry = JournalEntry(kind=kind, **of_run, **of_call, argv=[*argv], objects=[*objects])
         append_record(journal, entry)
         return entry
 
@@ -116,44 +115,3 @@ def differences(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
         for key in sorted({*now.objects, *then.objects})
         if now.objects.get(key) != then.objects.get(key)
     ]
-
-
-def site_of_run(journal: Path, run: str) -> str:
-    """Return the site that a run changed. Raises UsageError for an unknown run."""
-    sites = {entry.run: entry.site for entry in read_journal(journal, JournalEntry)}
-    if run not in sites:
-        raise UsageError(
-            f'no run "{run}" in the journal of this user', where=str(journal), hint="list them: pit tenancy history"
-        )
-    return sites[run]
-
-
-def undone_state(now: ClusterState, journal: Path, run: str) -> ClusterState:
-    """Return the state with each object that a run changed as it was before.
-
-    Raises ClusterError if an object was changed by somebody else since, or the run changed another cluster.
-    """
-    entries = [entry for entry in read_journal(journal, JournalEntry) if entry.run == run]
-    start = next((entry for entry in entries if entry.kind == "start"), None)
-    if not start:
-        problem = f"lacks the start of run {run}, and so what was before it"
-        raise DataError(problem, where=str(journal), hint="change the policy instead: pit tenancy run POLICY")
-    if start.cluster != now.cluster:
-        problem = f'run {run} changed the cluster "{start.cluster}" (the site\'s is "{now.cluster}" now)'
-        raise ClusterError(
-            problem, where=f"site {start.site}", hint="change the policy instead: pit tenancy run POLICY"
-        )
-    on_the_way = [change for entry in entries for change in entry.objects]
-    objects = dict(now.objects)
-    for change in start.objects:
-        values = now.objects.get(change.key)
-        if values not in [
-            own for other in on_the_way if other.key == change.key for own in (other.before, other.after)
-        ]:
-            problem = f"{name_of(change.key)} was changed after run {run}"
-            raise ClusterError(problem, where=str(journal), hint="undo the later run first, or change the policy")
-        if change.before is None:
-            objects.pop(change.key, None)
-        else:
-            objects[change.key] = change.before
-    return msgspec.structs.replace(now, objects=objects)

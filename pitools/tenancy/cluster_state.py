@@ -20,6 +20,8 @@ Values = dict[str, str]
 
 # For each kind of object, the queries by whose answers it is known whole.
 QUERIES_OF = {"tier": (0,), "team": (1, 2, 5), "member": (1,), "user": (1, 3, 4), "lead": (1, 2, 5)}
+# Options that name other objects, and their kind.
+LINKS = {"QOS": "tier", "DefaultQOS": "tier", "Preempt": "tier", "Parent": "team"}
 _ASSOCIATION_KEY = ("Cluster", "Account", "User", "Partition")
 
 
@@ -126,6 +128,14 @@ def _above_anywhere(state: ClusterState, team: str) -> set[str]:
         own = state.objects.get(("team", name), {}).get("Parent", "root")
         names += [each for each in {own, *state.other_parents.get(name, ())} if each not in names]
     return {*names} - {team}
+
+
+def needs(key: Key, values: Values) -> set[Key]:
+    """Return the objects that an object cannot be without."""
+    pairs = [(kind, name) for option, kind in LINKS.items() for name in comma_list(values.get(option, ""))]
+    links = {(kind, name.lstrip("+-") if kind == "tier" else name) for kind, name in pairs}
+    links |= {("team", key[1])} if key[0] in ("member", "lead") else set()
+    return links | ({("user", key[2])} if key[0] == "member" else set())
 
 
 def teams_top_down(state: ClusterState) -> list[str]:

@@ -8,12 +8,12 @@ from itertools import chain
 from pitools.core.errors import ConfigError, suggest
 from pitools.slurm.fields import comma_list, parse_tres
 from pitools.tenancy.changes import above, effective_tiers
-from pitools.tenancy.cluster_state import ClusterState, Key
+from pitools.tenancy.cluster_state import LINKS, ClusterState, Key
 from pitools.tenancy.columns import COLUMNS, FLAGS, is_line, is_name
 from pitools.tenancy.policy import table_name
 
 _Problems = Iterator[tuple[Key, str, str]]  # object, problem, hint
-_LINKS = {"QOS": "tier", "DefaultQOS": "tier", "Preempt": "tier", "Parent": "team", "Flags": "flag"}
+_NAMES = {**LINKS, "Flags": "flag"}
 
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
@@ -41,7 +41,7 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
     names["flag"] = {*FLAGS, *(flag for values in now.objects.values() for flag in comma_list(values.get("Flags", "")))}
     for key, values in then.objects.items():
         for column in COLUMNS[key[0]]:
-            kind = _LINKS.get(column.option, "")
+            kind = _NAMES.get(column.option, "")
             for name in comma_list(values.get(column.option, "")) if kind else ():
                 plain = name.lstrip("+-") if column.option == "QOS" else name
                 if plain not in names[kind]:

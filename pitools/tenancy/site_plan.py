@@ -119,10 +119,11 @@ def require_no_lock_out(
         raise ConfigError("; ".join(problems), where=f"site {site}", hint=hint)
 
 
-def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[ChangeRow]:
+def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes: str = "") -> Iterator[ChangeRow]:
     """Make a site's accounting the state, yield each change when it is made, and read the result.
 
-    The caller holds the lock. Raises ClusterError if accounting then differs: somebody else changed it meanwhile.
+    The caller holds the lock. run: its ID, alike at all sites. undoes: the run that it undoes. Raises ClusterError if
+    accounting then differs: somebody else changed it meanwhile.
     """
     site, slurm = accounting.site.name, accounting.client
 
@@ -140,7 +141,7 @@ def run_changes(accounting: SiteAccounting, then: ClusterState) -> Iterator[Chan
             raise
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
-    apply = partial(apply_changes, site=site, user=user, journal=journal_path())
+    apply = partial(apply_changes, journal=journal_path(), run=run, site=site, user=user, undoes=undoes)
     now = accounting.state
     for _ in range(2):  # a team's own lead is seen once nobody above leads under the same name: removed next
         is_changed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.journal import append_record, read_journal
-from pitools.tenancy.apply import Call, JournalEntry, apply_changes, site_of_run, undone_state
+from pitools.tenancy.apply import Call, JournalEntry, apply_changes
 from pitools.tenancy.changes import order_changes
-from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.undo import sites_of_run, undone_state
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import large_change, states
 from tests.tenancy.test_changes import read
@@ -24,14 +26,17 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def _apply(now: ClusterState, then: ClusterState, journal: Path, slurm: Sacctmgr, call: Call | None = None) -> str:
+def _apply(
+    now: ClusterState, then: ClusterState, journal: Path, slurm: Sacctmgr, call: Call | None = None, undoes: str = ""
+) -> str:
     """Make all changes; return the run's ID, "" if nothing differs."""
 
     def again(kind: str) -> ClusterState:
         return read(slurm, kind)
 
-    entries = list(apply_changes(now, then, call or slurm.run, again, site="alpha", user="ann", journal=journal))
-    return entries[0].run if entries else ""
+    run = secrets.token_hex(4)
+    of_run = {"run": run, "undoes": undoes, "site": "alpha", "user": "ann"}
+    return run if list(apply_changes(now, then, call or slurm.run, again, journal, **of_run)) else ""
 
 
 def test_run_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -82,15 +87,15 @@ def test_undo_restores(now: ClusterState, then: ClusterState) -> None:
         if not run:
             return
         with pytest.raises(UsageError):
-            site_of_run(journal, "none")
+            sites_of_run(journal, "none")
         key = next(
             key for key in sorted({*now.objects, *then.objects}) if now.objects.get(key) != then.objects.get(key)
         )
         changed = ClusterState(cluster="alpha", objects={**then.objects, key: {"GrpJobs": "77"}})
         with pytest.raises(ClusterError):
-            undone_state(changed, journal, run)
-        assert undone_state(read(slurm), journal, run).objects == now.objects
-        _apply(read(slurm), undone_state(read(slurm), journal, run), journal, slurm)
+            undone_state(changed, journal, run, "alpha")
+        assert undone_state(read(slurm), journal, run, "alpha").objects == now.objects
+        _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm)
         assert read(slurm).objects == now.objects
 
 
@@ -104,17 +109,17 @@ def test_undo_needs_the_start_of_a_run_and_its_cluster(tmp_path: Path) -> None:
     journal, cut = tmp_path / "journal", tmp_path / "cut"
     run = _apply(now, then, journal, Sacctmgr({}))
     with pytest.raises(ClusterError, match='changed the cluster "alpha"'):
-        undone_state(msgspec.structs.replace(then, cluster="beta"), journal, run)
+        undone_state(msgspec.structs.replace(then, cluster="beta"), journal, run, "alpha")
     for entry in read_journal(journal, JournalEntry)[1:]:
         append_record(cut, entry)
     with pytest.raises(DataError, match="lacks the start"):
-        undone_state(then, cut, run)
+        undone_state(then, cut, run, "alpha")
     lines = journal.read_bytes().split(b"\n")
     journal.write_bytes(b"\n".join([*lines[:-2], lines[-2][:20]]))
-    assert undone_state(then, journal, run).objects == {}
+    assert undone_state(then, journal, run, "alpha").objects == {}
     journal.write_bytes(b"\n".join([lines[0], lines[1][:20], *lines[2:]]))
     with pytest.raises(DataError) as caught:
-        undone_state(then, journal, run)
+        undone_state(then, journal, run, "alpha")
     assert caught.value.where == f"{journal}:2"
 
 
@@ -133,3 +138,31 @@ def test_journal_names_each_call(tmp_path: Path) -> None:
     assert (start.kind, call.kind, refused.kind, call.user, call.run) == ("start", "call", "refused", "ann", start.run)
     assert (call.objects[0].before, call.objects[0].after) == ({}, {"Priority": "5"})
     assert call.argv == ["sacctmgr", "-i", "modify", "qos", "where", "name=normal", "set", "Priority=5"]
+
+
+Objects = dict[Key, Values]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({("tier", "a"): {"Priority": "5"}}, {("tier", "a"): {"Priority": "6"}}),
+        ({("tier", "new"): {}}, {("team", "lab"): {"QOS": "new"}}),
+        ({("team", "vla"): {}}, {("member", "vla", "ann", ""): {}}),
+        ({("team", "vla"): {}}, {("team", "lab"): {"Parent": "vla"}}),
+    ],
+)
+def test_undo_names_the_later_run_to_undo_first(first: Objects, second: Objects, tmp_path: Path) -> None:
+    """One that changed the same object, or made one that needs it; undone first, the way back is open."""
+    rows: Objects = {("tier", "a"): {}, ("team", "root"): {}, ("team", "lab"): {}, ("member", "lab", "ann", ""): {}}
+    states = [ClusterState(cluster="alpha", objects={**rows, ("user", "ann"): {"DefaultAccount": "lab"}})]
+    journal, slurm, runs = tmp_path / "journal", Sacctmgr(states[0].objects), []
+    for change in (first, second):
+        states.append(msgspec.structs.replace(states[-1], objects={**states[-1].objects, **change}))
+        runs.append(_apply(states[-2], states[-1], journal, slurm))
+    with pytest.raises(ClusterError, match=f"by run {runs[1]}"):
+        undone_state(read(slurm), journal, runs[0], "alpha")
+    for run, state in ((runs[1], states[1]), (runs[0], states[0])):
+        _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm, undoes=run)
+        assert read(slurm).objects == state.objects
+        assert undone_state(state, journal, run, "alpha").objects == state.objects

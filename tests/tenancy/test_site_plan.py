@@ -114,13 +114,12 @@ def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkey
         raise ClusterError("no")
 
     with lock_journal():
-        for _ in apply_changes(now, then, lambda _: None, lambda _: now, site="s", user="ann", journal=journal_path()):
+        runs = partial(apply_changes, now, then, read_again=lambda _: now, journal=journal_path())
+        for _ in runs(call=lambda _: None, run="1", site="s", user="ann"):
             pass
-        next(
-            iter(apply_changes(now, then, lambda _: None, lambda _: now, site="t", user="bob", journal=journal_path()))
-        )
+        next(iter(runs(call=lambda _: None, run="2", site="t", user="bob")))
         with pytest.raises(ClusterError):
-            list(apply_changes(now, then, refuse, lambda _: now, site="r", user="eve", journal=journal_path()))
+            list(runs(call=refuse, run="3", site="r", user="eve"))
         with pytest.raises(TryLater), lock_journal():
             pass
     assert [(row.site, row.user, row.state) for row in history()] == [
@@ -154,7 +153,7 @@ def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
     monkeypatch.setattr(site_plan, "read_site", lambda _: msgspec.structs.replace(now, state=read(slurm)))
     monkeypatch.setattr(site_plan, "read_again", lambda _, kind: read(slurm, kind))
     then = ClusterState(cluster="alpha", objects={**teams, **member})
-    assert len(list(site_plan.run_changes(now, then))) == 2
+    assert len(list(site_plan.run_changes(now, then, "1"))) == 2
     assert read(slurm).objects == then.objects
     assert {row.user for row in history()} == {"ann"}
 
@@ -167,7 +166,7 @@ def test_refusal_with_exit_code_0_ends_the_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(site_plan, "read_again", lambda *_: now.state)
     then = ClusterState(cluster="alpha", objects={("tier", "a"): {}})
     with pytest.raises(ClusterError, match="These have no access to it"):
-        list(site_plan.run_changes(now, then))
+        list(site_plan.run_changes(now, then, "1"))
     assert [row.state for row in history()] == ["refused"]
 
 

@@ -1,0 +1,85 @@
+"""`pit tenancy run` over sites: one run for all of them, its undo, and what it keeps for now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from pitools.commands.tenancy import group
+from pitools.core.subprocesses import Completed
+from pitools.site.schema import Site
+from pitools.slurm.client import Client
+from pitools.slurm.records import Config
+from pitools.tenancy import site_plan
+from pitools.tenancy.cluster_state import Key, Values
+from pitools.tenancy.read import SiteAccounting
+from tests.tenancy.sacctmgr_model import Sacctmgr
+from tests.tenancy.test_changes import read
+
+OBJECTS: dict[Key, Values] = {
+    ("tier", "normal"): {},
+    ("team", "root"): {"QOS": "normal"},
+    ("team", "lab"): {},
+    ("member", "lab", "ann", ""): {},
+    ("user", "ann"): {"DefaultAccount": "lab"},
+}
+Pit = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sacctmgr]:
+    """The accounting of the sites a and b, each with a database of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    models = {name: Sacctmgr(OBJECTS) for name in ("a", "b")}
+
+    def read_site(site: Site) -> SiteAccounting:
+        def run_once(argv: list[str], *_: object) -> Completed:
+            models[site.name].run(argv)
+            return Completed((), 0, " Done", "")
+
+        client = Client()
+        monkeypatch.setattr(client, "run_once", run_once)
+        config = Config(cluster="alpha", version=(22, 5), values={})
+        state = msgspec.structs.replace(read(models[site.name]), runner="root")
+        return SiteAccounting(site=site, client=client, config=config, state=state)
+
+    for module in ("read", "site_plan"):
+        monkeypatch.setattr(f"pitools.tenancy.{module}.read_site", read_site)
+    monkeypatch.setattr(site_plan, "read_again", lambda each, kind: read(models[each.site.name], kind))
+    monkeypatch.setattr("pitools.site.load.load_site", lambda name: Site(name=name))
+    return models
+
+
+@pytest.fixture
+def pit(slurms: dict[str, Sacctmgr], tmp_path: Path) -> Pit:
+    """Runs `pit tenancy`, with a policy text for `run`; returns the exit code and the records."""
+
+    def call(command: str, policy: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
+        path = tmp_path / "policy.toml"
+        path.write_text(policy)
+        path.chmod(0o600)
+        done = CliRunner().invoke(group, [command, *([str(path)] if policy else []), *words, "--format", "jsonl"])
+        return getattr(done.exception, "exit_code", done.exit_code), [
+            json.loads(row) for row in done.stdout.split("\n") if row
+        ]
+
+    return call
+
+
+def test_one_run_over_several_sites_is_undone_as_one(pit: Pit, slurms: dict[str, Sacctmgr]) -> None:
+    """One ID for all sites; `--site` restricts the undo, and a site that the run did not change is none of it."""
+    policy = "teams.lab.max_jobs = 3\nsites.a = {}\nsites.b = {}\n"
+    code, rows = pit("run", policy)
+    (run,) = {row["run"] for row in rows}
+    assert (code, [row["site"] for row in rows]) == (0, ["a", "b"])
+    assert pit("run", "", "--undo", run, "--site", "c")[0] == 2
+    assert [row["site"] for row in pit("run", "", "--undo", run, "--site", "b")[1]] == ["b"]
+    assert [slurm.objects == OBJECTS for slurm in slurms.values()] == [False, True]
+    assert [row["site"] for row in pit("run", "", "--undo", run)[1]] == ["a"]
+    assert slurms["a"].objects == OBJECTS
