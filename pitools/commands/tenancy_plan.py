@@ -13,9 +13,10 @@ from pitools.commands.options import LocalPath, rows_format_option, sites_option
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError
-    from pitools.tenancy.cluster_state import ClusterState
     from pitools.tenancy.policy import Policy
     from pitools.tenancy.read import SiteAccounting
+    from pitools.tenancy.removals import Kept
+    from pitools.tenancy.site_plan import DesiredState
 
 CHANGE_COLUMNS = ("site", "change", "command")
 policy_argument = click.argument("policy", type=LocalPath(dir_okay=False), shell_complete=complete_files)
@@ -57,12 +58,23 @@ def raise_last(errors: list[PitError]) -> None:
         raise errors[-1]
 
 
-def print_users_without_team(site: str, now: ClusterState, then: ClusterState) -> None:
-    """Print on stderr which users would lose their last team."""
+def policy_states(policies: dict[str, Policy], where: str) -> dict[str, DesiredState]:
+    """Return for each site how its policy changes its state."""
+    from functools import partial
+
+    from pitools.tenancy.desired import desired_state
+
+    return {name: partial(desired_state, policy, where=where) for name, policy in policies.items()}
+
+
+def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
+    """Print on stderr which users would lose their last team, and what cannot be removed yet."""
     from pitools.tenancy.refusals import users_without_team
 
-    if users := users_without_team(now, then):
-        click.echo(f"pit: site {site}: in no team any more: {', '.join(users)}", err=True)
+    users = users_without_team(accounting.state, kept.state)
+    texts = [f"in no team any more: {', '.join(users)}"] if users else []
+    for text in (*texts, *kept.for_clusters, *kept.for_jobs):
+        click.echo(f"pit: site {accounting.site.name}: {text}", err=True)
 
 
 def print_lock_outs(problems: Mapping[str, list[str]]) -> None:
@@ -99,20 +111,16 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
     Exit 75: a site did not answer; the others are shown.
     """
     from pitools.core.output import Output
-    from pitools.tenancy.desired import desired_state
-    from pitools.tenancy.refusals import require_possible
-    from pitools.tenancy.site_plan import find_lock_outs, plan_rows, require_agreement
+    from pitools.tenancy.site_plan import find_lock_outs, plan_rows, planned_states, require_agreement
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
     require_agreement({name: policies[name] for name in accounting}, accounting, str(policy))
-    then = {name: desired_state(policies[name], each.state, str(policy)) for name, each in accounting.items()}
-    for name, each in accounting.items():
-        require_possible(each.state, then[name], f"{policy} at site {name}")
+    planned = planned_states(accounting, policy_states(policies, str(policy)), str(policy))
     with Output(form, CHANGE_COLUMNS) as out:
-        for name, each in accounting.items():
-            print_users_without_team(name, each.state, then[name])
-            for row in plan_rows(name, each.state, then[name]):
+        for each, kept in planned:
+            print_kept(each, kept)
+            for row in plan_rows(each.site.name, each.state, kept.state):
                 out(row)
-    print_lock_outs({name: find_lock_outs(each, then[name]) for name, each in accounting.items()})
+    print_lock_outs({each.site.name: find_lock_outs(each, kept.state) for each, kept in planned})
     raise_last(errors)

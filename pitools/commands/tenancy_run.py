@@ -13,18 +13,14 @@ from pitools.commands.options import rows_format_option
 from pitools.commands.tenancy_plan import (
     load_policies,
     policy_sites_option,
-    print_users_without_team,
+    policy_states,
+    print_kept,
     raise_last,
     read_accounting,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pitools.tenancy.cluster_state import ClusterState
-    from pitools.tenancy.policy import Policy
-
-    DesiredState = Callable[[ClusterState], ClusterState]
+    from pitools.tenancy.site_plan import DesiredState
 
 DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
 
@@ -52,46 +48,47 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
 
     Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
     Needs an administrator of Slurm's accounting. It ends where somebody else changes what it is about to change.
+    Members and tiers of unfinished jobs are not removed yet: exit 75, all else is done.
     Exit 3: users would be locked out, and nothing was changed; 75: a site did not answer, or your other run is at work.
     """
-    from pitools.core.errors import UsageError
+    from pitools.core.errors import TryLater, UsageError
     from pitools.core.output import Output
     from pitools.core.trust import require_trusted
     from pitools.site.load import load_site
     from pitools.tenancy.apply import lock_journal
     from pitools.tenancy.read import read_site
-    from pitools.tenancy.refusals import require_possible
-    from pitools.tenancy.site_plan import require_agreement, require_no_lock_out, run_changes
+    from pitools.tenancy.site_plan import (
+        next_state,
+        planned_states,
+        require_agreement,
+        require_no_lock_out,
+        run_changes,
+    )
 
     if bool(policy) == bool(undo):
         raise UsageError("no policy" if not undo else "a policy and --undo", hint="pit tenancy run POLICY | --undo RUN")
     if policy:
         require_trusted(Path(policy), "policy", group_above=True)
+    where, run_id, waiting = policy or f"run {undo}", secrets.token_hex(4), []
     with Output(form, DONE_COLUMNS) as out, lock_journal():
         policies = load_policies(Path(policy), sites) if policy else {}
-        wanted = _policy_states(policies, policy) if policy else _undone_states(undo, sites)
+        wanted = policy_states(policies, policy) if policy else _undone_states(undo, sites)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)
         require_agreement(policies, accounting, policy)
-        for name, each in accounting.items():
-            then = wanted[name](each.state)
-            require_possible(each.state, then, f"{policy or undo} at site {name}")
-            require_no_lock_out(each, then, lock_outs, is_undo=bool(undo))
-            print_users_without_team(name, each.state, then)
-        run_id = secrets.token_hex(4)
+        for each, kept in planned_states(accounting, wanted, where):
+            require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
         for i, name in enumerate(accounting):
-            # Sites may share a database: what the first changed is read again.
+            # Sites may share a database: what the first changed is read again, and judged again.
             each = read_site(load_site(name)) if i else accounting[name]
-            for row in run_changes(each, wanted[name](each.state), run_id, undo):
+            kept = next_state(each, wanted[name], where)
+            require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
+            print_kept(each, kept)
+            for row in run_changes(each, kept.state, run_id, undo):
                 out(row)
-
-
-def _policy_states(policies: dict[str, Policy], where: str) -> dict[str, DesiredState]:
-    from functools import partial
-
-    from pitools.tenancy.desired import desired_state
-
-    return {name: partial(desired_state, policy, where=where) for name, policy in policies.items()}
+            waiting += [f"site {name}: {text}" for text in kept.for_jobs]
+    if waiting:
+        raise TryLater("; ".join(waiting), hint="run the same command again once these jobs have ended")
 
 
 def _undone_states(run: str, sites: tuple[str, ...]) -> dict[str, DesiredState]:

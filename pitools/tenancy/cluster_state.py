@@ -85,9 +85,7 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
     for of, account, user, partition, *texts in associations:
         values = _values(ASSOCIATION, texts, "show assoc")
         if of != cluster:
-            names = f"{values.get('QOS', '')},{values.get('DefaultQOS', '')}".split(",")
-            used = {("team", account), *(("tier", name.lstrip("+-")) for name in names if name)}
-            others[of] = others.get(of, frozenset()) | used
+            others[of] = others.get(of, frozenset()) | {("team", account), *needs(("team", account), values)}
             continue
         if user:
             objects["member", account, user, partition] = values

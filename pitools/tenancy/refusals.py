@@ -74,7 +74,7 @@ def _problems(now: ClusterState, then: ClusterState) -> _Problems:
                     hint = f"{suggest(resource, now.resources)} add it to AccountingStorageTRES in slurm.conf"
                     yield key, f'{column.key}: the cluster counts no "{resource}"', hint
         if key[0] in ("team", "member"):
-            default, tiers = _default_tier(then, key), effective_tiers(then, key)
+            default, tiers = default_tier(then, key), effective_tiers(then, key)
             if default and default not in tiers:
                 problem = f'default_tier "{default}" is none of its tiers'
                 yield key, f"{problem} (expected one of {', '.join(sorted(tiers)) or 'none'})", "add it to tiers"
@@ -86,7 +86,7 @@ def users_without_team(now: ClusterState, then: ClusterState) -> list[str]:
     return sorted(key[1] for key in now.objects if key[0] == "user" and key not in then.objects)
 
 
-def _default_tier(state: ClusterState, key: Key) -> str:
+def default_tier(state: ClusterState, key: Key) -> str:
     """Return the default QOS of an association, its own or inherited."""
     while not (default := state.objects.get(key, {}).get("DefaultQOS", "")):
         higher = above(state, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -14,23 +14,21 @@ from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.journal import read_journal
 from pitools.core.record import Record
 from pitools.core.trust import user_name
-from pitools.tenancy.apply import (
-    JournalEntry,
-    apply_changes,
-    differences,
-    journal_path,
-)
+from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path
 from pitools.tenancy.changes import ObjectChange, command, order_changes
-from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
 from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
 from pitools.tenancy.policy import Policy, Tier, User
 from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
+from pitools.tenancy.refusals import require_possible
+from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
 from pitools.tenancy.words import describe, name_of
 
 _HINT = "run the same command again: it goes on from what accounting has"
 _STALE = f"slurmdbd remembers emptied lists of preempted QOS until it is restarted; then {_HINT}"
 
 
+DesiredState = Callable[[ClusterState], ClusterState]
 State = Literal["planned", "done", "refused", "unknown"]
 
 
@@ -96,6 +94,37 @@ def _disagreements(one: Policy, other: Policy) -> Iterator[str]:
 
 def _members(policy: Policy) -> set[str]:
     return {user for team in policy.teams.values() for user in (*(team.users or ()), *team.members)}
+
+
+def next_state(accounting: SiteAccounting, wanted: DesiredState, where: str) -> Kept:
+    """Return what a run makes of a site. Raises ConfigError for what Slurm would refuse, ClusterError, Unreachable."""
+    then = wanted(accounting.state)
+    kept = keep_used(accounting.state, then, read_unfinished_jobs(accounting, then))
+    require_possible(accounting.state, kept.state, f"{where} at site {accounting.site.name}")
+    return kept
+
+
+def planned_states(
+    accounting: Mapping[str, SiteAccounting], wanted: Mapping[str, DesiredState], where: str
+) -> list[tuple[SiteAccounting, Kept]]:
+    """Return each site as it is after those before it, and what a run makes of it. Raises as `next_state`."""
+    planned: list[tuple[SiteAccounting, Kept]] = []
+    for name, each in accounting.items():
+        now = each.state
+        for earlier, kept in planned:
+            now = _after(now, kept.state) if _share(earlier.state, now) else now
+        each = msgspec.structs.replace(each, state=now)
+        planned.append((each, next_state(each, wanted[name], where)))
+    return planned
+
+
+def _after(now: ClusterState, then: ClusterState) -> ClusterState:
+    """Return the state of a cluster once another one of its database has the state `then`: they share tiers."""
+    tiers = {key: values for key, values in then.objects.items() if key[0] == "tier"}
+    own = {key: values for key, values in now.objects.items() if key[0] != "tier"}
+    rows = {key: values for key, values in then.objects.items() if key[0] in ("team", "member")}
+    used = frozenset(needed for key, values in rows.items() for needed in (("team", key[1]), *needs(key, values)))
+    return msgspec.structs.replace(now, objects={**own, **tiers}, others={**now.others, then.cluster: used})
 
 
 def find_lock_outs(accounting: SiteAccounting, then: ClusterState, *, is_undo: bool = False) -> list[str]:

@@ -16,9 +16,10 @@ from pitools.core.subprocesses import Completed
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
-from pitools.tenancy import site_plan
-from pitools.tenancy.cluster_state import Key, Values
+from pitools.tenancy import removals, site_plan
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.read import SiteAccounting
+from pitools.tenancy.removals import keep_used
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.test_changes import read
 
@@ -27,13 +28,21 @@ OBJECTS: dict[Key, Values] = {
     ("team", "root"): {"QOS": "normal"},
     ("team", "lab"): {},
     ("member", "lab", "ann", ""): {},
+    ("member", "lab", "bob", ""): {},
     ("user", "ann"): {"DefaultAccount": "lab"},
+    ("user", "bob"): {"DefaultAccount": "lab", "AdminLevel": "Operator"},
 }
 Pit = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
 @pytest.fixture
-def slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sacctmgr]:
+def jobs() -> list[str]:
+    """What squeue prints at each site."""
+    return []
+
+
+@pytest.fixture
+def slurms(jobs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sacctmgr]:
     """The accounting of the sites a and b, each with a database of its own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     models = {name: Sacctmgr(OBJECTS) for name in ("a", "b")}
@@ -49,6 +58,10 @@ def slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sacctmg
         state = msgspec.structs.replace(read(models[site.name]), runner="root")
         return SiteAccounting(site=site, client=client, config=config, state=state)
 
+    answers = Completed((), 0, "", "")
+    monkeypatch.setattr(
+        removals, "run_queries", lambda _, calls: [answers._replace(stdout="".join(jobs)) for _ in calls]
+    )
     for module in ("read", "site_plan"):
         monkeypatch.setattr(f"pitools.tenancy.{module}.read_site", read_site)
     monkeypatch.setattr(site_plan, "read_again", lambda each, kind: read(models[each.site.name], kind))
@@ -83,3 +96,44 @@ def test_one_run_over_several_sites_is_undone_as_one(pit: Pit, slurms: dict[str,
     assert [slurm.objects == OBJECTS for slurm in slurms.values()] == [False, True]
     assert [row["site"] for row in pit("run", "", "--undo", run)[1]] == ["a"]
     assert slurms["a"].objects == OBJECTS
+
+
+def test_what_unfinished_jobs_use_is_removed_later(pit: Pit, slurms: dict[str, Sacctmgr], jobs: list[str]) -> None:
+    """Bob stays a member, without rights, and all else is done: exit 75, until the job has ended."""
+    policy = "teams.lab = { max_jobs = 3, users = ['ann'] }\n"
+    jobs.append("lab|bob|normal|17\n")
+    for changes in (["lab", "bob"], []):
+        code, rows = pit("run", policy, "--site", "a")
+        assert (code, [row["key"][1] for row in rows]) == (75, changes)
+    assert slurms["a"].objects["user", "bob"] == {"DefaultAccount": "lab"}
+    jobs.clear()
+    code, rows = pit("run", policy, "--site", "a")
+    assert (code, [row["change"] for row in rows]) == (0, ["remove bob in team lab"])
+
+
+def test_kept_member_keeps_what_it_needs() -> None:
+    """Its team, the team above, their tiers; another team becomes the default, a default tier that is lost goes."""
+    above: dict[Key, Values] = {("team", "top"): {"QOS": "old"}, ("tier", "old"): {}, ("tier", "unused"): {}}
+    gone: dict[Key, Values] = {("team", "sub"): {"Parent": "top"}, ("member", "sub", "bob", ""): {}}
+    now = ClusterState(cluster="alpha", objects={**OBJECTS, **above, **gone, ("lead", "sub", "ann"): {}})
+    then = ClusterState(cluster="alpha", objects={key: OBJECTS[key] for key in [*OBJECTS][:4]})
+    kept = keep_used(now, then, {("member", "sub", "bob"): ["1", "1", "2"]})
+    assert kept.for_jobs == ["bob in team sub stays for now: unfinished jobs 1, 2"]
+    del above["tier", "unused"]
+    assert kept.state.objects == {**then.objects, **above, **gone, ("user", "bob"): {"DefaultAccount": "sub"}}
+    now.objects["member", "lab", "bob", ""] = {"DefaultQOS": "old", "QOS": "+old"}
+    then.objects["team", "root"] = {"QOS": "normal", "DefaultQOS": "normal"}
+    now.objects["member", "lab", "bob", ""] = {"QOS": "old"}
+    assert keep_used(now, then, {("member", "lab", "bob"): ["1"]}).state.objects["member", "lab", "bob", ""] == {}
+
+
+def test_tier_of_jobs_and_of_another_cluster_stays() -> None:
+    """The former for now, with its jobs of any cluster; the latter until that cluster does without."""
+    tiers: dict[Key, Values] = {("tier", name): {} for name in ("a", "b", "c")}
+    now = ClusterState(cluster="alpha", objects=tiers, others={"beta": frozenset({("tier", "b")})})
+    kept = keep_used(now, ClusterState(cluster="alpha", objects={}), {("tier", "a"): ["7"]})
+    assert sorted(kept.state.objects) == [("tier", "a"), ("tier", "b")]
+    assert (kept.for_jobs, kept.for_clusters) == (
+        ["tier a stays for now: unfinished jobs 7"],
+        ["tier b stays: in use on beta"],
+    )

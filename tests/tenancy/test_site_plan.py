@@ -28,7 +28,7 @@ from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import site_tables
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.refusals import require_possible
-from pitools.tenancy.site_plan import history, require_agreement
+from pitools.tenancy.site_plan import history, plan_rows, planned_states, require_agreement
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import states
 from tests.tenancy.test_changes import read
@@ -76,6 +76,27 @@ def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> N
     with pytest.raises(ConfigError) as caught:
         require_agreement(policies, shared, "p")
     assert caught.value.key == key
+
+
+def test_plan_of_one_database_has_a_shared_tier_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second site finds it; a tier that both give up is removed by the last of them."""
+    monkeypatch.setattr(site_plan, "read_unfinished_jobs", lambda *_: {})
+    empty = {"a": _accounting("a", "b"), "b": _accounting("b", "a")}
+    teams: dict[Key, Values] = {("team", "root"): {"QOS": "low"}}
+    full = msgspec.structs.replace(empty["a"].state, objects={("tier", "low"): {}, **teams})
+
+    def changes(accounting: dict[str, SiteAccounting], tables: dict[str, Any]) -> list[list[Key]]:
+        wanted = {site: partial(desired_state, policy_of(tables, "", "p")) for site in accounting}
+        planned = planned_states(accounting, wanted, "p")
+        return [[row.key for row in plan_rows("s", each.state, kept.state)] for each, kept in planned]
+
+    assert changes(empty, policy_tables(full)) == [[("tier", "low"), ("team", "root")], [("team", "root")]]
+    for site, each in empty.items():
+        used = {other: frozenset({("tier", "low")}) for other in each.state.others}
+        state = msgspec.structs.replace(full, cluster=site, others=used)
+        empty[site] = msgspec.structs.replace(each, state=state)
+    bare = {"manage": "all", "teams": {"root": {}}}
+    assert changes(empty, bare) == [[("team", "root")], [("team", "root"), ("tier", "low")]]
 
 
 @pytest.mark.parametrize(
