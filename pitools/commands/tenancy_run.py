@@ -69,7 +69,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         raise UsageError("no policy" if not undo else "a policy and --undo", hint="pit tenancy run POLICY | --undo RUN")
     if policy:
         require_trusted(Path(policy), "policy", group_above=True)
-    where, run_id, waiting = policy or f"run {undo}", secrets.token_hex(4), []
+    where, run_id, waiting = policy or f"run {undo}", secrets.token_hex(4), 0
     with Output(form, DONE_COLUMNS) as out, lock_journal():
         policies = load_policies(Path(policy), sites) if policy else {}
         wanted = policy_states(policies, policy) if policy else _undone_states(undo, sites)
@@ -86,9 +86,10 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
             print_kept(each, kept)
             for row in run_changes(each, kept.state, run_id, undo):
                 out(row)
-            waiting += [f"site {name}: {text}" for text in kept.for_jobs]
+            waiting += len(kept.for_jobs)
     if waiting:
-        raise TryLater("; ".join(waiting), hint="run the same command again once these jobs have ended")
+        hint = "run the same command again once these jobs have ended"
+        raise TryLater(f"{waiting} removals wait for unfinished jobs, all else is done", hint=hint)
 
 
 def _undone_states(run: str, sites: tuple[str, ...]) -> dict[str, DesiredState]:

@@ -71,7 +71,7 @@ def apply_changes(
     somebody else changed an object meanwhile.
     """
     changes = order_changes(now, then)
-    if not changes:
+    if not changes and not of_run.get("undoes"):  # an undo is noted, so that the run no more stands in the way
         return
 
     def note(

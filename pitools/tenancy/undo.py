@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.journal import read_journal
 from pitools.tenancy.apply import JournalEntry
-from pitools.tenancy.cluster_state import ClusterState, Key, needs
+from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
 from pitools.tenancy.words import name_of
 
 _HINT = "change the policy instead: pit tenancy run POLICY"
@@ -20,9 +19,8 @@ def sites_of_run(journal: Path, run: str) -> list[str]:
     """Return the sites that a run changed, the last one first. Raises UsageError for an unknown run."""
     sites = dict.fromkeys(entry.site for entry in read_journal(journal, JournalEntry) if entry.run == run)
     if not sites:
-        raise UsageError(
-            f'no run "{run}" in the journal of this user', where=str(journal), hint="list them: pit tenancy history"
-        )
+        hint = "list them: pit tenancy history"
+        raise UsageError(f'no run "{run}" in the journal of this user', where=str(journal), hint=hint)
     return [*reversed(sites)]
 
 
@@ -40,10 +38,11 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
         problem = f'run {run} changed the cluster "{starts[0].cluster}" (the site\'s is "{now.cluster}" now)'
         raise ClusterError(problem, where=f"site {site}", hint=_HINT)
     end = max(i for i, entry in enumerate(entries) if entry.run == run)
+    undone = {entry.undoes for entry in entries if entry.kind == "end" and entry.site == site}
     later = {
         change.key: entry.run
         for entry in entries[end + 1 :]
-        if entry.undoes != run
+        if not entry.undoes and entry.run not in undone
         for change in entry.objects
         if entry.cluster == now.cluster or (entry.cluster in now.others and change.key[0] == "tier")
     }
@@ -55,24 +54,28 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
 
     objects = dict(now.objects)
     for change in [change for start in reversed(starts) for change in start.objects]:  # the first has what was before
-        values = now.objects.get(change.key)
+        now_values = now.objects.get(change.key)
         on_the_way = [each for entry in own for each in entry.objects if each.key == change.key]
-        was_own = values in [own_values for each in on_the_way for own_values in (each.before, each.after)]
-        if not was_own or (change.key in later and values not in (change.before, change.after)):
+        ways = [values for each in on_the_way for values in (each.before, each.after)]
+        if now_values not in (change.before, change.after) and (
+            change.key in later or not _is_between(now_values, ways)
+        ):
             raise refusal(change.key)
-        default = {option: text for option, text in (values or {}).items() if option == "DefaultAccount"}
+        default = {option: text for option, text in (now_values or {}).items() if option == "DefaultAccount"}
         if change.before is None:
             objects.pop(change.key, None)
         else:
             objects[change.key] = {**default, **change.before}  # Slurm cannot take the default away
-    for key, missing in _broken(now, objects):
-        raise refusal(key, missing)
+    for key, values in objects.items():  # later runs may have made one that needs another, or removed the other
+        for missing in needs(key, values) - objects.keys():
+            if missing in now.objects or key not in now.objects:
+                raise refusal(key, missing)
     return msgspec.structs.replace(now, objects=objects)
 
 
-def _broken(now: ClusterState, objects: dict[Key, dict[str, str]]) -> Iterator[tuple[Key, Key]]:
-    """Yield objects that need one which would be missing: later runs made the former, or removed the latter."""
-    for key, values in objects.items():
-        for missing in needs(key, values) - objects.keys():
-            if missing in now.objects or key not in now.objects:
-                yield key, missing
+def _is_between(values: Values | None, ways: list[Values | None]) -> bool:
+    """Return whether an object had each of its values on the way: Slurm makes a user with the default account alone."""
+    if values is None:
+        return None in ways
+    options = {option for each in (values, *ways) for option in each or ()}
+    return all(values.get(option, "") in {(each or {}).get(option, "") for each in ways} for option in options)

@@ -40,12 +40,12 @@ def _apply(
 
 
 def test_run_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
-    """Of a run of 40 calls or more, killed at each: before the first, after the second, before the third, ..."""
+    """Of a run of 40 calls or more, killed at each: before the first, after the second, ...; and both can be undone."""
     now, then = large_change()
     calls = len(order_changes(now, then))
     assert calls >= 40
     for n in range(calls):
-        slurm, left, is_after = Sacctmgr(now.objects), n, n % 2
+        slurm, left, is_after, journal = Sacctmgr(now.objects), n, n % 2, tmp_path / f"journal{n}"
 
         def call(argv: Sequence[str], slurm: Sacctmgr = slurm, is_after: int = is_after) -> None:
             nonlocal left
@@ -57,9 +57,13 @@ def test_run_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
             left -= 1
 
         with pytest.raises(Killed):
-            _apply(now, then, tmp_path / "journal", slurm, call)
-        _apply(read(slurm), then, tmp_path / "journal", slurm)
+            _apply(now, then, journal, slurm, call)
+        _apply(read(slurm), then, journal, slurm)
         assert read(slurm).objects == then.objects
+        if n % 5 == 1:
+            for run in reversed(dict.fromkeys(entry.run for entry in read_journal(journal, JournalEntry))):
+                _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm, undoes=run)
+            assert read(slurm).objects == now.objects
 
 
 def test_run_ends_where_somebody_else_changes_an_object(tmp_path: Path) -> None:
