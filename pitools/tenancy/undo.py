@@ -12,6 +12,7 @@ from pitools.tenancy.apply import JournalEntry
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
 from pitools.tenancy.words import name_of
 
+_ACCOUNT = "DefaultAccount"
 _HINT = "change the policy instead: pit tenancy run POLICY"
 
 
@@ -61,7 +62,7 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
             change.key in later or not _is_between(now_values, ways)
         ):
             raise refusal(change.key)
-        default = {option: text for option, text in (now_values or {}).items() if option == "DefaultAccount"}
+        default = {option: text for option, text in (now_values or {}).items() if option == _ACCOUNT}
         if change.before is None:
             objects.pop(change.key, None)
         else:
@@ -74,8 +75,8 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
 
 
 def _is_between(values: Values | None, ways: list[Values | None]) -> bool:
-    """Return whether an object had each of its values on the way: Slurm makes a user with the default account alone."""
+    """Return whether an object had each of its values on the way. Slurm makes users itself, with a default account."""
     if values is None:
         return None in ways
-    options = {option for each in (values, *ways) for option in each or ()}
+    options = {option for each in (values, *ways) for option in each or ()} - ({_ACCOUNT} if None in ways else set())
     return all(values.get(option, "") in {(each or {}).get(option, "") for each in ways} for option in options)
