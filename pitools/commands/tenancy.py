@@ -12,11 +12,7 @@ COMMANDS = {
     "show": ("tenancy_show", "show", "Show what a user may run, what binds, and what is left."),
     "run": ("tenancy_run", "run", "Change accounting to a policy, or undo a run."),
     "check": ("tenancy_check", "check", "Find what differs from a policy, or makes it ineffective; for cron."),
-    "report": (
-        "tenancy_report",
-        "report",
-        "Report use against shares, budgets left and waits, by team; for chargeback.",
-    ),
+    "report": ("tenancy_report", "report", "Report use against shares, budgets and waits, by team; for chargeback."),
     "history": ("tenancy_run", "history", "List the changes that were made, with who and when."),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,13 +77,6 @@ def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
         click.echo(f"pit: site {accounting.site.name}: {text}", err=True)
 
 
-def print_lock_outs(problems: Mapping[str, list[str]]) -> None:
-    """Print what would lock users out on stderr."""
-    for site, texts in problems.items():
-        for text in texts:
-            click.echo(f"pit: site {site}: {text}; pit tenancy run refuses this without --lock-out {site}", err=True)
-
-
 @click.command("import")
 @sites_option("A site to read; repeatable.")
 def import_command(sites: tuple[str, ...]) -> None:
@@ -122,5 +115,8 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
             print_kept(each, kept)
             for row in plan_rows(each.site.name, each.state, kept.state):
                 out(row)
-    print_lock_outs({each.site.name: find_lock_outs(each, kept.state) for each, kept in planned})
+    for each, kept in planned:
+        name = each.site.name
+        for text in find_lock_outs(each, kept.state):
+            click.echo(f"pit: site {name}: {text}; pit tenancy run refuses this without --lock-out {name}", err=True)
     raise_last(errors)

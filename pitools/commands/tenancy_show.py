@@ -45,8 +45,7 @@ def show(user: str, sites: tuple[str, ...], with_never: bool, form: str) -> None
     from pitools.core.output import Output
     from pitools.site.load import load_site, site_names
     from pitools.site.schema import Site
-    from pitools.tenancy.allowance import Allowance, usable
-    from pitools.tenancy.read_allowances import read_allowances
+    from pitools.tenancy.allowance import Allowance, read_allowances, usable
 
     def read(site: Site) -> list[Allowance] | PitError:
         try:

@@ -10,10 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from pitools.core.errors import UsageError, suggest
 from pitools.core.record import Record
 from pitools.limits.judge import judge
+from pitools.limits.read import add_usage, read_limits
 from pitools.limits.records import Binding, Effect, JobRequest, LimitState
 from pitools.limits.shared import shared_limits
+from pitools.site.connect import client
+from pitools.site.schema import Site
 from pitools.slurm.fields import parse_tres_amounts
 from pitools.slurm.records import Association, Partition
 
@@ -59,15 +63,30 @@ class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"
     not_judged: tuple[str, ...]
 
 
+def read_allowances(site: Site, user: str = "") -> list[Allowance]:
+    """Return what the user, "" for the site's own, may run at a site.
+
+    Raises UsageError for a user without associations where Slurm requires them, Unreachable and ClusterError.
+    """
+    transport = client(site).transport
+    request, state = read_limits(JobRequest(user=user, partition="", time_s=60), transport, with_usage=False)
+    own = _without_others(request.user, state)
+    if not (jobs := list(choices(request.user, own))):
+        users = {row.user for row in state.associations if row.user and row.cluster == state.cluster}
+        hint = suggest(request.user, users) or f"sacctmgr add user {request.user} account=..., or a policy's [teams]"
+        raise UsageError(f'user "{request.user}" is in no account', where=f"site {site.name}", hint=hint)
+    return list(allowances(request.user, add_usage(jobs, own, transport), site.name))
+
+
 def allowances(user: str, state: LimitState, site: str) -> Iterator[Allowance]:
     """Yield what the user may run with each account, QOS and partition of a cluster."""
-    state = without_others(user, state)
+    state = _without_others(user, state)
     partitions = {row.partition: row for row in state.partitions}
     for request in choices(user, state):
         yield _allowance(request, state, partitions[request.partition], site)
 
 
-def without_others(user: str, state: LimitState) -> LimitState:
+def _without_others(user: str, state: LimitState) -> LimitState:
     """Return the state without rows of other users: they bind nobody here, and each judgement would look at all."""
     rows = tuple(row for row in state.associations if row.user in ("", user))
     usage = tuple(row for row in state.usage if row.user in ("", user))

@@ -18,7 +18,7 @@ from pitools.tenancy.columns import COLUMNS
 
 _SINCE = "now-90days"
 _MAX_CHANGES = 3
-# A column of Slurm's database → the key of a policy, where that is another.
+# A column of Slurm's database → the key of a policy, where that is another; and what the ends of columns mean.
 _KEYS = {
     "qos": "tiers",
     "delta_qos": "tiers",
@@ -28,23 +28,9 @@ _KEYS = {
     "preempt": "preempts",
     "usage_thres": "usage_threshold",
     "admin_level": "admin",
-    "grp_submit_jobs": "grp_submit",
-    "max_submit_jobs": "max_submit",
-    "max_submit_jobs_pa": "max_submit_per_account",
-    "max_submit_jobs_per_user": "max_submit_per_user",
-    "max_jobs_pa": "max_jobs_per_account",
-    "max_jobs_accrue_pa": "max_jobs_accrue_per_account",
-    "max_jobs_accrue_pu": "max_jobs_accrue_per_user",
-    "max_tres_pj": "max_tres",
-    "max_tres_pn": "max_tres_per_node",
-    "max_tres_pa": "max_tres_per_account",
-    "max_tres_pu": "max_tres_per_user",
-    "max_tres_mins_pj": "max_tres_mins",
-    "max_tres_run_mins_pu": "max_tres_run_mins_per_user",
-    "max_wall_pj": "max_wall",
     "max_wall_duration_per_job": "max_wall",
-    "min_tres_pj": "min_tres",
 }
+_ENDS = {"_pj": "", "_pn": "_per_node", "_pa": "_per_account", "_pu": "_per_user"}
 
 
 class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +52,7 @@ class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
             for each in reversed(self.transactions)
             if self._is_of(each, change.key)
             and (each.action == action or (each.action, action) == ("modify", "add"))
-            and (each.action != "modify" or differing & {_KEYS.get(field, field) for field in each.fields})
+            and (each.action != "modify" or differing & {_key_of(field) for field in each.fields})
         ]
         if change.key[0] == "tier" and action == "remove":
             naming = (each.at for each in self.transactions if each.kind == "qos" and change.key[1] in each.names)
@@ -109,6 +95,11 @@ def parse_changes(answers: Sequence[str]) -> AccountingChanges:
             keys |= {number: _association_key(*each.names) for number in each.ids}
     changes += [each for each in parse_transactions(everywhere, UTC) if each.kind != "association"]
     return AccountingChanges(transactions=tuple(sorted(changes, key=lambda each: each.at)), keys=keys)
+
+
+def _key_of(field: str) -> str:
+    plain = field.replace("submit_jobs", "submit")
+    return _KEYS.get(field) or plain[:-3] + _ENDS.get(plain[-3:], plain[-3:])
 
 
 def _association_key(account: str, user: str, partition: str) -> Key:

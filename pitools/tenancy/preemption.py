@@ -81,17 +81,14 @@ def _suspension(victim: _Victim, config: Config, partitions: Sequence[Partition]
     own = [row for row in partitions if _admits(row, victim.name)]
     for row in own:
         if row.over_subscribe != "FORCE:1":
-            message = (
-                f"OverSubscribe={row.over_subscribe or 'NO'}: no job of tier {victim.name} is suspended for another"
-            )
+            message = f"OverSubscribe={row.over_subscribe or 'NO'}: no job of tier {victim.name} is suspended"
             yield f"partition {row.partition}", message, f"{CONF}OverSubscribe=FORCE:1"
     for name in victim.by:
         above = [row for row in partitions if _admits(row, name)]
         equal = {a.partition for a in above for b in own if a.priority_tier <= b.priority_tier and _share_nodes(a, b)}
         if equal:
-            message = (
-                f"in partition {', '.join(sorted(equal))} it takes turns with {victim.name}, every SchedulerTimeSlice"
-            )
+            names = ", ".join(sorted(equal))
+            message = f"in partition {names} it takes turns with {victim.name}, every SchedulerTimeSlice"
             hint = f"{CONF}a partition of the same nodes with a higher PriorityTier, for {name} alone (AllowQos)"
             yield f"tier {name}", message, hint
 

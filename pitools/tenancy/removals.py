@@ -62,8 +62,9 @@ def keep_used(now: ClusterState, then: ClusterState, jobs: Mapping[Key, Sequence
         if key in objects or key not in now.objects:
             return
         objects[key] = dict(now.objects[key])
-        objects[key].pop("AdminLevel", None)
         kept.append(key)
+        if key[0] == "member":  # a user who goes keeps no rights
+            objects.setdefault(("user", key[2]), {"DefaultAccount": key[1]})
         for needed in needs(key, objects[key]):
             keep(needed)
 
@@ -78,10 +79,7 @@ def keep_used(now: ClusterState, then: ClusterState, jobs: Mapping[Key, Sequence
         if numbers or users:
             keep(key)
     state = msgspec.structs.replace(then, objects=objects)
-    teams = {(key[2], key[1]) for key in objects if key[0] == "member"}
     for key in sorted(kept, reverse=True):  # teams before members
-        if key[0] == "user" and (key[1], objects[key].get("DefaultAccount")) not in teams:
-            objects[key]["DefaultAccount"] = min(team for user, team in teams if user == key[1])
         default = default_tier(state, key) if key[0] in ("team", "member") else ""
         if default and default not in effective_tiers(state, key):  # the team's tiers changed
             for option in ("QOS", "DefaultQOS"):

@@ -206,12 +206,5 @@ def _entry_row(entry: JournalEntry, state: State) -> ChangeRow:
 
 
 def _row(site: str, cluster: str, change: ObjectChange, argv: list[str]) -> ChangeRow:
-    return ChangeRow(
-        site=site,
-        cluster=cluster,
-        change=describe(change),
-        command=shlex.join(argv),
-        key=change.key,
-        before=change.before,
-        after=change.after,
-    )
+    values = {"change": describe(change), "command": shlex.join(argv), **msgspec.structs.asdict(change)}
+    return ChangeRow(site=site, cluster=cluster, **values)

@@ -16,7 +16,7 @@ from pitools.limits.shared import usage_of_jobs
 from pitools.site.load import load_site
 from pitools.slurm.records import Association, LimitUsage, Partition, Qos, SlurmJob
 from pitools.tenancy import allowance
-from pitools.tenancy import read_allowances as read
+from pitools.tenancy import allowance as read
 from pitools.tenancy.allowance import Allowance, allowances, usable
 from tests.limits.test_judge import Pair, recorded_pairs
 
