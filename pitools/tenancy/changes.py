@@ -16,7 +16,7 @@ then the defaults and parents change, then the list gets its final value. The or
 
 So there is an administrator at each point, and who makes the changes may make all of them.
 An account's list that becomes a change to the inherited one (`+urgent`) is not set for a moment: until then each
-association below has a list of its own. In rare cases Slurm still refuses a call then, and the run ends.
+association below has a list of its own.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class _Walk:
                 continue
             need = self.need(key)
             # `+urgent` is set last, after the lists above are narrow: until then the association has one of its own.
-            needs_own = is_moved or self.is_unset(key) or self.is_below_unset(key)
+            # What it may inherit now, it may not once an account above is moved: a list that it will have comes first.
+            has_own = new.get(_TIERS, "+")[0] not in "+-"
+            needs_own = has_own or is_moved or self.is_unset(key) or self.is_below_unset(key)
             if needs_own or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
                 yield from self.update(key, QOS=",".join(sorted(need)))
 
@@ -230,11 +232,11 @@ class _Walk:
         """
         keys = self.rows(self.then, self.teams)
         final = {key: self.then.objects[key].get(_TIERS, "") for key in keys}
-        for key in reversed(keys):
-            if final[key] and final[key][0] not in "+-":
+        for key in reversed(keys):  # but for those that may inherit another default for a moment
+            if final[key] and final[key][0] not in "+-" and not self.is_below_unset(key):
                 yield from self.update(key, QOS=final[key])
         for key in keys:
-            if final[key] and self.objects[key].get(_TIERS) not in (None, final[key]):
+            if final[key][:1] in ("+", "-") and self.objects[key].get(_TIERS) not in (None, final[key]):
                 yield from self.update(key, QOS="", DefaultQOS="")
             yield from self.update(key, QOS=final[key], DefaultQOS=self.then.objects[key].get(_DEFAULT, ""))
 

@@ -44,11 +44,8 @@ def _values(draw: Any, columns: tuple[Column, ...]) -> Values:
 
 
 @st.composite
-def states(draw: Any, *, has_signed_teams: bool = True) -> ClusterState:
-    """A state in which each association's default QOS is among those that it has.
-
-    has_signed_teams: accounts may change the list of QOS that they inherit (`+urgent`).
-    """
+def states(draw: Any) -> ClusterState:
+    """A state in which each association's default QOS is among those that it has."""
     # Each preempts only those before it, in one order: slurmdbd 22.05 remembers an emptied list of preempted QOS,
     # and takes the reverse for a loop.
     tiers = sorted(draw(st.lists(st.sampled_from(TIERS), min_size=1, unique=True)), key=TIERS.index)
@@ -65,9 +62,7 @@ def states(draw: Any, *, has_signed_teams: bool = True) -> ClusterState:
         values = draw(_values(COLUMNS["team"] if i else ()))
         if parent not in ("", "root"):
             values["Parent"] = parent
-        lists[team], defaults[team] = _tiers(
-            draw, tiers, lists.get(parent, set()), defaults.get(parent, ""), values, is_signed=has_signed_teams
-        )
+        lists[team], defaults[team] = _tiers(draw, tiers, lists.get(parent, set()), defaults.get(parent, ""), values)
         objects["team", team] = values
         for user in draw(st.lists(st.sampled_from(USERS), max_size=3, unique=True)):
             for partition in draw(st.lists(st.sampled_from(PARTITIONS), min_size=1, max_size=2, unique=True)):
@@ -85,11 +80,9 @@ def states(draw: Any, *, has_signed_teams: bool = True) -> ClusterState:
     return without_inherited_leads(ClusterState(cluster="alpha", objects=objects))
 
 
-def _tiers(
-    draw: Any, tiers: list[str], above: set[str], default: str, values: Values, *, is_signed: bool = True
-) -> tuple[set[str], str]:
+def _tiers(draw: Any, tiers: list[str], above: set[str], default: str, values: Values) -> tuple[set[str], str]:
     """Draw an association's own QOS and default, consistent with those above it; return what counts then."""
-    kind = draw(st.sampled_from(["inherit", "inherit", "list", *(["change"] if is_signed else [])]))
+    kind = draw(st.sampled_from(["inherit", "inherit", "list", "change"]))
     chosen = draw(st.lists(st.sampled_from(tiers), min_size=1, unique=True))
     if kind == "list":
         own = {*chosen, *filter(None, [default])}

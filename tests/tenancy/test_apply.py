@@ -81,7 +81,7 @@ def test_run_ends_where_somebody_else_changes_an_object(tmp_path: Path) -> None:
     assert [values.get("Priority") for values in slurm.objects.values()] == ["5", "7", None]
 
 
-@given(states(has_signed_teams=False), states(has_signed_teams=False))
+@given(states(), states())
 @settings(max_examples=12, deadline=None)
 def test_undo_restores(now: ClusterState, then: ClusterState) -> None:
     """An undo of a run leads back; of a run that is unknown, or whose objects changed since, it is refused."""

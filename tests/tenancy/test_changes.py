@@ -53,7 +53,7 @@ def _walk(now: ClusterState, then: ClusterState) -> None:
     assert read(slurm).objects == then.objects
 
 
-@given(states(has_signed_teams=False), states(has_signed_teams=False))
+@given(states(), states())
 @settings(max_examples=60, deadline=None)
 def test_changes_are_accepted_in_order(now: ClusterState, then: ClusterState) -> None:
     """Each call is accepted, and finds its object as it expects; the last leads to the desired state.
@@ -63,7 +63,7 @@ def test_changes_are_accepted_in_order(now: ClusterState, then: ClusterState) ->
     _walk(now, then)
 
 
-@given(states(has_signed_teams=False), states(has_signed_teams=False), st.data())
+@given(states(), states(), st.data())
 @settings(max_examples=40, deadline=None)
 def test_part_of_a_policy_is_accepted_too(now: ClusterState, other: ClusterState, data: st.DataObject) -> None:
     """So are those of a policy of some teams with some of their keys, which leaves the others alone."""
@@ -95,6 +95,21 @@ def test_list_that_becomes_a_change_to_a_narrowed_one_is_accepted() -> None:
 
     now = state({"QOS": "urgent", "DefaultQOS": "urgent"}, {"DefaultQOS": "urgent"})
     _walk(now, state({"QOS": "low"}, {"QOS": "+urgent", "DefaultQOS": "urgent"}))
+
+
+def test_list_is_accepted_below_an_account_that_moves_or_has_none_for_a_moment() -> None:
+    """Ann's list comes before her team is moved, and gets its final value after the team's."""
+
+    def state(root: Values, lab: Values, sub: Values, ann: Values) -> ClusterState:
+        rows: dict[Key, Values] = {("tier", name): {} for name in ("low", "normal")}
+        rows |= {("team", "root"): root, ("team", "lab"): lab, ("team", "sub"): sub}
+        rows |= {("member", "sub", "ann", ""): ann, ("user", "ann"): {"DefaultAccount": "sub"}}
+        return ClusterState(cluster="alpha", objects=rows)
+
+    own: Values = {"QOS": "normal", "DefaultQOS": "normal"}
+    _walk(state({}, {}, {"Parent": "lab"}, {}), state({}, {"QOS": "low,normal", "Parent": "sub"}, {}, own))
+    signed: Values = {"QOS": "+low", "DefaultQOS": "low"}
+    _walk(state({}, {}, {}, {"QOS": "normal"}), state(own, {}, signed, {"QOS": "low"}))
 
 
 @given(states())
