@@ -54,7 +54,12 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
         return ClusterError(problem, where=str(journal), hint=f"first: pit tenancy run --undo {by}" if by else _HINT)
 
     objects = dict(now.objects)
-    for change in [change for start in reversed(starts) for change in start.objects]:  # the first has what was before
+    changes = [change for start in reversed(starts) for change in start.objects]  # the first has what was before
+    if [entry.kind for entry in own if entry.run == run][-1] != "end":  # killed: some may have a value of the way only
+        calls = [change for entry in own if entry.run == run and entry.kind == "call" for change in entry.objects]
+        ends = {change.key for change in changes}
+        changes += [change for change in reversed(calls) if change.key not in ends | later.keys()]
+    for change in changes:
         now_values = now.objects.get(change.key)
         on_the_way = [each for entry in own for each in entry.objects if each.key == change.key]
         ways = [values for each in on_the_way for values in (each.before, each.after)]

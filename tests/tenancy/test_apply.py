@@ -26,6 +26,9 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+Objects = dict[Key, Values]
+
+
 def _apply(
     now: ClusterState, then: ClusterState, journal: Path, slurm: Sacctmgr, call: Call | None = None, undoes: str = ""
 ) -> str:
@@ -39,11 +42,23 @@ def _apply(
     return run if list(apply_changes(now, then, call or slurm.run, again, journal, **of_run)) else ""
 
 
-def test_run_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
-    """Of a run of 40 calls or more, killed at each: before the first, after the second, ...; and both can be undone."""
-    now, then = large_change()
+def _new_default(tier: str) -> ClusterState:
+    """Return a state of a team with this default: on the way to another, its member of tier a may use both."""
+    objects: Objects = {("tier", "a"): {}, ("tier", "b"): {}, ("team", "root"): {"QOS": "a,b"}}
+    objects["team", "lab"] = {"QOS": "a,b", "DefaultQOS": tier}
+    objects["member", "lab", "ann", ""] = {"QOS": "a", "DefaultQOS": "a"}
+    objects["user", "ann"] = {"DefaultAccount": "lab"}
+    return ClusterState(cluster="alpha", objects=objects)
+
+
+@pytest.mark.parametrize(("change", "least"), [(large_change(), 40), ((_new_default("a"), _new_default("b")), 3)])
+def test_run_killed_at_any_call_is_finished_by_the_next(
+    change: tuple[ClusterState, ClusterState], least: int, tmp_path: Path
+) -> None:
+    """Of a run of so many calls, killed at each: before the first, after the second, ...; and both can be undone."""
+    now, then = change
     calls = len(order_changes(now, then))
-    assert calls >= 40
+    assert calls >= least
     for n in range(calls):
         slurm, left, is_after, journal = Sacctmgr(now.objects), n, n % 2, tmp_path / f"journal{n}"
 
@@ -58,6 +73,10 @@ def test_run_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
 
         with pytest.raises(Killed):
             _apply(now, then, journal, slurm, call)
+        if n % 5 in (2, 3):  # undone as it is
+            run = read_journal(journal, JournalEntry)[0].run
+            _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm, undoes=run)
+            assert read(slurm).objects == now.objects
         _apply(read(slurm), then, journal, slurm)
         assert read(slurm).objects == then.objects
         if n % 5 == 1:
@@ -142,9 +161,6 @@ def test_journal_names_each_call(tmp_path: Path) -> None:
     assert (start.kind, call.kind, refused.kind, call.user, call.run) == ("start", "call", "refused", "ann", start.run)
     assert (call.objects[0].before, call.objects[0].after) == ({}, {"Priority": "5"})
     assert call.argv == ["sacctmgr", "-i", "modify", "qos", "where", "name=normal", "set", "Priority=5"]
-
-
-Objects = dict[Key, Values]
 
 
 @pytest.mark.parametrize(
