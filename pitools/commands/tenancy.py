@@ -13,7 +13,7 @@ COMMANDS = {
     "run": ("tenancy_run", "run", "Change accounting to a policy, or undo a run."),
     "check": ("tenancy_check", "check", "Find what differs from a policy, or makes it ineffective; for cron."),
     "report": ("tenancy_report", "report", "Report use against shares, budgets and waits, by team; for chargeback."),
-    "history": ("tenancy_run", "history", "List the changes that were made, with who and when."),
+    "history": ("tenancy_run", "history", "List the changes that your runs made, with who and when."),
 }
 
 

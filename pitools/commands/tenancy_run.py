@@ -49,7 +49,8 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
     Needs an administrator of Slurm's accounting. It ends where somebody else changes what it is about to change.
     Members and tiers of unfinished jobs are not removed yet: exit 75, all else is done.
-    Exit 3: users would be locked out, and nothing was changed; 75: a site did not answer, or your other run is at work.
+    Exit 3: the policy is wrong, or would lock users out: no site is changed, or none from the one that it names on.
+    Exit 75: a site did not answer, or your other run is at work.
     """
     from pitools.core.errors import TryLater, UsageError
     from pitools.core.output import Output
