@@ -70,7 +70,7 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
     if selected_step is not None and selected_step not in steps:
         raise UsageError(f"no checkpoint of step {selected_step}", where=str(folder), hint=f"pit checkpoint list {run}")
     summary: FolderCheck | None = None
-    with Output(form, _CHECK_COLUMNS) as out:
+    with Output(form, _CHECK_COLUMNS, ends_with_reader=not quarantine) as out:
         for record in check_folder(
             folder, steps if selected_step is None else [selected_step], threads=threads or 0, move_aside=quarantine
         ):

@@ -84,7 +84,7 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
         raise UsageError("--png: needs one episode", where="--png", hint="--episode N --png FILE")
     path = resolve_version(dataset)
     if episodes or episode is not None:
-        with Output(form, EPISODE_COLUMNS) as out:
+        with Output(form, EPISODE_COLUMNS, ends_with_reader=True) as out:
             for record in _episodes(path, episode):
                 out(record)
         if png and episode is not None:
@@ -113,7 +113,7 @@ def diff(first: str, second: str, form: str) -> int:
     from pitools.store.resolve import resolve_version
 
     differs = False
-    with Output(form, DIFF_COLUMNS) as out:
+    with Output(form, DIFF_COLUMNS, ends_with_reader=True) as out:
         for difference in compare.compare_versions(resolve_version(first), resolve_version(second)):
             out(difference)
             differs = differs or difference.change != compare.SHARED

@@ -79,7 +79,7 @@ def check(
         records = iter(judged := list(records))
         kept = keep(path, [record for record in judged if isinstance(record, Finding)])
     summary = None
-    with Output(form, _COLUMNS) as out:
+    with Output(form, _COLUMNS, ends_with_reader=True) as out:
         for record in records:
             if isinstance(record, CheckSummary):
                 summary = record

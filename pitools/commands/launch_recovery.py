@@ -206,7 +206,7 @@ def _watch_as_records(paths: list[Path], site: Site, form: str) -> bool:
     from pitools.launch.monitor import follow_runs
 
     last: dict[str, str] = {}
-    with Output(form, RUN_COLUMNS) as out:
+    with Output(form, RUN_COLUMNS, ends_with_reader=True) as out:
         for run in follow_runs.changed_runs(
             follow_runs.poll_runs(paths, site, lambda text: click.echo(f"pit: {text}", err=True))
         ):

@@ -35,7 +35,9 @@ def goodput(runs: tuple[str, ...], site_name: str, plot: Path | None, form: str)
 
     ledgers = []
     columns = ("run_id", "goodput", "greatest_loss", "allocated_s", *(f"seconds.{state}" for state in State))
-    with Output(form, (*columns, "calendar_goodput", "queue_s", "resource", "source", "site", "name")) as out:
+    with Output(
+        form, (*columns, "calendar_goodput", "queue_s", "resource", "source", "site", "name"), ends_with_reader=not plot
+    ) as out:
         for ledger in _ledgers(runs, site_name):
             ledgers.append(ledger)
             out(ledger)

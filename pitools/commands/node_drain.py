@@ -164,7 +164,7 @@ def watch(act: bool | None, every: str, config_path: Path | None, site_name: str
     shown: list[ActRow] = []
     # A table would be printed at the end.
     lines = "tsv" if form == "table" or (form == "auto" and sys.stdout.isatty()) else form
-    with Output(lines, ACT_COLUMNS) as out:
+    with Output(lines, ACT_COLUMNS, ends_with_reader=True) as out:
         while True:
             try:
                 rows, problems = controller.tick(act=may_act if act is None else act)

@@ -94,7 +94,7 @@ def collectives(
         click.echo(f"pit: measures {where}, within {limit_s(timeout_s):g} s", err=True)
         return run_placement(placement, framework, options, ranks_per_node=ranks_per_node, timeout_s=timeout_s)
 
-    with Output(form, COLUMNS) as out:
+    with Output(form, COLUMNS, ends_with_reader=not added) as out:
         for placement in placements:
             measured = baselines.measure_and_judge(partial(measure, placement), baseline)
             for result in measured:

@@ -126,7 +126,7 @@ def watch(every: str, until_empty: bool, form: str) -> None:
         return is_empty
 
     if form not in ("auto", "table") or not sys.stdout.isatty():
-        with Output("jsonl" if form == "auto" else form) as out:
+        with Output("jsonl" if form == "auto" else form, ends_with_reader=True) as out:
 
             def lines(ticked: TickResult) -> bool:
                 records = changes.changed(ticked, place)

@@ -114,7 +114,7 @@ def simulate(
     jobs = traces.read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
     results, summaries = [], []
     with (
-        Output(form, COLUMNS) as out,
+        Output(form, COLUMNS, ends_with_reader=True) as out,
         progress.progress_bar("replaying", len(jobs) * len(policies), unit="jobs") as bar,
     ):
         for name in policies:

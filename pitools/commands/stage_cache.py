@@ -133,7 +133,7 @@ def check(
     summary: CheckTotals | None = None
     damaged: dict[str, list[FileFinding]] = {}
     identities: dict[str, tuple[int, int] | None] = {}
-    with Output(form) as out:
+    with Output(form, ends_with_reader=not repair_sets) as out:
         for record in check_versions(path, readers=readers or default_readers()):
             if isinstance(record, FileFinding):
                 out(record)

@@ -25,10 +25,20 @@ class Output:
             records' `node` fields.
         columns: record fields shown in a table, TSV or CSV, in this order; every field when empty. `FIELD.KEY` is a
             value of a field that is a dictionary.
+        ends_with_reader: the command ends when nobody reads on (`| head -1`): for those without an end, or of long
+            reading. Others drop their records and go on: a change of several steps is never left half made.
     """
 
-    def __init__(self, form: str = "auto", columns: Sequence[str] = (), stream: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        form: str = "auto",
+        columns: Sequence[str] = (),
+        stream: IO[str] | None = None,
+        *,
+        ends_with_reader: bool = False,
+    ) -> None:
         self.stream = stream or sys.stdout
+        self._ends_with_reader = ends_with_reader
         if form == "auto":
             form = "table" if self.stream.isatty() else "jsonl"
         self.form = form
@@ -74,12 +84,21 @@ class Output:
             return
         import csv
 
-        csv.writer(self.stream, lineterminator="\n").writerow(cells)
-        self.stream.flush()
+        csv.writer(self, lineterminator="").writerow(cells)
 
     def _line(self, text: str) -> None:
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        try:
+            self.stream.write(text + "\n")
+            self.stream.flush()
+        except BrokenPipeError:
+            if self._ends_with_reader:
+                raise
+            null, unread = os.open(os.devnull, os.O_WRONLY), self.stream.fileno()
+            if os.path.sameopenfile(unread, 2):  # `2>&1 |`: its notes, too
+                os.dup2(null, 2)
+            os.dup2(null, unread)  # the buffer is flushed once more at the end
+
+    write = _line  # for csv.writer
 
     def _table(self) -> None:
         names = self._names(self._rows[0])

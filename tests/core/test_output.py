@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +94,39 @@ def test_one_wide_row_stands_upright() -> None:
     """Nothing of it is cut; one that fits stays a table."""
     assert list(fit_table(NAMES, [ROW], 80))[2] == f"PATH    {ROW[2]}"
     assert len(list(fit_table(NAMES, [ROW], 200))) == 2
+
+
+_CHANGES = """
+import sys
+from pitools.core.output import Output
+from tests.core.test_output import ROWS
+assert sys.stdin.readline()
+with Output(sys.argv[1], ends_with_reader=bool(sys.argv[2:])) as out:
+    for row in ROWS:
+        out(row)
+print("and more")
+print("and a note", file=sys.stderr, flush=True)
+open("end", "w").close()
+"""
+
+
+@pytest.mark.parametrize("form", ["jsonl", "table", "csv", "hosts"])
+@pytest.mark.parametrize("with_errors", [False, True])
+def test_a_change_goes_on_without_its_reader(form: str, with_errors: bool, tmp_path: Path) -> None:
+    """Records that nobody reads are dropped, and notes on the same pipe; a command that only reads ends there."""
+    for words in ([], ["ends"]):
+        done = subprocess.Popen(
+            [sys.executable, "-c", _CHANGES, form, *words],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert done.stdin
+        assert done.stdout
+        done.stdout.close()
+        done.stdin.write(b"go\n")
+        done.stdin.close()
+        assert (done.wait(60) == 0, (tmp_path / "end").exists()) == (not words, not words)
+        (tmp_path / "end").unlink(missing_ok=True)
