@@ -30,6 +30,11 @@ _TYPES: dict[str, Any] = {"count": int, "number": float, "list": list[str], "tre
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A table whose unknown keys are errors. None: a key that it does not name."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if it says twice how many GPU hours there are."""
+        if getattr(self, "gpu_hours", None) is not None and "gres/gpu" in (getattr(self, "grp_tres_mins", None) or ()):
+            raise ValueError('gpu_hours and the "gres/gpu" of grp_tres_mins are the same limit (expected one of them)')
+
 
 def _with_columns(kind: str) -> type[msgspec.Struct]:
     """Return a table with the keys of an object's columns, and for associations with the budget as `gpu_hours`."""

@@ -175,6 +175,8 @@ def test_listed_table_changes_the_keys_that_it_names(text: str, expected: dict[K
         (("tiers",), 3, "tiers"),
         (("teams", "vision", "max_wall"), "soon", "teams.vision"),
         (("teams", "vision", "grp_tres"), {"cpu": "many"}, "teams.vision"),
+        (("teams", "vision", "grp_tres_mins"), {"gres/gpu": 5}, "teams.vision"),
+        (("sites", "gamma"), {"teams": {"vision": {"grp_tres_mins": {"gres/gpu": 5}}}}, "teams.vision"),
     ],
 )
 def test_wrong_policy_is_refused(path: tuple[str, ...], value: object, key: str, manage: str) -> None:
