@@ -37,9 +37,11 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
     from pitools.tenancy.check import check_site
     from pitools.tenancy.desired import desired_state
     from pitools.tenancy.refusals import require_possible
+    from pitools.tenancy.site_plan import require_agreement
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
+    require_agreement({name: policies[name] for name in accounting}, accounting, str(policy))
     is_bad = False
     with Output(form, COLUMNS) as out:
         for name, each in accounting.items():

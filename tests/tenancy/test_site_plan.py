@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -76,6 +77,22 @@ def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> N
     with pytest.raises(ConfigError) as caught:
         require_agreement(policies, shared, "p")
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("command", [tenancy_check.check, tenancy_plan.plan])
+def test_disagreement_of_sites_is_no_drift(
+    command: click.Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No run can mend it: an error of the policy, for a check as for a plan."""
+    policy = tmp_path / "p.toml"
+    policy.write_text("[tiers.low]\npriority = 5\n[sites.a]\n[sites.b.tiers.low]\npriority = 6\n")
+    shared = {"a": _accounting("a", "b"), "b": _accounting("b", "a")}
+    for module in (tenancy_check, tenancy_plan):
+        monkeypatch.setattr(module, "read_accounting", lambda _: (shared, []))
+    monkeypatch.setattr("pitools.tenancy.check.check_site", lambda *_: [])
+    error = CliRunner().invoke(command, [str(policy)]).exception
+    assert isinstance(error, ConfigError)
+    assert error.key == "tiers.low"
 
 
 def test_plan_of_one_database_has_a_shared_tier_once(monkeypatch: pytest.MonkeyPatch) -> None:
