@@ -16,7 +16,7 @@ import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
 GENERATED = {"commands.md", "records.md", "python_reference.md"}
-NEED_SLURM = {"cluster.md", "operators.md", "python.md"}
+NEED_SLURM = {"cluster.md", "operators.md", "python.md", "tenancy.md"}
 PAGES = sorted(path.name for path in DOCS.glob("*.md") if path.name not in GENERATED)
 # A block with a title is a file; `sh` and `python` run; `text` is output, or what is not to be typed as it is.
 _BLOCK = re.compile(r"^ *```([a-z]*)(?: title=\"([\w./-]+)\")?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -50,6 +50,7 @@ _SHOWN = {
     ],
     "index.md": [r'"state":"COMPLETED"', r"1: rank 1 of 2 reads \S*/objects/"],
     "cluster.md": [r'"state":"COMPLETED"', "1: rank 1 on alpha"],
+    "tenancy.md": ["add cho in team robots"],
 }
 _KNOWN = {"sh", "python", "toml", "text"}
 

@@ -6,9 +6,9 @@
     [users.ann]                          default team, administrator
     [sites.alpha]                        a site, and what differs there
 
-Keys of limits are Slurm's options in snake case, in `columns.py`. Times are Slurm's (`2-00:00:00`, minutes alone),
-memory `16G`. With `manage = "listed"`, the default, whatever a policy does not name stays: a team, a key of a team's
-table, and without `users` its members. A key is unset by -1, "", [] or {}.
+All keys are in docs/tenancy.md, from `columns.py`. Times are Slurm's (`2-00:00:00`, minutes alone), memory `16G`. With
+`manage = "listed"`, the default, whatever a policy does not name stays: a team, a key of a team's table, and without
+`users` its members. A key is unset by -1, "", [] or {}.
 """
 
 from __future__ import annotations
