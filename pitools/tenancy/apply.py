@@ -84,8 +84,9 @@ def apply_changes(
 
     note("start", (), *differences(now, then))
     for change in changes:
-        _require_unchanged(change, read_again(change.key[0]))
-        argv = command(change, now)
+        found = read_again(change.key[0])
+        _require_unchanged(change, found)
+        argv = command(change, found)
         entry = note("call", argv, change)
         try:
             call(argv)
@@ -98,9 +99,13 @@ def apply_changes(
 
 def _require_unchanged(change: ObjectChange, found: ClusterState) -> None:
     values = found.objects.get(change.key)
-    if values in (change.before, change.after):
+    is_removed_tier = change.key[0] == "tier" and change.after is None
+    users = [cluster for cluster, used in found.others.items() if is_removed_tier and change.key in used]
+    if values in (change.before, change.after) and not users:
         return
-    if values is None or change.before is None:
+    if users:
+        problem = f"in use on {users[0]}"
+    elif values is None or change.before is None:
         problem = "removed" if values is None else "made"
     else:
         problem = difference_text(change.key[0], change.before, values)

@@ -18,8 +18,8 @@ from pitools.tenancy.columns import ASSOCIATION, QOS, Column, canonical
 Key = tuple[str, ...]
 Values = dict[str, str]
 
-# For each kind of object, the queries by whose answers it is known whole.
-QUERIES_OF = {"tier": (0,), "team": (1, 2, 5), "member": (1,), "user": (1, 3, 4), "lead": (1, 2, 5)}
+# For each kind of object, the queries by whose answers it is known whole, and accounts and QOS where they are in use.
+QUERIES_OF = {"tier": (0, 1), "team": (1, 2, 5), "member": (1,), "user": (1, 3, 4), "lead": (1, 2, 5)}
 # Options that name other objects, and their kind.
 LINKS = {"QOS": "tier", "DefaultQOS": "tier", "Preempt": "tier", "Parent": "team"}
 _ASSOCIATION_KEY = ("Cluster", "Account", "User", "Partition")

@@ -100,6 +100,22 @@ def test_run_ends_where_somebody_else_changes_an_object(tmp_path: Path) -> None:
     assert [values.get("Priority") for values in slurm.objects.values()] == ["5", "7", None]
 
 
+@pytest.mark.parametrize(("key", "error"), [(("tier", "old"), "in use on beta"), (("team", "old"), "")])
+def test_what_another_cluster_takes_into_use_during_a_run_is_left_to_it(key: Key, error: str, tmp_path: Path) -> None:
+    """A tier stays, and the run ends; of an account the association of this cluster alone goes."""
+    now = ClusterState(cluster="alpha", objects={("team", "root"): {}, key: {}})
+    then = ClusterState(cluster="alpha", objects={("team", "root"): {}})
+    found, calls = msgspec.structs.replace(now, others={"beta": frozenset({key})}), list[str]()
+    of_run = {"run": "1", "site": "alpha", "user": "ann"}
+    run = apply_changes(now, then, calls.extend, lambda _: found, tmp_path / "journal", **of_run)
+    if error:
+        with pytest.raises(ClusterError, match=error):
+            list(run)
+        return
+    list(run)
+    assert calls[-1] == "cluster=alpha"
+
+
 @given(states(), states())
 @settings(max_examples=12, deadline=None)
 def test_undo_restores(now: ClusterState, then: ClusterState) -> None:
