@@ -110,22 +110,18 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
 
 def without_inherited_leads(state: ClusterState) -> ClusterState:
     """Return the state without leads of a team that also lead a team above, on any cluster: Slurm shows both alike."""
-    leads = {key for key in state.objects if key[0] == "lead"}
-    all_leads = leads | state.other_leads
-    redundant = {
-        key for key in leads if any(("lead", team, key[2]) in all_leads for team in _above_anywhere(state, key[1]))
-    }
-    kept = {key: values for key, values in state.objects.items() if key not in redundant}
+    kept = {key: values for key, values in state.objects.items() if key[0] != "lead" or not leads_above(state, key)}
     return msgspec.structs.replace(state, objects=kept)
 
 
-def _above_anywhere(state: ClusterState, team: str) -> set[str]:
-    """Return the accounts above one on this cluster or another of its database, without itself."""
-    names = [team]
+def leads_above(state: ClusterState, lead: Key) -> bool:
+    """Return whether the user of a lead leads an account above its own, too, on this cluster or another."""
+    names = [lead[1]]
     for name in names:
         own = state.objects.get(("team", name), {}).get("Parent", "root")
         names += [each for each in {own, *state.other_parents.get(name, ())} if each not in names]
-    return {*names} - {team}
+    above = [("lead", name, lead[2]) for name in names[1:]]
+    return any(key in state.objects or key in state.other_leads for key in above)
 
 
 def needs(key: Key, values: Values) -> set[Key]:

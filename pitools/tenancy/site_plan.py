@@ -16,7 +16,7 @@ from pitools.core.record import Record
 from pitools.core.trust import user_name
 from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path
 from pitools.tenancy.changes import ObjectChange, command, order_changes
-from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
+from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs
 from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
 from pitools.tenancy.policy import Policy, Tier, User
 from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
@@ -152,7 +152,7 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
     """Make a site's accounting the state, yield each change when it is made, and read the result.
 
     The caller holds the lock. run: its ID, alike at all sites. undoes: the run that it undoes. Raises ClusterError if
-    accounting then differs: somebody else changed it meanwhile.
+    what it changed then differs: somebody else changed it meanwhile.
     """
     site, slurm = accounting.site.name, accounting.client
 
@@ -171,18 +171,27 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
     apply = partial(apply_changes, journal=journal_path(), run=run, site=site, user=user, undoes=undoes)
-    now = accounting.state
+    now, own = accounting.state, {each.key for each in differences(accounting.state, then)}
     for _ in range(2):  # a team's own lead is seen once nobody above leads under the same name: removed next
-        is_changed = False
+        made = []
         for entry in apply(now, then, call, partial(read_again, accounting)):
-            is_changed = True
+            made += entry.objects
             yield _entry_row(entry, "done")
-        now = read_site(accounting.site).state if is_changed else now
-        left = differences(now, then) if is_changed else []
+        if not made:
+            return
+        own |= {each.key for each in made}
+        now = read_site(accounting.site).state
+        left = [
+            each
+            for each in differences(now, then)
+            if each.key in own or (each.key[0] == "lead" and leads_above(accounting.state, each.key))
+        ]
         if not left:
             return
         if any(each.key[0] != "lead" for each in left):
             break
+        objects = {**now.objects, **{each.key: each.after for each in left}}
+        then = msgspec.structs.replace(now, objects={key: v for key, v in objects.items() if v is not None})
     problem = f"{name_of(left[0].key)} is not as set by this run: {left[0].before} (expected {left[0].after})"
     hint = "somebody else may have changed it meanwhile: pit tenancy plan shows what differs"
     raise ClusterError(problem, where=f"site {site}", hint=hint)

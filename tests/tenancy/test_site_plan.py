@@ -174,15 +174,21 @@ def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkey
 def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm shows a team's own lead and one of a team above alike; what then comes to light is removed, too."""
+    """Slurm shows a team's own lead and one of a team above alike; what then comes to light is removed, too.
+
+    What somebody else changes elsewhere meanwhile stays.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("SUDO_USER", "ann")  # whom the history names
     teams: dict[Key, Values] = {("team", "root"): {}, ("team", "lab"): {}, ("team", "vla"): {"Parent": "lab"}}
     member: dict[Key, Values] = {("member", "lab", "ann", ""): {}, ("user", "ann"): {"DefaultAccount": "lab"}}
+    member |= {("member", "lab", "bob", ""): {}, ("user", "bob"): {"DefaultAccount": "lab"}}
+    foreign: dict[Key, Values] = {("member", "vla", "bob", ""): {}, ("lead", "vla", "bob"): {}}
     slurm = Sacctmgr({**teams, **member, ("lead", "lab", "ann"): {}, ("lead", "vla", "ann"): {}})
 
     def run_once(argv: Sequence[str], *_: object) -> Completed:
         slurm.run(argv)
+        slurm.objects |= foreign
         return Completed((), 0, " Done", "a warning")
 
     now = msgspec.structs.replace(_accounting("alpha", ""), state=read(slurm))
@@ -192,7 +198,7 @@ def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
     monkeypatch.setattr(site_plan, "read_again", lambda _, kind: read(slurm, kind))
     then = ClusterState(cluster="alpha", objects={**teams, **member})
     assert len(list(site_plan.run_changes(now, then, "1"))) == 2
-    assert read(slurm).objects == then.objects
+    assert read(slurm).objects == {**then.objects, **foreign}
     assert {row.user for row in history()} == {"ann"}
 
 
