@@ -108,8 +108,9 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
-    require_agreement({name: policies[name] for name in accounting}, accounting, str(policy))
-    planned = planned_states(accounting, policy_states(policies, str(policy)), str(policy))
+    wanted = policy_states(policies, str(policy))
+    require_agreement(accounting, wanted, str(policy))
+    planned = planned_states(accounting, wanted, str(policy))
     with Output(form, CHANGE_COLUMNS) as out:
         for each, kept in planned:
             print_kept(each, kept)

@@ -49,13 +49,13 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
     Needs an administrator of Slurm's accounting. It ends where somebody else changes what it is about to change.
     Members and tiers of unfinished jobs are not removed yet: exit 75, all else is done.
-    Exit 3: the policy is wrong, or would lock users out: no site is changed, or none from the one that it names on.
+    Exit 3: the policy is wrong, or would lock users out. Sites before the named one may be changed; the named one and
+    those after it are not.
     Exit 75: a site did not answer, or your other run is at work.
     """
     from pitools.core.errors import TryLater, UsageError
     from pitools.core.output import Output
     from pitools.core.trust import require_trusted
-    from pitools.site.load import load_site
     from pitools.tenancy.apply import lock_journal
     from pitools.tenancy.read import read_site
     from pitools.tenancy.site_plan import (
@@ -76,13 +76,15 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         wanted = policy_states(policies, policy) if policy else _undone_states(undo, sites)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)
-        require_agreement(policies, accounting, policy)
-        for each, kept in planned_states(accounting, wanted, where):
+        if policy:
+            require_agreement(accounting, wanted, policy)
+        planned = planned_states(accounting, wanted, where)
+        for each, kept in planned:
             require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
-        for i, name in enumerate(accounting):
-            # Sites may share a database: what the first changed is read again, and judged again.
-            each = read_site(load_site(name)) if i else accounting[name]
-            kept = next_state(each, wanted[name], where)
+        for i, (each, kept) in enumerate(planned):
+            if i:  # sites may share a database: what the first changed is read again, and judged again
+                each = read_site(each.site)
+                kept = next_state(each, wanted[each.site.name], where, [later for later, _ in planned[i + 1 :]])
             require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
             print_kept(each, kept)
             for row in run_changes(each, kept.state, run_id, undo):

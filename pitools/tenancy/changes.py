@@ -198,6 +198,8 @@ class _Walk:
             if key[0] == "user":
                 levels = [each.get(_LEVEL, "") for each in (self.objects[key], values)]
                 yield from self.update(key, **{**values, _LEVEL: max(levels, key=_LEVELS.index)})
+            elif key in self.now.other_leads:  # of an account that is new on this cluster alone
+                self.objects[key] = values
             elif key[0] == "lead":
                 yield from self.put(key, values)
 

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Literal
 
 import msgspec
@@ -16,9 +17,10 @@ from pitools.core.record import Record
 from pitools.core.trust import user_name
 from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path
 from pitools.tenancy.changes import ObjectChange, command, order_changes
-from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs
+from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs, without_inherited_leads
+from pitools.tenancy.columns import COLUMNS
 from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
-from pitools.tenancy.policy import Policy, Tier, User
+from pitools.tenancy.policy import table_name
 from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
 from pitools.tenancy.refusals import require_possible
 from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
@@ -26,7 +28,7 @@ from pitools.tenancy.words import describe, name_of
 
 _HINT = "run the same command again: it goes on from what accounting has"
 _STALE = f"slurmdbd remembers emptied lists of preempted QOS until it is restarted; then {_HINT}"
-
+_SHARED = ("Description", "Organization", "AdminLevel")  # by all clusters of a database, as are tiers and leads
 
 DesiredState = Callable[[ClusterState], ClusterState]
 State = Literal["planned", "done", "refused", "unknown"]
@@ -56,75 +58,102 @@ def plan_rows(site: str, now: ClusterState, then: ClusterState) -> list[ChangeRo
     return [_row(site, now.cluster, change, command(change, now)) for change in order_changes(now, then)]
 
 
-def require_agreement(policies: Mapping[str, Policy], accounting: Mapping[str, SiteAccounting], where: str) -> None:
-    """Raise ConfigError if sites that share a database want different values of what the database has once."""
-    for first, one in policies.items():
-        for second, other in policies.items():
-            if first < second and _share(accounting[first].state, accounting[second].state):
-                for key in _disagreements(one, other):
-                    problem = f'"{key}" differs between sites {first} and {second}, which share a database'
-                    hint = f"[sites.{second}] must not change it, or name it alike in both"
-                    raise ConfigError(problem, where=where, hint=hint, key=key)
+def require_agreement(accounting: Mapping[str, SiteAccounting], wanted: Mapping[str, DesiredState], where: str) -> None:
+    """Raise ConfigError if sites that share a database want different values of what the database has once.
+
+    So it is if the first one's policy would change what the second one's made.
+    """
+    for (first, one), (second, other) in combinations(accounting.items(), 2):
+        if not _share(one.state, other.state):
+            continue
+        then = wanted[first](one.state)
+        then = _after(then, wanted[second](_after(other.state, then)))
+        for key in filter(None, map(_shared_key, differences(then, wanted[first](then)))):
+            problem = f'"{key}" differs between sites {first} and {second}, which share a database'
+            hint = f"[sites.{second}] must not change it, or name it alike in both"
+            raise ConfigError(problem, where=where, hint=hint, key=key)
 
 
 def _share(one: ClusterState, other: ClusterState) -> bool:
     return other.cluster in one.others and one.cluster in other.others
 
 
-def _disagreements(one: Policy, other: Policy) -> Iterator[str]:
-    """Yield the keys that both policies name differently; with `manage = "all"` a policy names every key."""
-    is_all = "all" in (one.manage, other.manage)
-
-    def differ(table: msgspec.Struct, second: msgspec.Struct, *keys: str) -> bool:
-        pairs = [(getattr(table, key), getattr(second, key)) for key in keys]
-        return any(a != b and (is_all or None not in (a, b)) for a, b in pairs)
-
-    for tier in sorted({*one.tiers, *other.tiers}):
-        table, second = one.tiers.get(tier), other.tiers.get(tier)
-        if differ(table, second, *Tier.__struct_fields__) if table and second else is_all:
-            yield f"tiers.{tier}"
-    for name in sorted({*one.teams} & {*other.teams}):
-        for key in ("description", "organization", "leads"):
-            if differ(one.teams[name], other.teams[name], key):
-                yield f"teams.{name}.{key}"
-    for user in sorted({*one.users, *other.users} & _members(one) & _members(other)):
-        if differ(one.users.get(user, User()), other.users.get(user, User()), "admin"):
-            yield f"users.{user}.admin"
+def _shared_key(change: ObjectChange) -> str:
+    """Return the key of a policy whose change all clusters of a database see, "" for none."""
+    kind, table = change.key[0], table_name(change.key)
+    if kind in ("tier", "lead"):
+        return table if kind == "tier" else f"{table}.leads"
+    options = {o for o in _SHARED if (change.before or {}).get(o) != (change.after or {}).get(o)}
+    return next((f"{table}.{column.key}" for column in COLUMNS[kind] if column.option in options), "")
 
 
-def _members(policy: Policy) -> set[str]:
-    return {user for team in policy.teams.values() for user in (*(team.users or ()), *team.members)}
+def next_state(accounting: SiteAccounting, wanted: DesiredState, where: str, later: Sequence[SiteAccounting]) -> Kept:
+    """Return what a run makes of a site. later: those whose turn comes after it.
 
-
-def next_state(accounting: SiteAccounting, wanted: DesiredState, where: str) -> Kept:
-    """Return what a run makes of a site. Raises ConfigError for what Slurm would refuse, ClusterError, Unreachable."""
-    then = wanted(accounting.state)
-    kept = keep_used(accounting.state, then, read_unfinished_jobs(accounting, then))
-    require_possible(accounting.state, kept.state, f"{where} at site {accounting.site.name}")
+    Raises ConfigError for what Slurm would refuse, ClusterError, Unreachable.
+    """
+    now = accounting.state
+    then = _with_rights(now, wanted(now), [each.state for each in later if _share(now, each.state)])
+    kept = keep_used(now, then, read_unfinished_jobs(accounting, then))
+    require_possible(now, kept.state, f"{where} at site {accounting.site.name}")
     return kept
+
+
+def _with_rights(now: ClusterState, then: ClusterState, of: Sequence[ClusterState]) -> ClusterState:
+    """Return a state in which those who change the clusters `of` still have the rights that they have now."""
+    objects = dict(then.objects)
+    for key in {("user", state.runner) for state in of} & objects.keys() & now.objects.keys():
+        objects[key] = _with_shared(objects[key], now.objects[key])
+    return msgspec.structs.replace(then, objects=objects)
 
 
 def planned_states(
     accounting: Mapping[str, SiteAccounting], wanted: Mapping[str, DesiredState], where: str
 ) -> list[tuple[SiteAccounting, Kept]]:
-    """Return each site as it is after those before it, and what a run makes of it. Raises as `next_state`."""
+    """Return each site as it is after those before it, and what a run makes of it. Raises as `next_state`.
+
+    Those come last that take rights from who makes the changes.
+    """
+
+    def takes_rights(site: SiteAccounting) -> bool:
+        then = wanted[site.site.name](site.state)
+        return _with_rights(site.state, then, [each.state for each in accounting.values()]) != then
+
     planned: list[tuple[SiteAccounting, Kept]] = []
-    for name, each in accounting.items():
+    ordered = sorted(accounting.values(), key=takes_rights)
+    for i, each in enumerate(ordered):
         now = each.state
         for earlier, kept in planned:
             now = _after(now, kept.state) if _share(earlier.state, now) else now
         each = msgspec.structs.replace(each, state=now)
-        planned.append((each, next_state(each, wanted[name], where)))
+        planned.append((each, next_state(each, wanted[each.site.name], where, ordered[i + 1 :])))
     return planned
 
 
 def _after(now: ClusterState, then: ClusterState) -> ClusterState:
-    """Return the state of a cluster once another one of its database has the state `then`: they share tiers."""
-    tiers = {key: values for key, values in then.objects.items() if key[0] == "tier"}
-    own = {key: values for key, values in now.objects.items() if key[0] != "tier"}
-    rows = {key: values for key, values in then.objects.items() if key[0] in ("team", "member")}
-    used = frozenset(needed for key, values in rows.items() for needed in (("team", key[1]), *needs(key, values)))
-    return msgspec.structs.replace(now, objects={**own, **tiers}, others={**now.others, then.cluster: used})
+    """Return the state of a cluster once another one of its database has the state `then`."""
+    objects = {key: values for key, values in now.objects.items() if key[0] not in ("tier", "lead")}
+    objects |= {key: values for key, values in then.objects.items() if key[0] == "tier"}
+    records, rights, used = dict(now.records), dict(now.other_rights), set[Key]()
+    for key, values in then.objects.items():
+        if key in objects and key[0] in ("team", "user"):
+            objects[key] = _with_shared(objects[key], values)
+        elif key[0] in ("team", "user"):
+            (records if key[0] == "team" else rights)[key[1]] = _with_shared({}, values)
+        if key[0] in ("team", "member"):
+            used |= {("team", key[1]), *needs(key, values)}
+    leads = {key for key in (*now.objects, *now.other_leads) if ("team", key[1]) not in then.objects}
+    leads = {key for key in (*leads, *then.objects) if key[0] == "lead"}
+    objects |= {key: {} for key in leads if ("team", key[1]) in objects}
+    of_others = {"others": {**now.others, then.cluster: frozenset(used)}, "other_leads": leads - objects.keys()}
+    state = msgspec.structs.replace(now, objects=objects, records=records, other_rights=rights, **of_others)
+    return without_inherited_leads(state)
+
+
+def _with_shared(own: Values, other: Values) -> Values:
+    """Return an object's values, with those of another cluster that the database has once."""
+    values = {option: text for option, text in own.items() if option not in _SHARED}
+    return {**values, **{option: text for option, text in other.items() if option in _SHARED}}
 
 
 def find_lock_outs(accounting: SiteAccounting, then: ClusterState, *, is_undo: bool = False) -> list[str]:

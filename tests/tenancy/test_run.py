@@ -55,7 +55,10 @@ def slurms(jobs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         client = Client()
         monkeypatch.setattr(client, "run_once", run_once)
         config = Config(cluster="alpha", version=(22, 5), values={})
-        state = msgspec.structs.replace(read(models[site.name]), runner="root")
+        others: dict[str, frozenset[Key]] = {"alpha": frozenset()} if models["a"] is models["b"] else {}
+        state = msgspec.structs.replace(
+            read(models[site.name]), others=others, runner=models[site.name].runner or "root"
+        )
         return SiteAccounting(site=site, client=client, config=config, state=state)
 
     answers = Completed((), 0, "", "")
@@ -96,6 +99,17 @@ def test_one_run_over_several_sites_is_undone_as_one(pit: Pit, slurms: dict[str,
     assert [slurm.objects == OBJECTS for slurm in slurms.values()] == [False, True]
     assert [row["site"] for row in pit("run", "", "--undo", run)[1]] == ["a"]
     assert slurms["a"].objects == OBJECTS
+
+
+def test_runner_gives_rights_up_at_the_last_site_of_a_database(pit: Pit, slurms: dict[str, Sacctmgr]) -> None:
+    """Ann may make the changes of the second one, too."""
+    slurm = slurms["b"] = slurms["a"]
+    slurm.runner = "ann"
+    for user in ("ann", "bob"):
+        slurm.objects["user", user]["AdminLevel"] = "Administrator"
+    policy = "teams.lab.max_jobs = 3\nusers.ann.admin = 'None'\nsites.a = {}\nsites.b.teams.lab.grp_jobs = 4\n"
+    code, rows = pit("run", policy)
+    assert (code, [(row["site"], row["key"][0]) for row in rows]) == (0, [("a", "team"), ("b", "team"), ("b", "user")])
 
 
 def test_what_unfinished_jobs_use_is_removed_later(pit: Pit, slurms: dict[str, Sacctmgr], jobs: list[str]) -> None:

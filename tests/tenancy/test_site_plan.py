@@ -57,6 +57,7 @@ def _accounting(cluster: str, other: str) -> SiteAccounting:
     [
         ({"tiers": {"low": {"priority": 6}}}, "tiers.low"),
         ({"tiers": {"low": {"grace_time": "2"}}}, ""),
+        ({"tiers": {"low": {"max_wall": "01:00:00", "preempts": ["b", "a"]}}}, ""),
         ({"teams": {"lab": {"leads": ["bob"]}}}, "teams.lab.leads"),
         ({"teams": {"lab": {"organization": "b"}}}, "teams.lab.organization"),
         ({"users": {"ann": {"admin": "Operator"}}}, "users.ann.admin"),
@@ -65,17 +66,18 @@ def _accounting(cluster: str, other: str) -> SiteAccounting:
 )
 def test_sites_of_one_database_must_agree(tables: dict[str, Any], key: str) -> None:
     """On QOS, coordinators and administrators, which a database has once; not on shares."""
-    common: dict[str, Any] = {"tiers": {"low": {"priority": 5}}, "teams": {"lab": {"users": ["ann"], "leads": []}}}
+    low = {"priority": 5, "max_wall": "60", "preempts": ["a", "b"]}
+    common: dict[str, Any] = {"tiers": {"low": low}, "teams": {"lab": {"users": ["ann"], "leads": []}}}
     common["users"], common["teams"]["lab"]["organization"] = {"ann": {"admin": "None"}}, "a"
     policy = {**common, "sites": {"a": {}, "b": tables}}
-    policies = {site: policy_of(policy, site, "p") for site in ("a", "b")}
-    require_agreement(policies, {"a": _accounting("a", ""), "b": _accounting("b", "")}, "p")
+    wanted = {site: partial(desired_state, policy_of(policy, site, "p")) for site in ("a", "b")}
+    require_agreement({"a": _accounting("a", ""), "b": _accounting("b", "")}, wanted, "p")
     shared = {"a": _accounting("a", "b"), "b": _accounting("b", "a")}
     if not key:
-        require_agreement(policies, shared, "p")
+        require_agreement(shared, wanted, "p")
         return
     with pytest.raises(ConfigError) as caught:
-        require_agreement(policies, shared, "p")
+        require_agreement(shared, wanted, "p")
     assert caught.value.key == key
 
 
@@ -114,6 +116,33 @@ def test_plan_of_one_database_has_a_shared_tier_once(monkeypatch: pytest.MonkeyP
         empty[site] = msgspec.structs.replace(each, state=state)
     bare = {"manage": "all", "teams": {"root": {}}}
     assert changes(empty, bare) == [[("team", "root")], [("team", "root"), ("tier", "low")]]
+    lab = {"users": ["ann"], "leads": ["ann"], "description": "x"}
+    first = [("team", "lab"), ("member", "lab", "ann", ""), ("lead", "lab", "ann"), ("user", "ann")]
+    plan = changes(empty, {"teams": {"lab": lab}, "users": {"ann": {"admin": "Operator"}}})
+    assert plan == [first, first[:2]]
+
+
+@pytest.mark.parametrize("of_b", [["ann", "bob"], ["bob"]])
+def test_who_makes_the_changes_loses_rights_at_the_last_site_that_takes_them(
+    of_b: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that share a database: the rights are needed until then."""
+    monkeypatch.setattr(site_plan, "read_unfinished_jobs", lambda *_: {})
+    accounting = {"a": _accounting("a", "b"), "b": _accounting("b", "a")}
+    for site, users in (("a", ["ann", "bob"]), ("b", of_b)):
+        objects: dict[Key, Values] = {("team", "root"): {}, ("team", "lab"): {}}
+        objects |= {("member", "lab", user, ""): {} for user in users}
+        objects |= {("user", user): {"DefaultAccount": "lab", "AdminLevel": "Administrator"} for user in users}
+        state = msgspec.structs.replace(accounting[site].state, objects=objects, runner="ann")
+        accounting[site] = msgspec.structs.replace(accounting[site], state=state)
+    tables = {"teams": {"lab": {"shares": 5}}, "users": {"ann": {"admin": "None"}}}
+    wanted = {"a": partial(desired_state, policy_of(tables, "", "p"))}
+    wanted["b"] = (
+        wanted["a"] if "ann" in of_b else partial(desired_state, policy_of({"teams": tables["teams"]}, "", "p"))
+    )
+    planned = planned_states(accounting, wanted, "p")
+    rows = [[row.key for row in plan_rows(each.site.name, each.state, kept.state)] for each, kept in planned]
+    assert rows == [[("team", "lab")], [("team", "lab"), ("user", "ann")]]
 
 
 @pytest.mark.parametrize(
