@@ -9,7 +9,7 @@ import msgspec
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.journal import read_journal
 from pitools.tenancy.apply import JournalEntry
-from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
+from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs, without_inherited_leads
 from pitools.tenancy.words import name_of
 
 _ACCOUNT = "DefaultAccount"
@@ -39,11 +39,11 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
         problem = f'run {run} changed the cluster "{starts[0].cluster}" (the site\'s is "{now.cluster}" now)'
         raise ClusterError(problem, where=f"site {site}", hint=_HINT)
     end = max(i for i, entry in enumerate(entries) if entry.run == run)
-    undone = {entry.undoes for entry in entries if entry.kind == "end" and entry.site == site}
+    undone = {(entry.site, entry.undoes) for entry in entries if entry.kind == "end"}
     later = {
         change.key: entry.run
         for entry in entries[end + 1 :]
-        if not entry.undoes and entry.run not in undone
+        if entry.kind == "start" and not entry.undoes and (entry.site, entry.run) not in undone
         for change in entry.objects
         if entry.cluster == now.cluster or (entry.cluster in now.others and change.key[0] == "tier")
     }
@@ -53,35 +53,38 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
         problem = f"{name_of(keys[0])} was changed after run {run}" + (f", by run {by}" if by else "")
         return ClusterError(problem, where=str(journal), hint=f"first: pit tenancy run --undo {by}" if by else _HINT)
 
-    objects = dict(now.objects)
-    changes = [change for start in reversed(starts) for change in start.objects]  # the first has what was before
-    if [entry.kind for entry in own if entry.run == run][-1] != "end":  # killed: some may have a value of the way only
-        calls = [change for entry in own if entry.run == run and entry.kind == "call" for change in entry.objects]
-        ends = {change.key for change in changes}
-        changes += [change for change in reversed(calls) if change.key not in ends | later.keys()]
-    for change in changes:
-        now_values = now.objects.get(change.key)
-        on_the_way = [each for entry in own for each in entry.objects if each.key == change.key]
-        ways = [values for each in on_the_way for values in (each.before, each.after)]
-        if now_values not in (change.before, change.after) and (
-            change.key in later or not _is_between(now_values, ways)
-        ):
-            raise refusal(change.key)
-        default = {option: text for option, text in (now_values or {}).items() if option == _ACCOUNT}
-        if change.before is None:
-            objects.pop(change.key, None)
-        else:
-            objects[change.key] = {**default, **change.before}  # Slurm cannot take the default away
+    objects, ways = dict(now.objects), dict[Key, list[Values | None]]()
+    for change in (each for entry in own for each in entry.objects):  # a start has what differs, a call all else
+        ways.setdefault(change.key, []).extend((change.before, change.after))
+    restored = {change.key for start in starts for change in start.objects}
+    for key, values in ways.items():
+        found = now.objects.get(key)
+        if key not in later and _is_on_the_way(found, values):
+            default = {option: text for option, text in (found or {}).items() if option == _ACCOUNT}
+            objects[key] = {**default, **(values[0] or {})}  # Slurm cannot take the default away
+            if values[0] is None:
+                del objects[key]
+        elif key in restored:
+            raise refusal(key)
+    teams: dict[str, set[str]] = {}
+    for kind, name, *rest in objects:
+        if kind == "member":
+            teams.setdefault(rest[0], set()).add(name)
     for key, values in objects.items():  # later runs may have made one that needs another, or removed the other
         for missing in needs(key, values) - objects.keys():
             if missing in now.objects or key not in now.objects:
                 raise refusal(key, missing)
-    return msgspec.structs.replace(now, objects=objects)
+        of_user = teams.get(key[1], set()) if key[0] == "user" else {""}
+        if not of_user or values.get(_ACCOUNT, min(of_user)) not in of_user:
+            raise refusal(key, *(each for each in later if each[0] == "member" and each[2] == key[1]))
+    return without_inherited_leads(msgspec.structs.replace(now, objects=objects))
 
 
-def _is_between(values: Values | None, ways: list[Values | None]) -> bool:
-    """Return whether an object had each of its values on the way. Slurm makes users itself, with a default account."""
-    if values is None:
-        return None in ways
-    options = {option for each in (values, *ways) for option in each or ()} - ({_ACCOUNT} if None in ways else set())
-    return all(values.get(option, "") in {(each or {}).get(option, "") for each in ways} for option in options)
+def _is_on_the_way(values: Values | None, ways: list[Values | None]) -> bool:
+    """Return whether an object had this value on the way. Slurm makes users itself, with a default account alone."""
+    if values and _ACCOUNT in values and None in ways:
+        plain = [
+            {option: text for option, text in (each or {}).items() if option != _ACCOUNT} for each in (values, *ways)
+        ]
+        return plain[0] in plain[1:]
+    return values in ways

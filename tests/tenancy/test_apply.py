@@ -179,22 +179,34 @@ def test_journal_names_each_call(tmp_path: Path) -> None:
     assert call.argv == ["sacctmgr", "-i", "modify", "qos", "where", "name=normal", "set", "Priority=5"]
 
 
+ANN_IN_VLA: Objects = {("team", "vla"): {}, ("member", "vla", "ann", ""): {}}
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         ({("tier", "a"): {"Priority": "5"}}, {("tier", "a"): {"Priority": "6"}}),
+        ({("tier", "a"): {"Priority": "5"}}, {("tier", "a"): {}}),
+        (ANN_IN_VLA, {("user", "ann"): {"DefaultAccount": "vla"}}),
+        (ANN_IN_VLA, {("user", "ann"): {"DefaultAccount": "vla"}, ("member", "lab", "ann", ""): None}),
         ({("tier", "new"): {}}, {("team", "lab"): {"QOS": "new"}}),
         ({("team", "vla"): {}}, {("member", "vla", "ann", ""): {}}),
         ({("team", "vla"): {}}, {("team", "lab"): {"Parent": "vla"}}),
     ],
 )
-def test_undo_names_the_later_run_to_undo_first(first: Objects, second: Objects, tmp_path: Path) -> None:
-    """One that changed the same object, or made one that needs it; undone first, the way back is open."""
+def test_undo_names_the_later_run_to_undo_first(
+    first: Objects, second: dict[Key, Values | None], tmp_path: Path
+) -> None:
+    """One that changed the same object, or made one need it; undone first, the way back is open.
+
+    A run of the same policy after an undo is a later one, too.
+    """
     rows: Objects = {("tier", "a"): {}, ("team", "root"): {}, ("team", "lab"): {}, ("member", "lab", "ann", ""): {}}
     states = [ClusterState(cluster="alpha", objects={**rows, ("user", "ann"): {"DefaultAccount": "lab"}})]
     journal, slurm, runs = tmp_path / "journal", Sacctmgr(states[0].objects), []
     for change in (first, second):
-        states.append(msgspec.structs.replace(states[-1], objects={**states[-1].objects, **change}))
+        objects = {key: values for key, values in {**states[-1].objects, **change}.items() if values is not None}
+        states.append(msgspec.structs.replace(states[-1], objects=objects))
         runs.append(_apply(states[-2], states[-1], journal, slurm))
     with pytest.raises(ClusterError, match=f"by run {runs[1]}"):
         undone_state(read(slurm), journal, runs[0], "alpha")
@@ -202,3 +214,6 @@ def test_undo_names_the_later_run_to_undo_first(first: Objects, second: Objects,
         _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm, undoes=run)
         assert read(slurm).objects == state.objects
         assert undone_state(state, journal, run, "alpha").objects == state.objects
+    again = _apply(states[0], states[1], journal, slurm)
+    with pytest.raises(ClusterError, match=f"by run {again}"):
+        undone_state(read(slurm), journal, runs[0], "alpha")

@@ -30,6 +30,7 @@ from pitools.tenancy.policy_text import site_tables
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.refusals import require_possible
 from pitools.tenancy.site_plan import history, plan_rows, planned_states, require_agreement
+from pitools.tenancy.undo import undone_state
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import states
 from tests.tenancy.test_changes import read
@@ -228,6 +229,8 @@ def test_lead_that_a_team_above_hides_is_removed_by_the_same_run(
     then = ClusterState(cluster="alpha", objects={**teams, **member})
     assert len(list(site_plan.run_changes(now, then, "1"))) == 2
     assert read(slurm).objects == {**then.objects, **foreign}
+    undone = undone_state(read(slurm), journal_path(), "1", "alpha")
+    assert list(undone.objects.keys() - then.objects.keys() - foreign.keys()) == [("lead", "lab", "ann")]
     assert {row.user for row in history()} == {"ann"}
 
 
