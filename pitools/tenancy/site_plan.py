@@ -159,9 +159,11 @@ def _with_shared(own: Values, other: Values) -> Values:
 def find_lock_outs(accounting: SiteAccounting, then: ClusterState, *, is_undo: bool = False) -> list[str]:
     """Return whom and which partitions a state of a site would lock out. Raises ClusterError, Unreachable.
 
-    is_undo: people had no more before, but partitions may have come to use what is removed.
+    is_undo: the members who go were not there before.
     """
-    now, problems = accounting.state, [] if is_undo else lock_outs(accounting.state, then)
+    now = accounting.state
+    kept = {key: v for key, v in now.objects.items() if not is_undo or key[0] != "member" or key in then.objects}
+    problems = lock_outs(msgspec.structs.replace(now, objects=kept), then)
     if any(key[0] in ("tier", "team") for key in {*now.objects} - {*then.objects}):
         problems += partition_lock_outs(now, then, read_partitions(accounting))
     return problems

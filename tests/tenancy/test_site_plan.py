@@ -274,8 +274,8 @@ def test_exit_code_of_a_check(kinds: list[Any], code: int, tmp_path: Path, monke
         assert (done.exception, len(done.stdout.splitlines())) == (errors[0], len(found))
 
 
-def test_lock_out_is_refused_unless_it_is_allowed_there_or_undone() -> None:
-    """Leave for another site is none."""
+def test_lock_out_is_refused_unless_it_is_allowed_there() -> None:
+    """Leave for another site is none. An undo may take members away, but not the last administrator."""
     now = ClusterState(cluster="a", objects={("team", "lab"): {}, ("member", "lab", "ann", ""): {}})
     then = ClusterState(cluster="a", objects={("team", "lab"): {}})
     refuse = partial(site_plan.require_no_lock_out, msgspec.structs.replace(_accounting("a", ""), state=now), then)
@@ -283,3 +283,6 @@ def test_lock_out_is_refused_unless_it_is_allowed_there_or_undone() -> None:
     refuse([], is_undo=True)
     with pytest.raises(ConfigError):
         refuse(["b"], is_undo=False)
+    now.objects["user", "ann"] = {"AdminLevel": "Administrator"}
+    with pytest.raises(ConfigError, match="no administrator is left"):
+        refuse([], is_undo=True)
