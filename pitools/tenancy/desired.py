@@ -86,10 +86,10 @@ def _is_left_out(key: Key, team: Team) -> bool:
 
 
 def _default_team(user: str, teams: set[str], policy: Policy, now: ClusterState, where: str) -> str:
-    """Return the default team that the policy names, else that of now ("": none), else the only one of the policy."""
+    """Return the default team that the policy names, else that of now ("": none), else the only one (listed)."""
     named = policy.users.get(user, User()).default_team
     old = now.objects.get(("user", user), {}).get("DefaultAccount", "")
-    listed = [team for team in policy.teams if team in teams]
+    listed = [team for team in policy.teams if team in teams] or sorted(teams)
     if not teams:
         raise _error("in no team", ("user", user), where)
     if named and named not in teams:
@@ -100,7 +100,7 @@ def _default_team(user: str, teams: set[str], policy: Policy, now: ClusterState,
     if not named and len(listed) > 1 and (old not in teams or policy.manage == "all"):
         hint = f'[users.{user}] default_team = "{listed[0]}"'
         raise _error(f"in several teams ({', '.join(listed)}), and none is the default", ("user", user), where, hint)
-    return named or (old if old in teams else [*listed, *sorted(teams)][0])
+    return named or (old if old in teams else listed[0])
 
 
 def _error(problem: str, key: Key, where: str, hint: str = "") -> ConfigError:

@@ -218,6 +218,15 @@ def test_user_without_a_default_team_keeps_none() -> None:
     assert desired_state(policy_of(named, "", "p"), now).objects["user", "ann"] == {"DefaultAccount": "vla"}
 
 
+def test_user_who_leaves_the_default_team_needs_another() -> None:
+    """Which one of those that the policy does not list, it must say."""
+    objects: dict[Key, Values] = {("user", "ann"): {"DefaultAccount": "lab"}}
+    objects |= {("member", team, "ann", ""): {} for team in ("lab", "vla", "zoo")}
+    now = ClusterState(cluster="alpha", objects={**objects, **{("team", team): {} for team in ("lab", "vla", "zoo")}})
+    with pytest.raises(ConfigError, match=r"in several teams \(vla, zoo\)"):
+        desired_state(policy_of({"teams": {"lab": {"users": []}}}, "", "p"), now)
+
+
 def test_rights_are_those_of_a_database() -> None:
     """A user to whom the policy of another site of the database gives rights is an administrator of the policy."""
     sites = {"alpha": {"users": {"zoe": {"admin": "Operator"}}}, "beta": {}}
