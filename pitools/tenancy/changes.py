@@ -15,8 +15,8 @@ then the defaults and parents change, then the list gets its final value. The or
     9 revoke     rights of administrators and operators; those of the user who makes the changes last
 
 So there is an administrator at each point, and who makes the changes may make all of them.
-An account's list that becomes a change to the inherited one (`+urgent`) is not set for a moment: until then each
-association below has a list of its own.
+To replace a full QOS list by a change (`+urgent`), it is first cleared. Until then each association below has an
+explicit list.
 """
 
 from __future__ import annotations
