@@ -108,56 +108,43 @@ class _Walk:
 
     def widen(self) -> Iterator[ObjectChange]:
         """Let existing associations use what they had, what they will have, and each default on the way."""
-        if not self.has_new_inheritance():
+        inherited = [
+            (key, option) for key in self.rows(self.now, self.old_teams) for option in (_TIERS, _DEFAULT, _PARENT)
+        ]
+        old, new = self.now.objects, self.then.objects
+        if all(old[key].get(option) == new.get(key, old[key]).get(option) for key, option in inherited):
             return
-        for key in self.rows(self.now, self.old_teams):
-            old, new = self.now.objects[key], self.then.objects.get(key, {})
-            is_moved = old.get(_PARENT) != new.get(_PARENT) and key in self.then.objects
-            if not (is_moved or old.get(_TIERS) or new.get(_TIERS) or self.is_below_unset(key)):
-                continue
-            need = self.need(key)
+        for key in dict.fromkeys(key for key, _ in inherited):
+            tiers = [state.get(key, {}).get(_TIERS, "") for state in (old, new)]
             # `+urgent` is set last, after the lists above are narrow: until then the association has one of its own.
             # What it may inherit now, it may not once an account above is moved: a list that it will have comes first.
-            has_own = new.get(_TIERS, "+")[0] not in "+-"
-            needs_own = has_own or is_moved or self.is_unset(key) or self.is_below_unset(key)
-            if needs_own or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
-                yield from self.update(key, QOS=",".join(sorted(need)))
+            is_moved = key in new and old[key].get(_PARENT) != new[key].get(_PARENT)
+            needs_own = is_moved or self.is_cleared(key) or (tiers[1] and tiers[1][0] not in "+-")
+            if needs_own or any(tiers):
+                need = self.need(key)
+                if needs_own or not need <= effective_tiers(ClusterState(cluster="", objects=self.objects), key):
+                    yield from self.update(key, QOS=",".join(sorted(need)))
 
     def need(self, key: Key) -> set[str]:
         """Return what an association had, what it will have, and each default on the way."""
         return effective_tiers(self.now, key) | effective_tiers(self.then, key) | self.defaults_near(key)
 
-    def is_unset(self, key: Key) -> bool:
-        """Return whether an existing association's list becomes a change to the inherited one."""
+    def is_cleared(self, key: Key) -> bool:
+        """Return whether the list of an association, or of one above, becomes a change to the inherited one."""
         old, new = (state.objects.get(key, {}).get(_TIERS, "") for state in (self.now, self.then))
-        return key in self.now.objects and old != new and new[:1] in ("+", "-")
-
-    def is_below_unset(self, key: Key) -> bool:
-        """Return whether this is so of an account above."""
         higher = above(self.then, key)
-        return higher is not None and (self.is_unset(higher) or self.is_below_unset(higher))
-
-    def has_new_inheritance(self) -> bool:
-        """Return whether a default QOS, a list of QOS or a parent of an existing association changes."""
-        return any(
-            values.get(option) != self.then.objects.get(key, values).get(option)
-            for key, values in self.now.objects.items()
-            if key[0] in ("team", "member")
-            for option in (_TIERS, _DEFAULT, _PARENT)
-        )
+        is_own = key in self.now.objects and old != new and new[:1] in ("+", "-")
+        return is_own or (higher is not None and self.is_cleared(higher))
 
     def defaults_near(self, key: Key) -> set[str]:
         """Return each default QOS that an association may inherit on the way: of all old and new accounts above it."""
-        names: set[str] = set()
-        keys, names_seen = [key], {key}
+        names, keys = set[str](), [key]
         for each in keys:
             for state in (self.now, self.then):
-                names |= set(filter(None, [state.objects.get(each, {}).get(_DEFAULT)]))
-                parent = above(state, each)
-                if parent and parent not in names_seen:
-                    names_seen.add(parent)
-                    keys.append(parent)
-        return names & {name for kind, name, *_ in self.objects if kind == "tier"}
+                names.add(state.objects.get(each, {}).get(_DEFAULT, ""))
+                higher = above(state, each)
+                keys += [higher] if higher and higher not in keys else []
+        return {name for name in names if ("tier", name) in self.objects}
 
     def defaults(self) -> Iterator[ObjectChange]:
         """Set the new default QOS of existing associations."""
@@ -175,17 +162,15 @@ class _Walk:
                 parent = values.get(_PARENT, "")
                 if parent != self.objects[key].get(_PARENT, ""):
                     yield from self.update(key, Parent=parent)
-            elif key[1] in self.now.records and key[0] == "team":  # a new association does not change the account
+            elif self.is_cleared(key):  # a new association has a list of its own until the one above is set
+                values = {**values, _TIERS: ",".join(sorted(self.need(key)))}
+            if key not in self.objects and key[0] == "team" and key[1] in self.now.records:
                 plain = {option: text for option, text in values.items() if option not in _OF_RECORD}
-                yield from self.put(key, {**self.with_own(key, plain), **self.now.records[key[1]]})
-            yield from self.put(key, values if key in self.now.objects else self.with_own(key, values))
+                yield from self.put(key, {**plain, **self.now.records[key[1]]})  # which it does not change
+            yield from self.put(key, values)
             if key[0] == "member" and ("user", key[2]) not in self.objects:
                 rights = self.now.other_rights.get(key[2], {})
                 self.objects["user", key[2]] = {_ACCOUNT: key[1], **rights}  # as Slurm does with a user's first
-
-    def with_own(self, key: Key, values: Values) -> Values:
-        """Return the values of a new association, with a list of its own where one above will not be set."""
-        return {**values, _TIERS: ",".join(sorted(self.need(key)))} if self.is_below_unset(key) else values
 
     def users(self) -> Iterator[ObjectChange]:
         """Take coordinators away, then set default accounts, rights that grow, and coordinators.
@@ -235,7 +220,7 @@ class _Walk:
         keys = self.rows(self.then, self.teams)
         final = {key: self.then.objects[key].get(_TIERS, "") for key in keys}
         for key in reversed(keys):  # but for those that may inherit another default for a moment
-            if final[key] and final[key][0] not in "+-" and not self.is_below_unset(key):
+            if final[key] and final[key][0] not in "+-" and not self.is_cleared(key):
                 yield from self.update(key, QOS=final[key])
         for key in keys:
             if final[key][:1] in ("+", "-") and self.objects[key].get(_TIERS) not in (None, final[key]):
@@ -284,19 +269,17 @@ def command(change: ObjectChange, state: ClusterState) -> list[str]:
     before, after = change.before or {}, change.after or {}
     differing = [column for column in COLUMNS[change.key[0]] if before.get(column.option) != after.get(column.option)]
     settings = [setting(c, before.get(c.option, ""), after.get(c.option, ""), change.key[1]) for c in differing]
-    if verb == "delete":
-        settings = []
     what, names, where = _target(change.key, state.cluster)
     if change.key[0] == "lead":  # removed from the account, not the user: a coordinator is no object of its own
         return ["sacctmgr", "-i", verb, what, names, *where]
+    if verb == "delete":
+        if change.key[0] == "team" and not any(change.key in used for used in state.others.values()):
+            where = []  # no other cluster has it: the account too, not only its association
+        return ["sacctmgr", "-i", verb, what, f"name={names}", *where]
     if verb == "modify":
         return ["sacctmgr", "-i", verb, what, "where", f"name={names}", *where, "set", *settings]
-    if verb == "add" and change.key[0] == "team":  # Slurm would take the account above as the organization
+    if change.key[0] == "team":  # Slurm would take the account above as the organization
         settings += [f"{option}={change.key[1]}" for option in _OF_RECORD if option not in after]
-    if verb == "delete" and change.key[0] == "team" and not any(change.key in used for used in state.others.values()):
-        where = []  # no other cluster has it: the account too, not only its association
-    if verb == "delete":
-        return ["sacctmgr", "-i", verb, what, f"name={names}", *where]
     return ["sacctmgr", "-i", verb, what, names, *where, *settings]
 
 
@@ -305,10 +288,8 @@ def _target(key: Key, cluster: str) -> tuple[str, str, list[str]]:
     kind, name, *rest = key
     if kind == "tier":
         return "qos", name, []
-    if kind == "team":
-        return "account", name, [f"cluster={cluster}"]
-    if kind == "user":
-        return "user", name, [f"cluster={cluster}"]
+    if kind in ("team", "user"):
+        return "account" if kind == "team" else kind, name, [f"cluster={cluster}"]
     if kind == "lead":
         return "coordinator", f"account={name}", [f"names={rest[0]}"]
     # Without a partition, modify and delete would take the rows of each partition too.
