@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -133,28 +134,22 @@ def policy_tables(state: ClusterState) -> dict[str, Any]:
     tiers = {key[1]: _tables("tier", values) for key, values in state.objects.items() if key[0] == "tier"}
     teams = {key[1]: _tables("team", values) for key, values in state.objects.items() if key[0] == "team"}
     users: dict[str, dict[str, Any]] = {}
-    teams_of: dict[str, set[str]] = {}
+    memberships = Counter(user for _, user in {key[1:3] for key in state.objects if key[0] == "member"})
     for key, values in sorted(state.objects.items()):
         if key[0] == "lead":
             teams[key[1]].setdefault("leads", []).append(key[2])
         elif key[0] == "member":
             _, team, user, partition = key
-            teams_of.setdefault(user, set()).add(team)
-            members = teams[team].setdefault("members", {})
             if partition:
-                rows = members.setdefault(user, {}).setdefault("partitions", {})
-                rows[partition] = _tables("member", values)
+                member = teams[team].setdefault("members", {}).setdefault(user, {})
+                member.setdefault("partitions", {})[partition] = _tables("member", values)
             else:
                 teams[team].setdefault("users", []).append(user)
                 if values:
-                    members[user] = {**_tables("member", values), **members.get(user, {})}
-    for team_tables in teams.values():
-        if not team_tables.get("members", True):
-            del team_tables["members"]
-    for key, values in sorted(state.objects.items()):
-        if key[0] == "user":
+                    teams[team].setdefault("members", {})[user] = _tables("member", values)
+        elif key[0] == "user":
             table = _tables("user", values)
-            if len(teams_of.get(key[1], ())) == 1:
+            if memberships[key[1]] == 1:
                 table.pop("default_team", None)
             users |= {key[1]: table} if table else {}
     filled = {"tiers": tiers, "teams": teams, "users": users}

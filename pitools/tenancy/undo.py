@@ -66,16 +66,12 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
                 del objects[key]
         elif key in restored:
             raise refusal(key)
-    teams: dict[str, set[str]] = {}
-    for kind, name, *rest in objects:
-        if kind == "member":
-            teams.setdefault(rest[0], set()).add(name)
+    teams = {(key[2], team) for key in objects if key[0] == "member" for team in (key[1], "")}  # "": any
     for key, values in objects.items():  # later runs may have made one that needs another, or removed the other
         for missing in needs(key, values) - objects.keys():
             if missing in now.objects or key not in now.objects:
                 raise refusal(key, missing)
-        of_user = teams.get(key[1], set()) if key[0] == "user" else {""}
-        if not of_user or values.get(_ACCOUNT, min(of_user)) not in of_user:
+        if key[0] == "user" and (key[1], values.get(_ACCOUNT, "")) not in teams:
             raise refusal(key, *(each for each in later if each[0] == "member" and each[2] == key[1]))
     return without_inherited_leads(msgspec.structs.replace(now, objects=objects))
 
