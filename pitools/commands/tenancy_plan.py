@@ -58,13 +58,14 @@ def raise_last(errors: list[PitError]) -> None:
         raise errors[-1]
 
 
-def policy_states(policies: dict[str, Policy], where: str) -> dict[str, DesiredState]:
-    """Return for each site how its policy changes its state."""
+def policy_states(path: Path, sites: Iterable[str]) -> dict[str, DesiredState]:
+    """Return for each site of a policy how it changes the site's state."""
     from functools import partial
 
     from pitools.tenancy.desired import desired_state
 
-    return {name: partial(desired_state, policy, where=where) for name, policy in policies.items()}
+    policies = load_policies(path, sites)
+    return {name: partial(desired_state, policy, where=str(path)) for name, policy in policies.items()}
 
 
 def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
@@ -106,9 +107,8 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
     from pitools.core.output import Output
     from pitools.tenancy.site_plan import find_lock_outs, plan_rows, planned_states, require_agreement
 
-    policies = load_policies(policy, sites)
-    accounting, errors = read_accounting(policies)
-    wanted = policy_states(policies, str(policy))
+    wanted = policy_states(policy, sites)
+    accounting, errors = read_accounting(wanted)
     require_agreement(accounting, wanted, str(policy))
     planned = planned_states(accounting, wanted, str(policy))
     with Output(form, CHANGE_COLUMNS) as out:

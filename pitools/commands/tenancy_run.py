@@ -11,7 +11,6 @@ import click
 from pitools.commands.completion import complete_files, complete_sites
 from pitools.commands.options import rows_format_option
 from pitools.commands.tenancy_plan import (
-    load_policies,
     policy_sites_option,
     policy_states,
     print_kept,
@@ -72,8 +71,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         require_trusted(Path(policy), "policy", group_above=True)
     where, run_id, waiting = policy or f"run {undo}", secrets.token_hex(4), 0
     with Output(form, DONE_COLUMNS) as out, lock_journal():
-        policies = load_policies(Path(policy), sites) if policy else {}
-        wanted = policy_states(policies, policy) if policy else _undone_states(undo, sites)
+        wanted = policy_states(Path(policy), sites) if policy else _undone_states(undo, sites)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)
         if policy:

@@ -44,7 +44,8 @@ class ObjectChange(Record, frozen=True, kw_only=True, tag="pit.tenancy-object/1"
 def order_changes(now: ClusterState, then: ClusterState) -> list[ObjectChange]:
     """Return the changes that make one state the other, in an order in which Slurm accepts each."""
     walk = _Walk(now, then)
-    changes = [change for stage in walk.stages() for change in stage]
+    first = (walk.tiers, walk.widen, walk.defaults, walk.place, walk.users)
+    changes = [change for stage in (*first, walk.remove, walk.narrow, walk.forget, walk.revoke) for change in stage()]
     assert walk.objects == then.objects, "the changes do not lead to the desired state"
     return changes
 
@@ -57,18 +58,6 @@ class _Walk:
         self.objects = {key: dict(values) for key, values in now.objects.items()}
         self.teams = teams_top_down(then)
         self.old_teams = teams_top_down(now)
-
-    def stages(self) -> Iterator[Iterator[ObjectChange]]:
-        """Yield the stages in order; each is consumed before the next is made."""
-        yield self.tiers()
-        yield self.widen()
-        yield self.defaults()
-        yield self.place()
-        yield self.users()
-        yield self.remove()
-        yield self.narrow()
-        yield self.forget()
-        yield self.revoke()
 
     def put(self, key: Key, after: Values | None) -> Iterator[ObjectChange]:
         """Yield the change of an object to these values, unless it has them."""

@@ -210,13 +210,10 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
             yield _entry_row(entry, "done")
         if not made:
             return
-        own |= {each.key for each in made}
         now = read_site(accounting.site).state
-        left = [
-            each
-            for each in differences(now, then)
-            if each.key in own or (each.key[0] == "lead" and leads_above(accounting.state, each.key))
-        ]
+        hidden = {key for key in now.objects if key[0] == "lead" and leads_above(accounting.state, key)}
+        own |= hidden | {each.key for each in made}
+        left = [each for each in differences(now, then) if each.key in own]
         if not left:
             return
         if any(each.key[0] != "lead" for each in left):

@@ -79,8 +79,6 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
 def _is_on_the_way(values: Values | None, ways: list[Values | None]) -> bool:
     """Return whether an object had this value on the way. Slurm makes users itself, with a default account alone."""
     if values and _ACCOUNT in values and None in ways:
-        plain = [
-            {option: text for option, text in (each or {}).items() if option != _ACCOUNT} for each in (values, *ways)
-        ]
+        plain = [{o: text for o, text in (each or {}).items() if o != _ACCOUNT} for each in (values, *ways)]
         return plain[0] in plain[1:]
     return values in ways
