@@ -169,14 +169,11 @@ def find_lock_outs(accounting: SiteAccounting, then: ClusterState, *, is_undo: b
     return problems
 
 
-def require_no_lock_out(
-    accounting: SiteAccounting, then: ClusterState, allowed: Sequence[str], *, is_undo: bool
-) -> None:
-    """Raise ConfigError if a state locks users or partitions out, unless it is allowed for this site."""
+def require_no_lock_out(accounting: SiteAccounting, then: ClusterState, sites: Sequence[str], *, is_undo: bool) -> None:
+    """Raise ConfigError if a state locks users or partitions out, unless this site is one of those that may."""
     site = accounting.site.name
-    if site not in allowed and (problems := find_lock_outs(accounting, then, is_undo=is_undo)):
-        hint = f"if that is wanted: --lock-out {site}"
-        raise ConfigError("; ".join(problems), where=f"site {site}", hint=hint)
+    if site not in sites and (problems := find_lock_outs(accounting, then, is_undo=is_undo)):
+        raise ConfigError("; ".join(problems), where=f"site {site}", hint=f"if that is wanted: --lock-out {site}")
 
 
 def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes: str = "") -> Iterator[ChangeRow]:
