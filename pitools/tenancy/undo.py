@@ -57,12 +57,12 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
     for change in (each for entry in own for each in entry.objects):  # a start has what differs, a call all else
         ways.setdefault(change.key, []).extend((change.before, change.after))
     restored = {change.key for start in starts for change in start.objects}
-    for key, values in ways.items():
+    for key, way in ways.items():
         found = now.objects.get(key)
-        if key not in later and _is_on_the_way(found, values):
+        if key not in later and _is_on_the_way(found, way):
             default = {option: text for option, text in (found or {}).items() if option == _ACCOUNT}
-            objects[key] = {**default, **(values[0] or {})}  # Slurm cannot take the default away
-            if values[0] is None:
+            objects[key] = {**default, **(way[0] or {})}  # Slurm cannot take the default away
+            if way[0] is None:
                 del objects[key]
         elif key in restored:
             raise refusal(key)
@@ -76,9 +76,9 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
     return without_inherited_leads(msgspec.structs.replace(now, objects=objects))
 
 
-def _is_on_the_way(values: Values | None, ways: list[Values | None]) -> bool:
-    """Return whether an object had this value on the way. Slurm makes users itself, with a default account alone."""
-    if values and _ACCOUNT in values and None in ways:
-        plain = [{o: text for o, text in (each or {}).items() if o != _ACCOUNT} for each in (values, *ways)]
+def _is_on_the_way(values: Values | None, way: list[Values | None]) -> bool:
+    """Return whether an object had these values on its way. Slurm makes users itself, with a default account alone."""
+    if values and _ACCOUNT in values and None in way:
+        plain = [{o: text for o, text in (each or {}).items() if o != _ACCOUNT} for each in (values, *way)]
         return plain[0] in plain[1:]
-    return values in ways
+    return values in way
