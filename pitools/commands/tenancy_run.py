@@ -83,7 +83,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
             if i:  # sites may share a database: what the first changed is read again, and judged again
                 each = read_site(each.site)
                 kept = next_state(each, wanted[each.site.name], where, [later for later, _ in planned[i + 1 :]])
-            require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
+                require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
             print_kept(each, kept)
             for row in run_changes(each, kept.state, run_id, undo):
                 out(row)
