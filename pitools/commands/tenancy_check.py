@@ -32,6 +32,8 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
 
     Exit 1: something differs or is ineffective; 75: a site did not answer.
     """
+    from functools import partial
+
     from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.tenancy.check import check_site
@@ -41,12 +43,13 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
-    require_agreement({name: policies[name] for name in accounting}, accounting, str(policy))
+    wanted = {name: partial(desired_state, each, where=str(policy)) for name, each in policies.items()}
+    require_agreement(accounting, wanted, str(policy))
     is_bad = False
     with Output(form, COLUMNS) as out:
         for name, each in accounting.items():
             try:
-                then = desired_state(policies[name], each.state, str(policy))
+                then = wanted[name](each.state)
                 require_possible(each.state, then, f"{policy} at site {name}")
                 found = check_site(each, policies[name], then)
             except PitError as error:  # the other sites are judged
