@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from pitools.slurm.records import Partition
+import msgspec
+
+from pitools.core.units import parse_duration
+from pitools.limits.judge import judge
+from pitools.limits.records import JobRequest, LimitState
+from pitools.slurm.fields import comma_list, parse_tres
+from pitools.slurm.records import Association, Partition, Qos
 from pitools.tenancy.changes import above, effective_tiers
 from pitools.tenancy.cluster_state import ClusterState, Key
 from pitools.tenancy.columns import COLUMNS
-from pitools.tenancy.words import name_of
 
-# With 0, no job is accepted, or none starts. Grp limits bind at each account, of Max limits the first definition.
-_CLOSING = re.compile(r"GrpJobs|GrpSubmit|MaxJobs(P[UA])?|MaxSubmit(JobsP[UA])?")
+_PARSERS: dict[str, Callable[[str], object]] = {"tres": parse_tres, "time": parse_duration, "list": comma_list}
+_Limited = TypeVar("_Limited", Association, Qos)
+_ZERO = re.compile(r"(^|=)0+(:00:00|M)?(,|$)")
 _NAMED = 5  # users in a sentence
 
 
@@ -30,8 +37,7 @@ def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
     for key in rows["then"]:
         needs_tier = bool(effective_tiers(now, key))
         reason = _closed_by(then, key, needs_tier=needs_tier)
-        before = key if key in now.objects else ("team", key[1])
-        if reason and not _closed_by(now, before, needs_tier=needs_tier):
+        if reason and not _closed_by(now, key, needs_tier=needs_tier):
             closed.setdefault(f"in team {key[1]}: {reason}", []).append(key[2])
     problems += [f"{_users(users)} could run nothing {reason}" for reason, users in closed.items()]
     users = {key[2] for key in rows["now"]}
@@ -79,27 +85,40 @@ def _administrators(state: ClusterState) -> list[str]:
 
 
 def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:
-    """Return why no job of an association could run, "" if one could."""
-    tiers = sorted(effective_tiers(state, key))
+    """Return why no job of an association could run, "" if one could; of a new one as of another of its team."""
+    tiers = sorted(effective_tiers(state, key if key in state.objects else ("team", key[1])))
     if needs_tier and not tiers:
         return "no tier is left"
-    zeros = [_zero_limit(state, ("tier", name)) for name in tiers]
-    if tiers and all(zeros):
-        return f"{zeros[0]} (of its tiers)"
-    row: Key | None = key
-    defined: set[str] = set()
-    while row:
-        if zero := _zero_limit(state, row, defined):
-            return zero
-        defined |= {option for option in state.objects.get(row, {}) if option.startswith("Max")}
-        row = above(state, row)
-    return ""
-
-
-def _zero_limit(state: ClusterState, key: Key, set_aside: Collection[str] = ()) -> str:
-    """Return the first limit of 0 that lets no job of an object run, as text; "" for none."""
-    values = state.objects.get(key, {})
-    closing = [
-        column for column in COLUMNS[key[0]] if _CLOSING.fullmatch(column.option) and column.option not in set_aside
+    path = [key, ("team", key[1])]
+    while higher := above(state, path[-1]):
+        path.append(higher)
+    values = [
+        item for row in (*path, *(("tier", name) for name in tiers)) for item in state.objects.get(row, {}).items()
     ]
-    return next((f"{c.key} 0 of {name_of(key)}" for c in closing if values.get(c.option) == "0"), "")
+    if not any(_ZERO.search(text) or option == "LimitFactor" for option, text in values):
+        return ""  # to judge each association of a large site takes long
+    limits = LimitState(
+        enforced=("limits",),
+        associations=tuple(_record(state, row, Association, *row[1:]) for row in path),
+        qos=tuple(_record(state, ("tier", name), Qos) for name in tiers),
+    )
+    job = JobRequest(user=key[2], account=key[1], partition=key[3], time_s=60, in_reservation=True)
+    first = ""
+    for tier in tiers or [""]:
+        bindings = judge(msgspec.structs.replace(job, qos=tier), limits).bindings
+        closing = [each.message for each in bindings if not each.limit.startswith("Min")]
+        if not closing:
+            return ""
+        first = first or closing[0]
+    return first
+
+
+def _record(state: ClusterState, key: Key, kind: type[_Limited], account: str = "", *names: str) -> _Limited:
+    """Return the limits of a tier, team or member as the record that is judged."""
+    fields: dict[str, object] = {"qos": key[1]} if key[0] == "tier" else {"cluster": "", "account": account}
+    fields |= {"parent": "root", **dict(zip(("user", "partition"), names, strict=False))}
+    for column in COLUMNS[key[0]]:
+        if text := state.objects.get(key, {}).get(column.option):
+            name = f"{column.key}_s" if column.kind == "time" else column.key
+            fields[name] = _PARSERS.get(column.kind, str)(text)
+    return msgspec.convert(fields, kind, strict=False)

@@ -24,6 +24,8 @@ OBJECTS: dict[Key, Values] = {
 NOW = ClusterState(cluster="alpha", objects=OBJECTS)
 ANN: Key = ("member", "lab", "ann", "")
 BOB: Key = ("member", "lab", "bob", "")
+NOTHING = "ann, bob could run nothing in team lab:"
+LAB = 'account "lab"'
 
 
 def _with(*gone: Key, **values: Values) -> ClusterState:
@@ -42,21 +44,33 @@ def _with(*gone: Key, **values: Values) -> ClusterState:
         (_with(ANN, BOB), ["nobody but the root account could submit: no user is left in any team"]),
         (_with(("user", "ann")), ["no administrator is left (now: ann)"]),
         (_with(root={"QOS": ""}), ["ann, bob could run nothing in team lab: no tier is left"]),
-        (_with(lab={"MaxSubmit": "0"}), ["ann, bob could run nothing in team lab: max_submit 0 of team lab"]),
-        (_with(root={"GrpSubmit": "0"}), ["ann, bob could run nothing in team lab: grp_submit 0 of team root"]),
+        (_with(lab={"MaxSubmit": "0"}), [f"{NOTHING} 1 job (at most 0 running or pending for all of {LAB})"]),
+        (_with(root={"GrpSubmit": "0"}), [f'{NOTHING} 1 job (at most 0 running or pending for all of account "root")']),
         (
             _with(lab={"MaxJobs": "0"}, bob={"MaxJobs": "3"}),
-            ["ann could run nothing in team lab: max_jobs 0 of team lab"],
+            [f"ann could run nothing in team lab: 1 job (at most 0 running for all of {LAB})"],
         ),
         (
             _with(root={"GrpJobs": "0"}, lab={"GrpJobs": "3"}),
-            ["ann, bob could run nothing in team lab: grp_jobs 0 of team root"],
+            [f'{NOTHING} 1 job (at most 0 running for all of account "root")'],
         ),
         (_with(root={"QOS": "normal,urgent"}, normal={"MaxJobsPA": "0"}), []),
-        (_with(bob={"MaxJobs": "0"}), ["bob could run nothing in team lab: max_jobs 0 of bob in team lab"]),
+        (
+            _with(bob={"MaxJobs": "0"}),
+            [f"bob could run nothing in team lab: 1 job (at most 0 running for all of bob in {LAB})"],
+        ),
         (
             _with(normal={"MaxJobsPU": "0"}),
-            ["ann, bob could run nothing in team lab: max_jobs_per_user 0 of tier normal (of its tiers)"],
+            [f'{NOTHING} 1 job (at most 0 running for one user of QOS "normal")'],
+        ),
+        (_with(lab={"MaxJobs": "0"}, normal={"MaxJobsPU": "5"}), []),
+        (_with(lab={"GrpTRES": "gres/gpu=0"}, normal={"MinTRES": "cpu=4", "Flags": "RequiresReservation"}), []),
+        (_with(lab={"GrpTRES": "node=0"}), [f"{NOTHING} 1 node (at most 0 for all of {LAB})"]),
+        (_with(root={"MaxTRES": "cpu=0"}), [f'{NOTHING} 1 CPU (at most 0 for a job of account "root")']),
+        (_with(lab={"MaxWall": "00:00:00"}), [f"{NOTHING} time limit 00:01:00 (at most 00:00:00 in {LAB})"]),
+        (
+            _with(normal={"GrpWall": "00:00:00"}),
+            [f'{NOTHING} time limit 00:01:00 (at most 00:00:00 for all of QOS "normal")'],
         ),
     ],
 )
