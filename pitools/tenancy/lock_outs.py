@@ -31,7 +31,8 @@ def lock_outs(now: ClusterState, then: ClusterState) -> list[str]:
         problems.append("nobody but the root account could submit: no user is left in any team")
     if _administrators(now) and not _administrators(then):
         problems.append(f"no administrator is left (now: {', '.join(_administrators(now))})")
-    if now.runner in _administrators(now) and ("user", now.runner) not in then.objects and now.runner != "root":
+    removed = {key[1] for key in now.objects.keys() - then.objects.keys() if key[0] == "user"} - {"root"}
+    if now.runner in removed.intersection(_administrators(now)):
         problems.append(f'user "{now.runner}", who makes the changes, is removed by them, and cannot make the rest')
     closed: dict[str, list[str]] = {}
     for key in rows["then"]:
@@ -80,8 +81,9 @@ def _users(users: Sequence[str] | set[str]) -> str:
 
 
 def _administrators(state: ClusterState) -> list[str]:
-    users = sorted(key[1] for key in state.objects if key[0] == "user")
-    return [user for user in users if state.objects["user", user].get("AdminLevel") == "Administrator"]
+    """Return the administrators of the database, also those that only other clusters have."""
+    levels = state.other_rights | {key[1]: values for key, values in state.objects.items() if key[0] == "user"}
+    return sorted(user for user, values in levels.items() if values.get("AdminLevel") == "Administrator")
 
 
 def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:

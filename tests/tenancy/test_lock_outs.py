@@ -65,6 +65,10 @@ def _with(*gone: Key, **values: Values) -> ClusterState:
         ),
         (_with(lab={"MaxJobs": "0"}, normal={"MaxJobsPU": "5"}), []),
         (_with(lab={"GrpTRES": "gres/gpu=0"}, normal={"MinTRES": "cpu=4", "Flags": "RequiresReservation"}), []),
+        (
+            _with(lab={"MaxTRES": "cpu=8"}, normal={"LimitFactor": "0.1"}),
+            [f"{NOTHING} 1 CPU (at most 0 for a job of {LAB})"],
+        ),
         (_with(lab={"GrpTRES": "node=0"}), [f"{NOTHING} 1 node (at most 0 for all of {LAB})"]),
         (_with(root={"MaxTRES": "cpu=0"}), [f'{NOTHING} 1 CPU (at most 0 for a job of account "root")']),
         (_with(lab={"MaxWall": "00:00:00"}), [f"{NOTHING} time limit 00:01:00 (at most 00:00:00 in {LAB})"]),
@@ -78,6 +82,13 @@ def test_lock_out_is_said(then: ClusterState, said: list[str]) -> None:
     """Nobody left, no administrator, no tier, a limit of 0 that counts; and once it is so, nothing."""
     assert lock_outs(NOW, then) == said
     assert lock_outs(then, then) == []
+
+
+def test_administrator_of_another_cluster_of_the_database_is_one() -> None:
+    """None is lacking while she has her rights there; and who runs the changes as such is not removed by them."""
+    elsewhere = {"runner": "eve", "other_rights": {"eve": {"AdminLevel": "Administrator"}}}
+    now, then = (msgspec.structs.replace(each, **elsewhere) for each in (NOW, _with(("user", "ann"))))
+    assert lock_outs(now, then) == []
 
 
 def test_new_member_of_a_closed_team_is_not_said() -> None:
