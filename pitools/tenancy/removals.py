@@ -1,7 +1,7 @@
 """Keep for now what a state would remove and unfinished jobs use, or other clusters of the database.
 
 slurmdbd refuses to remove an association of unfinished jobs, and so a run would end in the middle. It removes a tier,
-whose jobs then never start.
+or takes one from an association, whose jobs then never start.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ class Kept(NamedTuple):
 
 
 def read_unfinished_jobs(accounting: SiteAccounting, then: ClusterState) -> dict[Key, list[str]]:
-    """Return the unfinished jobs of each member, for all partitions, and tier, if the state removes any.
+    """Return the unfinished jobs of each member, for all partitions, tier, and ("used", team, user, tier).
 
-    Jobs on other clusters that do not answer are left out. Raises ClusterError, Unreachable.
+    Empty if the state removes no member, no tier, and no tier of a member. Jobs on other clusters that do not answer
+    are left out. Raises ClusterError, Unreachable.
     """
-    removed = {key[0] for key in accounting.state.objects.keys() - then.objects.keys()}
-    others = accounting.state.others if "tier" in removed else ()
+    now = accounting.state
+    removed = {key[0] for key in now.objects.keys() - then.objects.keys()}
+    others = now.others if "tier" in removed else ()
     commands = [[*_JOBS, "--local"], *([*_JOBS, "-M", cluster] for cluster in others)]
-    if not removed & {"tier", "member"}:
+    members = (key for key in now.objects if key[0] == "member")
+    if not removed & {"tier", "member"} and all(effective_tiers(now, k) <= effective_tiers(then, k) for k in members):
         return {}
     answers = run_queries(accounting.client.transport, commands)
     stdout_or_raise(accounting.client.transport, answers[0])
@@ -49,6 +52,7 @@ def read_unfinished_jobs(accounting: SiteAccounting, then: ClusterState) -> dict
             jobs.setdefault(("tier", tier), []).append(number)
             if i == 0:  # of the site's own cluster
                 jobs.setdefault(("member", team, user), []).append(number)
+                jobs.setdefault(("used", team, user, tier), []).append(number)
     return jobs
 
 
@@ -63,17 +67,16 @@ def keep_used(now: ClusterState, then: ClusterState, jobs: Mapping[Key, Sequence
             return
         objects[key] = dict(now.objects[key])
         kept.append(key)
-        if key[0] == "member":  # a user who goes keeps no rights
-            objects.setdefault(("user", key[2]), {"DefaultAccount": key[1]})
+        if key[0] == "member" and (user := ("user", key[2])) not in then.objects:  # who goes keeps no rights
+            is_default = now.objects[user].get("DefaultAccount") == key[1]
+            objects[user] = {"DefaultAccount": key[1]} if is_default or user not in objects else objects[user]
         for needed in needs(key, objects[key]):
             keep(needed)
 
     for key in sorted(now.objects.keys() - then.objects.keys()):
         users = [cluster for cluster, used in sorted(now.others.items()) if key in used and key[0] == "tier"]
-        numbers = list(dict.fromkeys(jobs.get(key[:3], ())))
-        if numbers:
-            text = ", ".join(numbers[:_NAMED]) + (", ..." if len(numbers) > _NAMED else "")
-            for_jobs.append(f"{name_of(key)} stays for now: unfinished jobs {text}")
+        if numbers := jobs.get(key[:3]):
+            for_jobs.append(f"{name_of(key)} {_stays(numbers)}")
         elif users:
             for_clusters.append(f"{name_of(key)} stays: in use on {', '.join(users)}")
         if numbers or users:
@@ -84,4 +87,15 @@ def keep_used(now: ClusterState, then: ClusterState, jobs: Mapping[Key, Sequence
         if default and default not in effective_tiers(state, key):  # the team's tiers changed
             for option in ("QOS", "DefaultQOS"):
                 objects[key].pop(option, None)
+    for key in sorted(key for key in objects if key[0] == "member"):
+        tiers = effective_tiers(state, key)
+        of_jobs = {tier: jobs.get(("used", *key[1:3], tier)) for tier in sorted(effective_tiers(now, key) - tiers)}
+        if used := {tier: f"{name_of(key)} {_stays(numbers)}" for tier, numbers in of_jobs.items() if numbers}:
+            objects[key] = {**objects[key], "QOS": ",".join(sorted(tiers.union(used)))}
+            for_jobs += (f"tier {tier} of {text}" for tier, text in used.items())
     return Kept(state, for_jobs, for_clusters)
+
+
+def _stays(numbers: Sequence[str]) -> str:
+    text = ", ".join(list(dict.fromkeys(numbers))[:_NAMED])
+    return f"stays for now: unfinished jobs {text}" + (", ..." if len({*numbers}) > _NAMED else "")
