@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from pitools.core import units
 from pitools.core.errors import UsageError
-from pitools.slurm.fields import comma_list, none_to_empty, parse_mib, parse_tres
+from pitools.slurm.fields import comma_list, none_to_empty, parse_count, parse_mib, parse_tres
 
 Kind = Literal["tres", "count", "time", "list", "number", "text"]
 TomlValue = int | float | str | list[str] | dict[str, int | str]
@@ -25,7 +25,7 @@ FLAGS = comma_list(
     "DenyOnLimit,EnforceUsageThreshold,NoDecay,NoReserve,OverPartQOS,PartitionMaxNodes,PartitionMinNodes,"
     "PartitionTimeLimit,Relative,RequiresReservation,UsageFactorSafe"
 )
-_AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGTP]?")
+_AMOUNT = re.compile(r"\d+|\d+(?:\.\d+)?[KMGTP]")
 
 
 class Column(NamedTuple):
@@ -110,7 +110,10 @@ def canonical(column: Column, text: str) -> str:
         amounts = {name: _amount(name, value) for name, value in sorted(parse_tres(text).items())}
         text = ",".join(f"{name}={value}" for name, value in amounts.items())
     elif column.kind == "time":
-        text = units.to_slurm_time(units.parse_duration(text)) if text else ""
+        seconds = units.parse_duration(text) if text else 0
+        if column.option in ("GrpWall", "MaxWall") and seconds % 60:
+            raise UsageError(f'"{text}" is not in whole minutes, as Slurm keeps it', hint=f"{-(-seconds // 60)}m")
+        text = units.to_slurm_time(seconds) if text else ""
     elif column.kind == "list":
         text = ",".join(sorted(set(comma_list(text))))
     elif column.kind == "number" and text:
@@ -121,7 +124,9 @@ def canonical(column: Column, text: str) -> str:
 def _amount(name: str, value: str) -> str:
     if not _AMOUNT.fullmatch(value):
         raise UsageError(f'"{name}={value}" is not an amount of a resource', hint="write a whole number, memory as 16G")
-    return f"{parse_mib(value)}M" if name == "mem" else value
+    if name == "mem":
+        return f"{parse_mib(value)}M"
+    return value if name.startswith("bb/") else f"{parse_count(value)}"
 
 
 def to_toml(column: Column, text: str) -> TomlValue:
