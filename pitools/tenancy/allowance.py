@@ -5,7 +5,8 @@ Limits alone are asked, as limits/ judges them: whether nodes are free, and when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -21,7 +22,7 @@ from pitools.site.schema import Site
 from pitools.slurm.fields import parse_tres_amounts
 from pitools.slurm.records import Association, Partition
 
-_MINUTES_OF_A_YEAR = 366 * 24 * 60
+_YEAR_MIN = 366 * 24 * 60
 _BUDGETS = ("GrpTRESMins=gres/gpu", "GrpTRESMins=cpu")
 
 
@@ -41,8 +42,8 @@ class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"
     effect: of a job of one GPU (one CPU, in a partition without GPUs) and a minute. now, ever: GPUs or CPUs, by
     resource, of the largest job that may run beside what runs, and alone with the partition up. max_time_s: of a small
     job, None for no limit within a year. hours_left: of the resource, of the tightest budget; None without one.
-    binding: what keeps a job larger than `now` from running, None where only the partition's size does; reason and
-    message are its. left: each limit shared with other jobs. not_judged: what else may refuse or hold a job.
+    binding: the first limit that stops a job of `now` + 1; None if only the partition's size does. reason, message: of
+    that limit. left: each limit shared with other jobs. not_judged: what else may refuse or hold a job.
     """
 
     site: str
@@ -112,23 +113,24 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     gpus = tres.get("gres/gpu", 0)
     total = gpus or partition.cpus
     alone = msgspec.structs.replace(state, usage=(), partitions=(msgspec.structs.replace(partition, state="up"),))
-    one = _sized(request, 1, tres, partition)
-
-    def bound(amount: int) -> Binding | None:
-        return _binding(_sized(request, amount, tres, partition), state)
-
-    def lasts(minutes: int, by: LimitState) -> bool:
-        return _binding(msgspec.structs.replace(one, time_s=minutes * 60), by) is None
-
-    now = _largest(total, lambda amount: bound(amount) is None)
-    ever = _largest(total, lambda amount: _binding(_sized(request, amount, tres, partition), alone) is None)
-    minutes = _largest(_MINUTES_OF_A_YEAR, lambda minutes: lasts(minutes, state if now else alone))
+    names = [name for name, amount in tres.items() if name.startswith("gres/gpu") and amount == gpus > 0]
+    of_node = max(1, total // max(1, partition.nodes))
+    per_node = max(
+        1, _largest(of_node, lambda amount: not _is_over_per_node(_sized(request, amount, names, of_node), alone))
+    )
+    sized = partial(_sized, request, names=names, per_node=per_node)
+    one, most = sized(1), total * per_node // of_node
+    now = _largest(most, lambda amount: _binding(sized(amount), state) is None)
+    ever = _largest(most, lambda amount: _binding(sized(amount), alone) is None)
+    by = state if now else alone
+    minutes = _largest(_YEAR_MIN, lambda m: _binding(msgspec.structs.replace(one, time_s=m * 60), by) is None)
     left = tuple(
         LimitLeft(level=on.origin, limit=on.label, value=on.value, used=on.used, left=max(0, on.value - on.used))
         for on in shared_limits(one, state)
     )
     budgets = [row.left / 60 for row in left if row.limit == _BUDGETS[0 if gpus else 1]]
-    binding = bound(now + 1) if now < total else None
+    larger = sized(now + 1) if now < most else sized(per_node + 1, per_node=of_node)
+    binding = _binding(larger, state) if now < total else None
     verdict = judge(one, state)
     return Allowance(
         site=site,
@@ -140,7 +142,7 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
         resource="gpu" if gpus else "cpu",
         now=now,
         ever=ever,
-        max_time_s=None if minutes == _MINUTES_OF_A_YEAR else minutes * 60,
+        max_time_s=None if minutes == _YEAR_MIN else minutes * 60,
         hours_left=min(budgets, default=None),
         reason=binding.reason if binding else "",
         message=binding.message if binding else "",
@@ -150,18 +152,15 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     )
 
 
-def _sized(request: JobRequest, amount: int, tres: dict[str, int], partition: Partition) -> JobRequest:
-    """Return the request for so many GPUs, of the partition's only type, or CPUs; with one CPU a node beside GPUs."""
-    gpus, nodes = tres.get("gres/gpu", 0), max(1, partition.nodes)
-    per_node = max(1, (gpus or partition.cpus) // nodes)
-    on_nodes = -(-amount // per_node)
-    names = [name for name, total in tres.items() if name.startswith("gres/gpu") and total == gpus]
-    return msgspec.structs.replace(
-        request,
-        nodes=on_nodes,
-        cpus=on_nodes if gpus else amount,
-        gres=dict.fromkeys(names, amount) if gpus else {},
-    )
+def _sized(request: JobRequest, amount: int, names: Sequence[str], per_node: int) -> JobRequest:
+    """Return the request for so many GPUs, by these names, with one CPU a node, or without names for CPUs."""
+    nodes = -(-amount // per_node)
+    cpus, gres = nodes if names else amount, dict.fromkeys(names, amount)
+    return msgspec.structs.replace(request, nodes=nodes, cpus=cpus, gres=gres)
+
+
+def _is_over_per_node(request: JobRequest, state: LimitState) -> bool:
+    return any(each.limit.startswith("MaxTRESPerNode") for each in judge(request, state).bindings)
 
 
 def _binding(request: JobRequest, state: LimitState) -> Binding | None:
@@ -170,7 +169,7 @@ def _binding(request: JobRequest, state: LimitState) -> Binding | None:
 
 
 def _largest(most: int, may_run: Callable[[int], bool]) -> int:
-    """Return the largest amount that may run, 0 if not even 1 may: what may run, may run smaller too."""
+    """Return the largest amount that may run, 0 if not even 1 may. What may run, must run smaller, too."""
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2

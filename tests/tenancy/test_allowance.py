@@ -66,6 +66,14 @@ def test_what_may_run_now_and_ever_what_binds_and_what_is_left() -> None:
     assert usable(found.values()) == [low, high]
 
 
+def test_limit_per_node_spreads_a_job_over_more_nodes() -> None:
+    """4 of each node's 8 GPUs may be used: 32 on 8 nodes, and no larger job; unless another limit is below."""
+    for most, largest, reason in (({}, 32, "QOSMaxGRESPerNode"), ({"node": "3"}, 12, "QOSMaxNodePerJobLimit")):
+        qos = Qos(qos="low", max_tres_per_node={"gres/gpu": "4"}, max_tres=most)
+        row, *_ = allowances("ann", msgspec.structs.replace(STATE, qos=(qos,)), "alpha")
+        assert (row.now, row.ever, row.reason) == (largest, largest, reason)
+
+
 def test_a_partition_that_is_down_allows_something_later() -> None:
     """Nothing runs there now, and the same as before ever."""
     down = tuple(msgspec.structs.replace(row, state="down") for row in STATE.partitions)
@@ -106,24 +114,29 @@ def test_one_more_than_the_largest_job_is_bound(number: int) -> None:
 def _check(row: Allowance, pair: Pair, state: LimitState) -> None:
     (partition,) = (each for each in state.partitions if each.partition == row.partition)
     names = [name for name in partition.tres if name.startswith("gres/gpu")]
-    per_node = int(partition.tres.get("gres/gpu", 0)) // partition.nodes
+    per_node = (int(partition.tres.get("gres/gpu", 0)) or partition.cpus) // partition.nodes
 
-    def reasons(amount: int, time_s: int = 60) -> list[str]:
-        nodes = -(-amount // per_node) if names else -(-amount // (partition.cpus // partition.nodes))
-        gres, cpus = (dict.fromkeys(names, amount), nodes) if names else ({}, amount)
+    def reasons(amount: int, nodes: int = 1, time_s: int = 60) -> list[str]:
         job = JobRequest(
             user=row.user, account=row.account, qos=row.qos, partition=row.partition, time_s=time_s, nodes=nodes
         )
+        gres, cpus = (dict.fromkeys(names, amount), nodes) if names else ({}, amount)
         job = msgspec.structs.replace(job, gres=gres, cpus=cpus)
         return [each.reason for each in judge(job, state).bindings if not each.limit.startswith("Min")]
 
+    def shapes(amount: int) -> list[list[str]]:
+        """What binds the job on each number of nodes, and what binds its fullest node."""
+        numbers = range(-(-amount // per_node), partition.nodes + 1)
+        of_node = {n: [reason for reason in reasons(-(-amount // n)) if "PerNode" in reason] for n in numbers}
+        return [reasons(amount, n) + of_node[n] for n in numbers]
+
     if row.now:
-        assert reasons(row.now) == []
+        assert [] in shapes(row.now)
     if row.binding:
-        assert reasons(row.now + 1)[0] == row.reason
+        assert row.reason in [first for first, *_ in shapes(row.now + 1)]  # none is free
     if row.now and row.max_time_s is not None:
-        assert reasons(1, row.max_time_s) == []
-        assert reasons(1, row.max_time_s + 60)
+        assert reasons(1, 1, row.max_time_s) == []
+        assert reasons(1, 1, row.max_time_s + 60)
     same = (pair.job.account, pair.job.qos, pair.job.partition) == (row.account, row.qos, row.partition)
     if same and pair.slurm[0] == "may-run" and row.resource == "gpu":  # the real slurmctld let this job run
         assert row.now >= pair.job.gres.get("gres/gpu", 0)
