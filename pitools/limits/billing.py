@@ -16,7 +16,7 @@ def billing(tres: Mapping[str, int], partition: Partition | None, flags: Collect
     """Return the billing of these resources, and whether that is all; without weights it is the CPUs.
 
     tres: memory in MiB. flags: PriorityFlags, in lower case: with `max_tres` the dearest resource of nodes counts, not
-    their sum. What is unknown, and a weight that is no number, counts as nothing, so that the billing may be higher.
+    their sum. Unknown resources and invalid weights count 0, so the result is a lower bound.
     """
     if not partition or not partition.billing_weights:
         return tres["cpu"], True

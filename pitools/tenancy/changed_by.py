@@ -1,7 +1,7 @@
 """Find who changed an object of accounting, in the transactions that slurmdbd keeps.
 
-Slurm does not write down that an account got another parent. Of a removed QOS it keeps the number alone, and does not
-tell which it was: so a removal is a tier's only if there was no other one since the tier was last named.
+slurmdbd does not record that an account got another parent, and records only the id of a removed QOS. A removal is
+attributed to a tier if it is the only one since the tier was last mentioned.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:
         item for row in (*path, *(("tier", name) for name in tiers)) for item in state.objects.get(row, {}).items()
     ]
     if not any(_ZERO.search(text) or option == "LimitFactor" for option, text in values):
-        return ""  # to judge each association of a large site takes long
+        return ""  # without a value of 0, which blocks all jobs, any limit lets a small one run
     limits = LimitState(
         enforced=("limits",),
         associations=tuple(_record(state, row, Association, *row[1:]) for row in path),

@@ -17,7 +17,7 @@ _NAMES = {**LINKS, "Flags": "flag"}
 
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
-    """Raise ConfigError if Slurm would not let a state stand, or keep a name of it; what is there already, it does."""
+    """Raise ConfigError for values that Slurm refuses and names that it alters. Existing names are not checked."""
     found = chain(_wrong_names(now, then), _unknown_names(now, then), _cycles(now, then), _problems(now, then))
     for key, problem, hint in found:  # the first ends it: the later ones rely on names without it
         table = table_name(key)
