@@ -25,7 +25,6 @@ COLUMNS = (
     "wait_p95_s",
     "waste_hours",
 )
-_MAX_DAYS = 3660
 
 
 @click.command()
@@ -68,23 +67,14 @@ def usage(
       sacct -aXDP -S 2026-01-01 -o JobIDRaw,JobID,User,Account,State,Submit,Start,End,ElapsedRaw,AllocTRES > jobs
       pit monitor usage --from jobs --since 2026-01-01 --by user
     """
-    from datetime import datetime
-
     from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
     from pitools.core.output import Output
-    from pitools.core.timestamps import now_rfc3339
-    from pitools.launch.monitor.merged_logs import parse_since
     from pitools.monitor.usage import ingest, report, store
+    from pitools.monitor.usage.period import parse_period
     from pitools.site.connect import client
     from pitools.site.load import load_site
 
-    moments = [parse_since(text) if text else now_rfc3339() for text in (since, until)]
-    begin, end = (int(datetime.fromisoformat(text).timestamp()) for text in moments)
-    if begin >= end:
-        problem = f"--since ({moments[0]}) is not before --until ({moments[1]})"
-        raise UsageError(problem, hint="8d means 8 days ago: pit monitor usage --since 8d --until 7d")
-    if not source and begin < end - _MAX_DAYS * 86_400:
-        raise UsageError(f"--since is more than {_MAX_DAYS} days before --until, and sacct is asked for each")
+    (window,) = parse_period(since, until, asks_sacct=not source)
     if source and len(sites) != 1:
         raise UsageError(f"--from is the accounting of one site (--site names {len(sites)})")
     loaded = [load_site(name) for name in dict.fromkeys(sites)]
@@ -95,14 +85,14 @@ def usage(
                 if source:
                     done = ingest.ingest_file(opened, site.name, source, source.name)
                 else:
-                    done = ingest.ingest_site(opened, site, client(site).transport, begin)
+                    done = ingest.ingest_site(opened, site, client(site).transport, window.begin)
             except (ClusterError, TryLater) as error:  # the others are reported, and what was read before
                 failed.append(error)
             else:
                 if done.bad or source or sys.stderr.isatty():  # cron would mail it each time
                     click.echo(f"pit: {done}", err=True)
         with Output(form, COLUMNS if by else COLUMNS[1:]) as out:
-            for row in report.usage_rows(opened, loaded, begin, end, ",".join(dict.fromkeys(by))):
+            for row in report.usage_rows(opened, loaded, window.begin, window.end, ",".join(dict.fromkeys(by))):
                 out(row)
     for other in failed[1:]:
         click.echo(f"pit: {other}", err=True)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pitools.commands.options import LocalPath, rows_format_option, sites_option
 from pitools.commands.tenancy_plan import at_site, raise_last
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from pitools.site.schema import Site
-    from pitools.tenancy.report import Use
-
-_KEYS = ("site", "team", "user", "qos")
 
 
 @click.command()
@@ -49,10 +40,11 @@ def report(
     from pitools.core.errors import PitError, UsageError
     from pitools.core.output import Output
     from pitools.monitor.usage import ingest, store
+    from pitools.monitor.usage.period import parse_period
+    from pitools.monitor.usage.report import usage_rows
     from pitools.site.connect import client
     from pitools.site.load import load_site
     from pitools.tenancy.report import TeamRow, read_shares, report_rows
-    from pitools.tenancy.report_period import parse_period
 
     windows = parse_period(since, until, is_monthly="month" in by)
     loaded = [load_site(name) for name in dict.fromkeys(sites)]
@@ -69,31 +61,13 @@ def report(
             except PitError as error:  # the others are reported, and what was read before
                 errors.append(at_site(error, site.name))
         reported = [site for site in loaded if site.name in granted]
-        keys = [key for key in ("site", "user") if key in by]
+        keys = ",".join(("account", *sorted({*by} - {"month"})))
         with Output(form, [name for name in TeamRow.__struct_fields__ if name not in {"site", "user"} - {*by}]) as out:
-            for window in windows:
-                groups = _uses(opened, reported, window.begin, window.end, ["account", *keys])
-                details = _uses(opened, reported, window.begin, window.end, ["account", "site", "user", "qos"])
+            for window in windows if reported else ():
+                groups, details = (
+                    usage_rows(opened, reported, window.begin, window.end, each)
+                    for each in (keys, "account,site,user,qos")
+                )
                 for row in report_rows(window.text, groups, details, granted, by=by, is_current=window.is_current):
                     out(row)
     raise_last(errors)
-
-
-def _uses(store: sqlite3.Connection, sites: list[Site], begin: int, end: int, keys: list[str]) -> list[Use]:
-    """Return what was used between two Unix times, by these keys of pit monitor usage."""
-    from pitools.monitor.usage.report import usage_rows
-    from pitools.tenancy.report import Use
-
-    uses = []
-    for row in usage_rows(store, sites, begin, end, ",".join(keys)) if sites else ():
-        names = dict(zip(keys, row.group.split(","), strict=True))
-        uses.append(
-            Use(
-                site=names.get("site", ""),
-                team=names["account"],
-                user=names.get("user", ""),
-                qos=names.get("qos", ""),
-                **{name: getattr(row, name) for name in Use._fields if name not in _KEYS},
-            )
-        )
-    return uses

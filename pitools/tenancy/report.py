@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from pitools.core.record import Record
 from pitools.limits.levels import path_up
+from pitools.monitor.usage.report import UsageRow
 from pitools.slurm import argv
 from pitools.slurm.fields import count_gpus, parse_count
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
@@ -58,23 +59,6 @@ class TeamRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-report/1"):
     budget_left_hours: float | None
 
 
-class Use(NamedTuple):
-    """The sums over a group of jobs. site, user, qos: "" for all together."""
-
-    site: str
-    team: str
-    user: str
-    qos: str
-    jobs: int
-    gpu_hours: float
-    cpu_hours: float
-    node_hours: float
-    cost: float | None
-    currency: str
-    wait_p50_s: int | None
-    wait_p95_s: int | None
-
-
 class SiteShares(NamedTuple):
     """What a site's Slurm grants. factors: QOS → UsageFactor. has_gpus: whether Slurm counts any."""
 
@@ -83,8 +67,9 @@ class SiteShares(NamedTuple):
     has_gpus: bool
 
 
-_NO_USE = Use("", "", "", "", 0, 0.0, 0.0, 0.0, None, "", None, None)
-_UNKNOWN = SiteShares((), {}, has_gpus=False)
+# What a row takes over from the use of its jobs, and its values without any.
+_NO_USE: dict[str, Any] = {"jobs": 0, "currency": "", **dict.fromkeys(("cost", "wait_p50_s", "wait_p95_s"))}
+_NO_USE |= dict.fromkeys(("gpu_hours", "cpu_hours", "node_hours"), 0.0)
 
 
 def read_shares(transport: Transport) -> SiteShares:
@@ -103,10 +88,16 @@ def read_shares(transport: Transport) -> SiteShares:
     return SiteShares(rows, {row.qos: row.usage_factor for row in parse_qos(qos)}, has_gpus)
 
 
+def _names(use: UsageRow) -> dict[str, str]:
+    """Return the account, site, user and QOS of a group of jobs, "" for all together."""
+    names = zip(use.by.split(","), use.group.split(","), strict=True)
+    return {"site": "", "user": "", "qos": "", **dict(names)}
+
+
 class _Site:
     """A site's hours and shares, by account and user; an account's with those of the accounts below."""
 
-    def __init__(self, granted: SiteShares, uses: Iterable[Use]) -> None:
+    def __init__(self, granted: SiteShares, uses: Iterable[UsageRow]) -> None:
         self.resource: Resource = "gpu" if granted.has_gpus else "cpu"  # what shares and budgets are of
         parents = {row.account: row.parent for row in granted.shares if not row.user}
         self.rows = {(row.account, row.user): row for row in granted.shares}
@@ -115,11 +106,13 @@ class _Site:
         self.used: dict[tuple[str, ...], float] = defaultdict(float)
         self.charged: dict[tuple[str, ...], float] = defaultdict(float)
         for use in uses:
+            names = _names(use)
+            own, owner = names["account"], names["user"]
             for resource, hours in (("gpu", use.gpu_hours), ("cpu", use.cpu_hours)):
                 self.total[resource] += hours
-                for user in {"", use.user}:
-                    self.charged[resource, use.team, user] += hours * granted.factors.get(use.qos, 1.0)
-                for team, user in {(use.team, use.user), *((team, "") for team in path_up(use.team, parents))}:
+                for user in {"", owner}:
+                    self.charged[resource, own, user] += hours * granted.factors.get(names["qos"], 1.0)
+                for team, user in {(own, owner), *((team, "") for team in path_up(own, parents))}:
                     self.used[resource, team, user] += hours
 
     def budget(self, key: tuple[str, str], resource: Resource) -> tuple[float, float] | None:
@@ -150,8 +143,8 @@ def _absolute_shares(rows: Sequence[FairShare]) -> dict[tuple[str, str], float]:
 
 def report_rows(
     window: tuple[str, str],
-    groups: Sequence[Use],
-    details: Sequence[Use],
+    groups: Sequence[UsageRow],
+    details: Sequence[UsageRow],
     granted: Mapping[str, SiteShares],
     *,
     by: Sequence[str],
@@ -159,13 +152,16 @@ def report_rows(
 ) -> list[TeamRow]:
     """Return a row of each team, or user in it, at each or at all sites, the largest use first.
 
-    groups: what was used by team, with site and user if `by` names them. details: by site, team, user and QOS. granted:
-    site → its shares. is_current: whether the window ends now, so that what holds now belongs to it.
+    groups: what was used by account, with site and user if `by` names them. details: by account, site, user and QOS.
+    granted: site → its shares. is_current: whether the window ends now, so that what holds now belongs to it.
     """
-    sites = {name: _Site(granted.get(name, _UNKNOWN), (use for use in details if use.site == name)) for name in granted}
-    uses: dict[tuple[str, str, str], list[Use | None]] = {}
+    sites = {
+        name: _Site(each, (use for use in details if _names(use)["site"] == name)) for name, each in granted.items()
+    }
+    uses: dict[tuple[str, str, str], list[UsageRow | None]] = {}
     for use in groups:
-        uses.setdefault((use.site, use.team, use.user), []).append(use)
+        names = _names(use)
+        uses.setdefault((names["site"], names["account"], names["user"]), []).append(use)
     for name, each in sites.items():  # what was granted and not used
         for team, user in each.rows:
             is_row = not user if "user" not in by else user and each.budget((team, user), each.resource)
@@ -180,7 +176,12 @@ def report_rows(
 
 
 def _row(
-    window: tuple[str, str], site: str, key: tuple[str, str], use: Use | None, sites: Sequence[_Site], is_current: bool
+    window: tuple[str, str],
+    site: str,
+    key: tuple[str, str],
+    use: UsageRow | None,
+    sites: Sequence[_Site],
+    is_current: bool,
 ) -> TeamRow:
     resource: Resource = "gpu" if any(each.resource == "gpu" for each in sites) else "cpu"
     counted = [each for each in sites if each.resource == resource]
@@ -197,7 +198,7 @@ def _row(
         user=key[1],
         share=sum(share * weight for share, weight in shares) / sum(weights) if shares else None,
         use=sum(each.used[resource, *key] for each in counted) / total if total else None,
-        **{name: getattr(use or _NO_USE, name) for name in Use._fields if name not in ("site", "team", "user", "qos")},
+        **{name: getattr(use, name, nothing) for name, nothing in _NO_USE.items()},
         charged_gpu_hours=sum(each.charged["gpu", *key] for each in sites),
         charged_cpu_hours=sum(each.charged["cpu", *key] for each in sites),
         resource=resource,

@@ -6,19 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitools.core.errors import UsageError
 from pitools.core.subprocesses import Completed
+from pitools.monitor.usage.report import UsageRow
 from pitools.slurm.parse_shares import FairShare
 from pitools.slurm.transport import Transport
-from pitools.tenancy.report import SiteShares, TeamRow, Use, read_shares, report_rows
-from pitools.tenancy.report_period import parse_period
+from pitools.tenancy.report import SiteShares, TeamRow, read_shares, report_rows
 
 WINDOW = ("2026-11-01T00:00:00.000Z", "2026-12-01T00:00:00.000Z")
-NO_USE = Use("", "", "", "", 0, 0.0, 0.0, 0.0, None, "", None, None)
+_VALUES: dict[str, Any] = {
+    **dict.fromkeys(("since", "until", "resource", "currency"), ""),
+    **dict.fromkeys(("jobs", "starts", "gpu_hours", "cpu_hours", "node_hours", "useful_hours", "efficiency_known"), 0),
+    **dict.fromkeys(("cost", "cost_per_hour", "cost_per_useful_hour", "efficiency", "wait_p50_s", "wait_p95_s")),
+    "waste_hours": {},
+}
 SHARES = (
     FairShare(account="root"),
     FairShare(
@@ -33,19 +38,23 @@ SHARES = (
 FACTORS = {"urgent": 2.0, "scavenger": 0.0}
 
 
-def use(team: str, hours: float, site: str = "alpha", **values: Any) -> Use:
-    return NO_USE._replace(site=site, team=team, gpu_hours=hours, jobs=1, **values)
+def use(team: str, hours: float, site: str = "alpha", user: str = "", qos: str = "", **values: Any) -> UsageRow:
+    values = {**_VALUES, "gpu_hours": hours, "jobs": 1, **values}
+    return UsageRow(by="account,site,user,qos", group=f"{team},{site},{user},{qos}", **values)
 
 
 def report(
-    details: list[Use], *by: str, granted: Mapping[str, SiteShares] | None = None, **options: Any
+    details: list[UsageRow], *by: str, granted: Mapping[str, SiteShares] | None = None, **options: Any
 ) -> list[TeamRow]:
     """The report of uses by site, team, user and QOS, grouped as the store does."""
-    groups: dict[tuple[str, str, str], Use] = {}
+    groups: dict[str, UsageRow] = {}
+    keys = ["account", *(key for key in ("site", "user") if key in by)]
     for one in details:
-        key = (one.site if "site" in by else "", one.team, one.user if "user" in by else "")
-        before = groups.get(key, NO_USE._replace(site=key[0], team=key[1], user=key[2]))
-        groups[key] = before._replace(jobs=before.jobs + one.jobs, gpu_hours=before.gpu_hours + one.gpu_hours)
+        names = dict(zip(one.by.split(","), one.group.split(","), strict=True))
+        group = ",".join(names[key] for key in keys)
+        before = groups.get(group, UsageRow(by=",".join(keys), group=group, **_VALUES))
+        jobs, gpu_hours = before.jobs + one.jobs, before.gpu_hours + one.gpu_hours
+        groups[group] = msgspec.structs.replace(before, jobs=jobs, gpu_hours=gpu_hours)
     granted = granted or {"alpha": SiteShares(SHARES, FACTORS, has_gpus=True)}
     options = {"is_current": True, **options}
     return report_rows(WINDOW, list(groups.values()), details, granted, by=by, **options)
@@ -88,8 +97,7 @@ def test_several_sites_together_and_apart() -> None:
         (FairShare(account="root"), FairShare(account="vision", parent="root", shares=1)), {}, has_gpus=True
     )
     granted = {"alpha": SiteShares(SHARES, FACTORS, has_gpus=True), "beta": beta}
-    details = [*DETAILS, use("vision", 100.0, site="beta", user="ann", qos="normal")]
-    details[-1] = details[-1]._replace(gpu_hours=300.0)
+    details = [*DETAILS, use("vision", 300.0, site="beta", user="ann", qos="normal")]
     (together,) = (row for row in report(details, granted=granted) if row.team == "vision")
     assert (together.site, together.share, together.use, together.level_fs) == ("", (0.375 + 3.0) / 4, 0.85, None)
     assert [row.share for row in report([], granted=granted) if row.team == "vision"] == [(0.375 + 1.0) / 2]
@@ -105,13 +113,13 @@ CPU_SITE = SiteShares(
     FACTORS,
     has_gpus=False,
 )
-CPU_JOB = NO_USE._replace(site="beta", team="vision", user="ann", qos="urgent", cpu_hours=500.0, jobs=1)
+CPU_JOB = use("vision", 0, site="beta", user="ann", qos="urgent", cpu_hours=500.0)
 
 
 def test_gpu_hours_and_cpu_hours_are_never_added() -> None:
     """What a site counts is Slurm's, not what ran: a first GPU job changes no charge; a site of CPUs no use of GPUs."""
     for more in ([], [use("robots", 1.0, qos="normal")]):
-        jobs = [*more, CPU_JOB._replace(site="alpha")]
+        jobs = [*more, use("vision", 0, user="ann", qos="urgent", cpu_hours=500.0)]
         rows = {row.team: row for row in report(jobs)}
         assert (rows["vision"].charged_cpu_hours, rows["vision"].charged_gpu_hours) == (1000.0, 0.0)
         assert (rows["vision"].resource, rows["vision"].use) == ("gpu", 0.0 if more else None)
@@ -162,28 +170,14 @@ _uses = st.builds(
 
 @given(st.lists(_uses, max_size=20), st.lists(st.sampled_from(["user", "site"]), unique=True))
 @settings(max_examples=50, deadline=None)
-def test_no_hour_is_lost_or_counted_twice(details: list[Use], by: list[str]) -> None:
+def test_no_hour_is_lost_or_counted_twice(details: list[UsageRow], by: list[str]) -> None:
     """However it is grouped, the rows add up to all hours and all charge."""
     granted = dict.fromkeys(("alpha", "beta"), SiteShares(SHARES, FACTORS, has_gpus=True))
     rows = report(details, *by, granted=granted)
     assert sum(row.gpu_hours for row in rows) == pytest.approx(sum(one.gpu_hours for one in details))
-    charge = sum(one.gpu_hours * FACTORS.get(one.qos, 1.0) for one in details)
+    charge = sum(one.gpu_hours * FACTORS.get(one.group.split(",")[3], 1.0) for one in details)
     assert sum(row.charged_gpu_hours for row in rows) == pytest.approx(charge)
     assert all(row.use is None or -1e-9 <= row.use <= 1 + 1e-9 for row in rows)
-
-
-def test_months_of_a_period() -> None:
-    """Calendar months in UTC, cut by the period's ends; only one that ends now is current."""
-    windows = parse_period("2025-11-15", "2026-02-10", is_monthly=True)
-    assert [window.text[0][:10] for window in windows] == ["2025-11-15", "2025-12-01", "2026-01-01", "2026-02-01"]
-    assert [window.text[1][:10] for window in windows] == ["2025-12-01", "2026-01-01", "2026-02-01", "2026-02-10"]
-    assert not any(window.is_current for window in windows)
-    (window,) = parse_period(None, None, is_monthly=False)
-    assert window.text[0][8:10] == "01"
-    assert window.is_current
-    assert [each.is_current for each in parse_period("750d", None, is_monthly=True)][-2:] == [False, True]
-    with pytest.raises(UsageError):
-        parse_period("2026-02-10", "2026-02-10", is_monthly=False)
 
 
 def test_budget_of_a_user_that_is_overdrawn() -> None:

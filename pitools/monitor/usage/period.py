@@ -26,16 +26,21 @@ class Window(NamedTuple):
         return unix_to_rfc3339(self.begin), unix_to_rfc3339(self.end)
 
 
-def parse_period(since: str | None, until: str | None, *, is_monthly: bool) -> list[Window]:
-    """Return the windows between two times, by default until now, from the first of that month. Raises UsageError."""
+def parse_period(
+    since: str | None, until: str | None, *, is_monthly: bool = False, asks_sacct: bool = True
+) -> list[Window]:
+    """Return the windows between two times, by default until now, from the first of that month.
+
+    asks_sacct: whether the accounting of each day is read, so that there cannot be very many. Raises UsageError.
+    """
     now = _moment(now_rfc3339())
     end = _moment(parse_since(until)) if until else now
     begin = _moment(parse_since(since)) if since else end.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     if begin >= end:
         start = f"--since ({begin.isoformat()})" if since else f"the first of its month ({begin.isoformat()})"
         problem = f"{start} is not before --until ({end.isoformat()})"
-        raise UsageError(problem, hint="--since 2026-10-01 --until 2026-11-01")
-    if (end - begin).days > _MAX_DAYS:
+        raise UsageError(problem, hint="8d means 8 days ago: --since 8d --until 7d")
+    if asks_sacct and (end - begin).days > _MAX_DAYS:
         raise UsageError(f"--since is more than {_MAX_DAYS} days before --until, and sacct is asked for each")
     cuts = [begin]
     while is_monthly and (following := _next_month(cuts[-1])) < end:
