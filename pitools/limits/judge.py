@@ -76,6 +76,11 @@ def judge(request: JobRequest, state: LimitState) -> Verdict:
     )
 
 
+def first_limit(request: JobRequest, state: LimitState) -> Binding | None:
+    """Return the first limit that binds the job and larger ones: not a minimum. None if there is none."""
+    return next((each for each in judge(request, state).bindings if not each.limit.startswith("Min")), None)
+
+
 def _job(request: JobRequest, levels: Levels, state: LimitState) -> _Job:
     partition = levels.partition
     per_node: dict[str, int] = {}

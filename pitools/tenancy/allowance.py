@@ -13,7 +13,9 @@ import msgspec
 
 from pitools.core.errors import UsageError, suggest
 from pitools.core.record import Record
-from pitools.limits.judge import judge
+from pitools.limits import rules
+from pitools.limits.judge import first_limit, judge
+from pitools.limits.levels import find_levels
 from pitools.limits.read import add_usage, read_limits
 from pitools.limits.records import Binding, Effect, JobRequest, LimitState
 from pitools.limits.shared import shared_limits
@@ -115,22 +117,22 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     alone = msgspec.structs.replace(state, usage=(), partitions=(msgspec.structs.replace(partition, state="up"),))
     names = [name for name, amount in tres.items() if name.startswith("gres/gpu") and amount == gpus > 0]
     of_node = max(1, total // max(1, partition.nodes))
-    per_node = max(
-        1, _largest(of_node, lambda amount: not _is_over_per_node(_sized(request, amount, names, of_node), alone))
-    )
+    levels, _ = find_levels(request, state)
+    of_a_node = [on for on in levels.applicable_limits(rules.FOR_NODES) if on.name == "MaxTRESPerNode"]
+    per_node = max(1, min([of_node, *(on.value for on in of_a_node if on.tres in (names or ["cpu"]))]))
     sized = partial(_sized, request, names=names, per_node=per_node)
     one, most = sized(1), total * per_node // of_node
-    now = _largest(most, lambda amount: _binding(sized(amount), state) is None)
-    ever = _largest(most, lambda amount: _binding(sized(amount), alone) is None)
+    now = _largest(most, lambda amount: first_limit(sized(amount), state) is None)
+    ever = _largest(most, lambda amount: first_limit(sized(amount), alone) is None)
     by = state if now else alone
-    minutes = _largest(_YEAR_MIN, lambda m: _binding(msgspec.structs.replace(one, time_s=m * 60), by) is None)
+    minutes = _largest(_YEAR_MIN, lambda m: first_limit(msgspec.structs.replace(one, time_s=m * 60), by) is None)
     left = tuple(
         LimitLeft(level=on.origin, limit=on.label, value=on.value, used=on.used, left=max(0, on.value - on.used))
         for on in shared_limits(one, state)
     )
     budgets = [row.left / 60 for row in left if row.limit == _BUDGETS[0 if gpus else 1]]
     larger = sized(now + 1) if now < most else sized(per_node + 1, per_node=of_node)
-    binding = _binding(larger, state) if now < total else None
+    binding = first_limit(larger, state) if now < total else None
     verdict = judge(one, state)
     return Allowance(
         site=site,
@@ -157,15 +159,6 @@ def _sized(request: JobRequest, amount: int, names: Sequence[str], per_node: int
     nodes = -(-amount // per_node)
     cpus, gres = nodes if names else amount, dict.fromkeys(names, amount)
     return msgspec.structs.replace(request, nodes=nodes, cpus=cpus, gres=gres)
-
-
-def _is_over_per_node(request: JobRequest, state: LimitState) -> bool:
-    return any(each.limit.startswith("MaxTRESPerNode") for each in judge(request, state).bindings)
-
-
-def _binding(request: JobRequest, state: LimitState) -> Binding | None:
-    """Return the first limit that binds; not a minimum, which a larger job meets."""
-    return next((each for each in judge(request, state).bindings if not each.limit.startswith("Min")), None)
 
 
 def _largest(most: int, may_run: Callable[[int], bool]) -> int:

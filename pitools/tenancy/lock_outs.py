@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from pitools.core.units import parse_duration
-from pitools.limits.judge import judge
+from pitools.limits.judge import first_limit
 from pitools.limits.records import JobRequest, LimitState
 from pitools.slurm.fields import comma_list, parse_tres
 from pitools.slurm.records import Association, Partition, Qos
@@ -94,10 +94,8 @@ def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:
     path = [key, ("team", key[1])]
     while higher := above(state, path[-1]):
         path.append(higher)
-    values = [
-        item for row in (*path, *(("tier", name) for name in tiers)) for item in state.objects.get(row, {}).items()
-    ]
-    if not any(_ZERO.search(text) or option == "LimitFactor" for option, text in values):
+    limited = [state.objects.get(row, {}) for row in (*path, *(("tier", name) for name in tiers))]
+    if not any(_ZERO.search(text) or "LimitFactor" in values for values in limited for text in values.values()):
         return ""  # without a value of 0, which blocks all jobs, any limit lets a small one run
     limits = LimitState(
         enforced=("limits",),
@@ -105,14 +103,8 @@ def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:
         qos=tuple(_record(state, ("tier", name), Qos) for name in tiers),
     )
     job = JobRequest(user=key[2], account=key[1], partition=key[3], time_s=60, in_reservation=True)
-    first = ""
-    for tier in tiers or [""]:
-        bindings = judge(msgspec.structs.replace(job, qos=tier), limits).bindings
-        closing = [each.message for each in bindings if not each.limit.startswith("Min")]
-        if not closing:
-            return ""
-        first = first or closing[0]
-    return first
+    limits_of = [first_limit(msgspec.structs.replace(job, qos=tier), limits) for tier in tiers or [""]]
+    return limits_of[0].message if limits_of[0] and all(limits_of) else ""
 
 
 def _record(state: ClusterState, key: Key, kind: type[_Limited], account: str = "", *names: str) -> _Limited:

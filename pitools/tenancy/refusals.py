@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
 from pitools.core.errors import ConfigError, suggest
@@ -57,13 +58,15 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
 
 
 def _cycles(now: ClusterState, then: ClusterState) -> _Problems:
-    """Yield the teams that a change of their parent puts below themselves."""
-    for key, values in then.objects.items():
-        path = [key[1]] if key[0] == "team" and values != now.objects.get(key) else ["root"]
-        while path[-1] != "root" and path[-1] not in path[:-1]:
-            path.append(then.objects.get(("team", path[-1]), {}).get("Parent", "root"))
-        if path[-1] in path[:-1] and path[-1] == key[1]:
-            yield key, f"parent: below itself: {' → '.join(path)}", ""
+    """Yield a team that is below itself, and a tier that preempts itself, also by way of others: a changed one."""
+    for kind, option, problem in (("team", "Parent", "parent: below itself"), ("tier", "Preempt", "preempts: a loop")):
+        links = {key[1]: comma_list(values.get(option, "")) for key, values in then.objects.items() if key[0] == kind}
+        try:
+            TopologicalSorter(links).prepare()
+        except CycleError as error:
+            names = error.args[1][::-1]
+            changed = (name for name in names if then.objects[kind, name] != now.objects.get((kind, name)))
+            yield (kind, next(changed, names[0])), f"{problem}: {' → '.join(names)}", ""
 
 
 def _problems(now: ClusterState, then: ClusterState) -> _Problems:
@@ -78,7 +81,6 @@ def _problems(now: ClusterState, then: ClusterState) -> _Problems:
             if default and default not in tiers:
                 problem = f'default_tier "{default}" is none of its tiers'
                 yield key, f"{problem} (expected one of {', '.join(sorted(tiers)) or 'none'})", "add it to tiers"
-    yield from _loops(then)
 
 
 def users_without_team(now: ClusterState, then: ClusterState) -> list[str]:
@@ -94,15 +96,3 @@ def default_tier(state: ClusterState, key: Key) -> str:
             return ""
         key = higher
     return default
-
-
-def _loops(state: ClusterState) -> _Problems:
-    """Yield an error if tiers preempt each other."""
-    left = {key[1]: set(v.get("Preempt", "").split(",")) for key, v in state.objects.items() if key[0] == "tier"}
-    while ends := [name for name, preempted in left.items() if not preempted & left.keys()]:
-        for name in ends:
-            del left[name]
-    if left:
-        names = sorted(left)
-        problem = f"preempts: tiers that preempt each other, or one that does: {', '.join(names)}"
-        yield ("tier", names[0]), problem, "preempts must have an end"
