@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 from pitools.limits.levels import Levels
-from pitools.limits.records import Binding, JobRequest, LimitState
+from pitools.limits.records import Binding, Effect, JobRequest, LimitState
 from pitools.limits.words import time_limit_message
 from pitools.slurm.records import Partition
 
@@ -44,16 +44,9 @@ def partition_bindings(request: JobRequest, levels: Levels, state: LimitState) -
         return found
     for check in _checks(request, levels, partition, state):
         is_refused = check.stage in ("closed", "entry") or is_refused_at_submit(state)
-        binding = Binding(
-            level=f'partition "{partition.partition}"',
-            limit=check.limit,
-            reason=check.reason,
-            effect="refused" if is_refused else "pends",
-            message=check.message,
-            value=check.value,
-            asked=check.asked,
-        )
-        found[check.stage].append(binding)
+        values = {name: value for name, value in check._asdict().items() if name != "stage"}
+        effect: Effect = "refused" if is_refused else "pends"
+        found[check.stage].append(Binding(level=f'partition "{partition.partition}"', effect=effect, **values))
     return found
 
 
