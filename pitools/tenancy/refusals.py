@@ -90,9 +90,5 @@ def users_without_team(now: ClusterState, then: ClusterState) -> list[str]:
 
 def default_tier(state: ClusterState, key: Key) -> str:
     """Return the default QOS of an association, its own or inherited."""
-    while not (default := state.objects.get(key, {}).get("DefaultQOS", "")):
-        higher = above(state, key)
-        if not higher:
-            return ""
-        key = higher
-    return default
+    higher = above(state, key)
+    return state.objects.get(key, {}).get("DefaultQOS") or (default_tier(state, higher) if higher else "")
