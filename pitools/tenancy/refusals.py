@@ -19,7 +19,7 @@ _NAMES = {**LINKS, "Flags": "flag"}
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
     """Raise ConfigError for values that Slurm refuses and names that it alters. Existing names are not checked."""
-    found = chain(_wrong_names(now, then), _unknown_names(now, then), _cycles(now, then), _problems(now, then))
+    found = chain(_wrong_names(now, then), _unknown_names(now, then), _cycles(now, then), _lost_defaults(then))
     for key, problem, hint in found:  # the first ends it: the later ones rely on names without it
         table = table_name(key)
         raise ConfigError(f'key "{table}": {problem}', where=where, hint=hint, key=table)
@@ -36,18 +36,21 @@ def _wrong_names(now: ClusterState, then: ClusterState) -> _Problems:
 
 
 def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
-    """Yield tiers, teams and flags that are named and nowhere defined, leads who are no users, new shares of zero."""
+    """Yield tiers, teams, flags and resources that nothing defines, leads who are no users, new shares of zero."""
     names = {kind: {key[1] for key in then.objects if key[0] == kind} for kind in ("tier", "team", "user")}
     names["team"].add("root")
     names["flag"] = {*FLAGS, *(flag for values in now.objects.values() for flag in comma_list(values.get("Flags", "")))}
     for key, values in then.objects.items():
         for column in COLUMNS[key[0]]:
-            kind = _NAMES.get(column.option, "")
-            for name in comma_list(values.get(column.option, "")) if kind else ():
+            kind, text = _NAMES.get(column.option, ""), values.get(column.option, "")
+            for name in comma_list(text) if kind else ():
                 plain = name.lstrip("+-") if column.option == "QOS" else name
                 if plain not in names[kind]:
                     yield key, f'{column.key}: no {kind} "{plain}"', suggest(plain, names[kind])
-            text = values.get(column.option, "")
+            for resource in parse_tres(text) if column.kind == "tres" and now.resources else ():
+                if resource not in now.resources:
+                    hint = f"{suggest(resource, now.resources)} add it to AccountingStorageTRES in slurm.conf"
+                    yield key, f'{column.key}: the cluster counts no "{resource}"', hint
             if column.kind == "text" and not is_line(text) and text != now.objects.get(key, {}).get(column.option):
                 yield key, f"{column.key}: {text!r} is no line of Latin-1", "without | and control characters"
         if values.get("Fairshare") == "0" and now.objects.get(key, {}).get("Fairshare") != "0":
@@ -69,18 +72,12 @@ def _cycles(now: ClusterState, then: ClusterState) -> _Problems:
             yield (kind, next(changed, names[0])), f"{problem}: {' → '.join(names)}", ""
 
 
-def _problems(now: ClusterState, then: ClusterState) -> _Problems:
-    for key, values in then.objects.items():
-        for column in COLUMNS[key[0]]:
-            for resource in parse_tres(values.get(column.option, "")) if column.kind == "tres" else ():
-                if now.resources and resource not in now.resources:
-                    hint = f"{suggest(resource, now.resources)} add it to AccountingStorageTRES in slurm.conf"
-                    yield key, f'{column.key}: the cluster counts no "{resource}"', hint
-        if key[0] in ("team", "member"):
-            default, tiers = default_tier(then, key), effective_tiers(then, key)
-            if default and default not in tiers:
-                problem = f'default_tier "{default}" is none of its tiers'
-                yield key, f"{problem} (expected one of {', '.join(sorted(tiers)) or 'none'})", "add it to tiers"
+def _lost_defaults(then: ClusterState) -> _Problems:
+    for key in [key for key in then.objects if key[0] in ("team", "member")]:
+        default, tiers = default_tier(then, key), effective_tiers(then, key)
+        if default and default not in tiers:
+            problem = f'default_tier "{default}" is none of its tiers'
+            yield key, f"{problem} (expected one of {', '.join(sorted(tiers)) or 'none'})", "add it to tiers"
 
 
 def users_without_team(now: ClusterState, then: ClusterState) -> list[str]:
