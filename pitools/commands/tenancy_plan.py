@@ -69,12 +69,13 @@ def policy_states(path: Path, sites: Iterable[str]) -> dict[str, DesiredState]:
 
 
 def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
-    """Print on stderr which users would lose their last team, and what cannot be removed yet."""
+    """Print on stderr who would lose the last team, what other clusters have too, and what cannot be removed yet."""
     from pitools.tenancy.refusals import users_without_team
+    from pitools.tenancy.site_plan import shared_changes
 
     users = users_without_team(accounting.state, kept.state)
     texts = [f"in no team any more: {', '.join(users)}"] if users else []
-    for text in (*texts, *kept.for_clusters, *kept.for_jobs):
+    for text in (*texts, *shared_changes(accounting.state, kept.state), *kept.for_clusters, *kept.for_jobs):
         click.echo(f"pit: site {accounting.site.name}: {text}", err=True)
 
 

@@ -76,6 +76,8 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         raise_last(errors)
         if policy:
             require_agreement(accounting, wanted, policy)
+        if unknown := [name for name in lock_outs if name not in accounting]:
+            raise UsageError(f"--lock-out {unknown[0]}: no site of this run (expected {', '.join(accounting)})")
         planned = planned_states(accounting, wanted, where)
         for each, kept in planned:
             require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
@@ -90,7 +92,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
             waiting += len(kept.for_jobs)
     if waiting:
         hint = "run the same command again once these jobs have ended"
-        raise TryLater(f"{waiting} removals wait for unfinished jobs, all else is done", hint=hint)
+        raise TryLater(f"removals that wait for unfinished jobs: {waiting}; all else is done", hint=hint)
 
 
 def _undone_states(run: str, sites: tuple[str, ...]) -> dict[str, DesiredState]:
@@ -120,8 +122,12 @@ def history(sites: tuple[str, ...], form: str) -> None:
     State `refused`: Slurm did not accept the call; `unknown`: the run was ended during the call.
     """
     from pitools.core.output import Output
+    from pitools.site.load import load_site
     from pitools.tenancy import site_plan
 
+    rows = site_plan.history(sites)
+    for name in {*sites} - {row.site for row in rows}:  # none yet, or misspelt
+        load_site(name)
     with Output(form, DONE_COLUMNS) as out:
-        for row in site_plan.history(sites):
+        for row in rows:
             out(row)

@@ -14,7 +14,8 @@ from pitools.tenancy.columns import COLUMNS, FLAGS, is_line, is_name
 from pitools.tenancy.policy import table_name
 
 _Problems = Iterator[tuple[Key, str, str]]  # object, problem, hint
-_NAMES = {**LINKS, "Flags": "flag"}
+_NAMES = {**LINKS, "Flags": "flag", "PreemptMode": "mode"}
+_MODES = {"cancel", "cluster", "gang", "off", "requeue", "suspend", "within"}
 
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
@@ -36,9 +37,10 @@ def _wrong_names(now: ClusterState, then: ClusterState) -> _Problems:
 
 
 def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
-    """Yield tiers, teams, flags and resources that nothing defines, leads who are no users, new shares of zero."""
+    """Yield names that nothing defines (of tiers, teams, resources …), leads who are no users, new shares of zero."""
     names = {kind: {key[1] for key in then.objects if key[0] == kind} for kind in ("tier", "team", "user")}
     names["team"].add("root")
+    names["mode"] = _MODES
     names["flag"] = {*FLAGS, *(flag for values in now.objects.values() for flag in comma_list(values.get("Flags", "")))}
     for key, values in then.objects.items():
         for column in COLUMNS[key[0]]:

@@ -38,7 +38,7 @@ def read_unfinished_jobs(accounting: SiteAccounting, then: ClusterState) -> dict
     """
     now = accounting.state
     removed = {key[0] for key in now.objects.keys() - then.objects.keys()}
-    others = now.others if "tier" in removed else ()
+    others = [*now.others] if "tier" in removed else []
     commands = [[*_JOBS, "--local"], *([*_JOBS, "-M", cluster] for cluster in others)]
     members = (key for key in now.objects if key[0] == "member")
     if not removed & {"tier", "member"} and all(effective_tiers(now, k) <= effective_tiers(then, k) for k in members):
@@ -49,7 +49,7 @@ def read_unfinished_jobs(accounting: SiteAccounting, then: ClusterState) -> dict
     for i, answer in enumerate(answers):
         for line in [line for line in answer.stdout.splitlines() if line.count("|") == 3]:
             team, user, tier, number = line.split("|")
-            jobs.setdefault(("tier", tier), []).append(number)
+            jobs.setdefault(("tier", tier), []).append(f"{number} of cluster {others[i - 1]}" if i else number)
             if i == 0:  # of the site's own cluster
                 jobs.setdefault(("member", team, user), []).append(number)
                 jobs.setdefault(("used", team, user, tier), []).append(number)

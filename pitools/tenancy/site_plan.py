@@ -222,6 +222,14 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
     raise ClusterError(problem, where=f"site {site}", hint=hint)
 
 
+def shared_changes(now: ClusterState, then: ClusterState) -> Iterator[str]:
+    """Yield which other clusters of a database use tiers that a run changes: they have one value everywhere."""
+    changed = {each.key for each in differences(now, then) if each.key[0] == "tier" and each.before is not None}
+    for cluster, used in sorted(now.others.items()):
+        if names := sorted(key[1] for key in changed & used):
+            yield f"what changes of tier {', '.join(names)} holds on cluster {cluster}, too"
+
+
 def history(sites: Sequence[str] = ()) -> list[ChangeRow]:
     """Return the changes of all runs at these sites, or at all, the oldest first. Raises DataError."""
     entries = [entry for entry in read_journal(journal_path(), JournalEntry) if not sites or entry.site in sites]

@@ -168,6 +168,7 @@ def test_listed_table_changes_the_keys_that_it_names(text: str, expected: dict[K
         (("teams", "vision", "members", "bob"), {}, "teams.vision.members.bob"),
         (("tiers", "urgent", "preempts"), ["norml"], "tiers.urgent"),
         (("tiers", "urgent", "flags"), ["DenyOnLimits"], "tiers.urgent"),
+        (("tiers", "urgent", "preempt_mode"), "kill", "tiers.urgent"),
         (("sites", "gamma"), {"without": ["teams.vision.grp_wall"]}, ""),
         (("sites", "gamma"), 3, "sites.gamma"),
         (("sites",), 3, "sites"),

@@ -94,11 +94,22 @@ def test_one_run_over_several_sites_is_undone_as_one(pit: Pit, slurms: dict[str,
     code, rows = pit("run", policy)
     (run,) = {row["run"] for row in rows}
     assert (code, [row["site"] for row in rows]) == (0, ["a", "b"])
+    assert pit("run", policy, "--lock-out", "c")[0] == 2
     assert pit("run", "", "--undo", run, "--site", "c")[0] == 2
     assert [row["site"] for row in pit("run", "", "--undo", run, "--site", "b")[1]] == ["b"]
     assert [slurm.objects == OBJECTS for slurm in slurms.values()] == [False, True]
     assert [row["site"] for row in pit("run", "", "--undo", run)[1]] == ["a"]
     assert slurms["a"].objects == OBJECTS
+
+
+def test_history_of_an_unknown_site_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without changes yet has none."""
+    for name, folder in (("XDG_STATE_HOME", "state"), ("PIT_SITE_PATH", "sites")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "alpha.toml").write_text('name = "alpha"\n')
+    found = [CliRunner().invoke(group, ["history", "--site", site]) for site in ("alpha", "alhpa")]
+    assert [getattr(each.exception, "exit_code", each.exit_code) for each in found] == [0, 2]
 
 
 def test_runner_gives_rights_up_at_the_last_site_of_a_database(pit: Pit, slurms: dict[str, Sacctmgr]) -> None:

@@ -29,7 +29,7 @@ from pitools.tenancy.policy import policy_of
 from pitools.tenancy.policy_text import site_tables
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.refusals import require_possible
-from pitools.tenancy.site_plan import history, plan_rows, planned_states, require_agreement
+from pitools.tenancy.site_plan import history, plan_rows, planned_states, require_agreement, shared_changes
 from pitools.tenancy.undo import undone_state
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import states
@@ -170,6 +170,15 @@ def test_what_slurm_refuses_is_refused_first(key: Key, values: Values) -> None:
     require_possible(now, now, "p")
     with pytest.raises(ConfigError):
         require_possible(now, msgspec.structs.replace(now, objects={**objects, key: values}), "p")
+
+
+def test_changed_tier_of_other_clusters_is_said() -> None:
+    """A new one is none of theirs yet, and one that they do not use is not said."""
+    low, high = ("tier", "low"), ("tier", "high")
+    others = {"beta": frozenset({low}), "gamma": frozenset({high})}
+    now = ClusterState(cluster="alpha", objects={low: {}, high: {}}, others=others)
+    then = ClusterState(cluster="alpha", objects={low: {"MaxJobsPU": "0"}, high: {}, ("tier", "new"): {}})
+    assert list(shared_changes(now, then)) == ["what changes of tier low holds on cluster beta, too"]
 
 
 def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
