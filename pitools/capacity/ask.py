@@ -98,19 +98,30 @@ def simulate_all(
     period: Period,
     *,
     seeds: int,
-    first_seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[Outcome]:
     """Return the outcome of every world with every seed, on all cores. advance: called for each finished replay."""
-    tasks = [(world, seed) for seed in range(first_seed, first_seed + seeds) for world in worlds]
-    make_worker = partial(_Replayer, trace, period)
-    outcomes = []
-    workers = min(len(tasks), len(os.sched_getaffinity(0)))
-    for outcome in run_tasks(tasks, make_worker, workers=workers, stop_timeout_s=0.0):
-        outcomes.append(outcome)
-        advance(1)
+    tasks = [(world, seed) for seed in range(seeds) for world in worlds]
     order = {(world.text, seed): number for number, (world, seed) in enumerate(tasks)}
+    outcomes = replay_queue(trace, period, tasks, advance=advance)
     return sorted(outcomes, key=lambda outcome: order[outcome.what_if, outcome.seed])
+
+
+def replay_queue(
+    trace: Trace,
+    period: Period,
+    queue: list[tuple[WhatIf, int]],
+    is_needed: Callable[[tuple[WhatIf, int]], bool] = lambda _: True,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Iterator[Outcome]:
+    """Yield the outcomes of worlds and seeds as they finish, on all cores, until the queue is empty: it may be extended
+    meanwhile. is_needed: called before each; another is left out."""
+    while queue:
+        workers = min(len(queue), len(os.sched_getaffinity(0)))
+        tasks = filter(is_needed, iter(lambda: queue.pop(0) if queue else None, None))
+        for outcome in run_tasks(tasks, partial(_Replayer, trace, period), workers=workers, stop_timeout_s=0.0):
+            advance(1)
+            yield outcome
 
 
 def summarize_outcomes(outcomes: Sequence[Outcome]) -> Iterator[CapacityAnswer]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from contextlib import suppress
+from itertools import chain, combinations
 from math import inf
 
 import msgspec
 import numpy as np
 
-from pitools.capacity.ask import Outcome, Period, simulate_all
+from pitools.capacity.ask import Outcome, Period, replay_queue, simulate_all
 from pitools.capacity.what_if import WhatIf, apply_changes, owned_cost
 from pitools.capacity.workload import ALL, TraceNames, names_of
 from pitools.core import units
@@ -29,7 +30,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     def excess(self, outcome: Outcome) -> float:
         """Return the wait of the group, which has jobs in the period, over the most it may be: above 1 misses."""
         wait_s: float = getattr(outcome.waits[self.group], self.quantile)
-        return max(wait_s, 1.0) / max(self.most_s, 1.0)  # a second is none
+        return max(wait_s, 1.0) / max(self.most_s, 1.0)  # waits below 1 s count as 1 s
 
 
 def parse_goal(text: str) -> Goal:
@@ -53,62 +54,66 @@ def find_cheapest(
 ) -> tuple[list[str] | None, list[Outcome]]:
     """Return the options of the cheapest combination that meets every goal with every seed, None if none does.
 
-    Also the outcomes of today and of that combination, or of the nearest, by the seeds that were tried. Options that
-    exclude each other (two amounts for a pool) are not combined; of equally dear combinations, the one with the fewest
-    options. A combination costs at least its owned pools, so the search ends when those cost more than the best so
-    far. Raises UsageError for too many options, for one that is not a purchase, and for a goal of no jobs.
+    Also the outcomes of today and of that combination, or of the nearest by the first seed, if it is nearer than today
+    with all seeds. Options that exclude each other (two amounts for a pool) are not combined; of equally dear
+    combinations, the one with the fewest options. A combination costs at least its owned pools: one of which those cost
+    more than the best so far is not tried. Raises UsageError for too many options, for one that is not a purchase, and
+    for a goal of no jobs.
     """
     options = list(dict.fromkeys(options))
     if len(options) > MAX_OPTIONS:
         raise UsageError(f"{len(options)} what-ifs (expected at most {MAX_OPTIONS} to combine)", where="--if")
     names = names_of(trace)
     _require_known_groups(goals, names)
-    worlds = sorted(_combine(options, today, names), key=lambda each: (owned_cost(each[1], period.days), len(each[0])))
-    _require_purchases([world for _, world in worlds], today)
-    of_today = simulate_all(trace, [apply_changes("", today, names)], period, seeds=seeds, advance=advance)
+    worlds = _combine(options, today, names)
+    _require_purchases([world for _, world in worlds.values()], today)
+    of_today = simulate_all(trace, [worlds[""][1]], period, seeds=seeds, advance=advance)
     for goal in goals:
         if not all(goal.group in outcome.waits for outcome in of_today):
             problem = f'no jobs of "{goal.group}" in one of the {seeds} periods'
             raise UsageError(problem, where="--reach", hint="give more --days")
-    best: tuple[float, list[str], list[Outcome]] | None = None
-    nearest: tuple[float, list[Outcome]] = inf, []
-    for chosen, world in worlds:
-        if best and (owned_cost(world, period.days), len(chosen)) >= (best[0], len(best[1])):
-            break
-        outcomes = of_today if not chosen else _replay_while_met(trace, world, goals, period, seeds, advance)
-        excess = max(goal.excess(outcome) for goal in goals for outcome in outcomes)
-        if excess > 1:
-            nearest = min(nearest, (excess, outcomes if chosen else []), key=lambda each: each[0])
+
+    def excess(outcomes: Sequence[Outcome]) -> float:
+        return max((goal.excess(outcome) for goal in goals for outcome in outcomes), default=0.0)
+
+    least = {text: (owned_cost(world, period.days), len(chosen)) for text, (chosen, world) in worlds.items()}
+    replayed: dict[str, list[Outcome]] = {**{text: [] for text in worlds}, "": of_today}
+    best: tuple[float, int, str] | None = (*least[""], "") if excess(of_today) <= 1 else None
+
+    def is_needed(task: tuple[WhatIf, int]) -> bool:
+        text = task[0].text
+        return (best is None or least[text] < best[:2]) and excess(replayed[text]) <= 1
+
+    queue = sorted(((world, 0) for text, (_, world) in worlds.items() if text), key=lambda task: least[task[0].text])
+    for outcome in replay_queue(trace, period, queue, is_needed, advance):
+        text, outcomes = outcome.what_if, replayed[outcome.what_if]
+        outcomes.append(outcome)
+        if excess(outcomes) > 1:
             continue
-        cost = float(np.median([outcome.cost for outcome in outcomes]))
-        if best is None or (cost, len(chosen)) < (best[0], len(best[1])):
-            best = cost, list(chosen), outcomes
-    if best is None:
-        return None, of_today + nearest[1]
-    return best[1], of_today + (best[2] if best[1] else [])
+        if len(outcomes) == 1:  # of the first seed
+            queue += [(worlds[text][1], seed) for seed in range(1, seeds)]
+            queue.sort(key=lambda task: least[task[0].text])
+        if len(outcomes) == seeds:
+            cost = float(np.median([each.cost for each in outcomes]))
+            best = min(best or (inf, 0, ""), (cost, least[text][1], text))
+    if best:
+        outcomes = sorted(replayed[best[2]], key=lambda outcome: outcome.seed) if best[2] else []
+        return list(worlds[best[2]][0]), of_today + outcomes
+    nearest = min(worlds, key=lambda text: excess(replayed[text][:1]))
+    outcomes = simulate_all(trace, [worlds[nearest][1]], period, seeds=seeds, advance=advance) if nearest else []
+    return None, of_today + (outcomes if excess(outcomes) < excess(of_today) else [])
 
 
-def _combine(options: Sequence[str], today: Scenario, names: TraceNames) -> list[tuple[tuple[str, ...], WhatIf]]:
+def _combine(options: Sequence[str], today: Scenario, names: TraceNames) -> dict[str, tuple[tuple[str, ...], WhatIf]]:
+    """Return the combinations by their text, today first: the options, and their world."""
     for option in options:
         apply_changes(option, today, names)  # each alone is to be valid
-    worlds = []
-    for number in range(len(options) + 1):
-        for chosen in combinations(options, number):
-            try:
-                worlds.append((chosen, apply_changes(", ".join(chosen), today, names)))
-            except UsageError:  # these exclude each other
-                continue
+    worlds: dict[str, tuple[tuple[str, ...], WhatIf]] = {}
+    for chosen in chain.from_iterable(combinations(options, number) for number in range(len(options) + 1)):
+        with suppress(UsageError):  # these exclude each other
+            text = ", ".join(chosen)
+            worlds.setdefault(text, (chosen, apply_changes(text, today, names)))
     return worlds
-
-
-def _replay_while_met(
-    trace: Trace, world: WhatIf, goals: Sequence[Goal], period: Period, seeds: int, advance: Callable[[int], object]
-) -> list[Outcome]:
-    """Return the outcomes, only that of the first seed if it misses a goal."""
-    first = simulate_all(trace, [world], period, seeds=1, advance=advance)
-    if seeds == 1 or max(goal.excess(first[0]) for goal in goals) > 1:
-        return first
-    return first + simulate_all(trace, [world], period, seeds=seeds - 1, first_seed=1, advance=advance)
 
 
 def _require_known_groups(goals: Sequence[Goal], names: TraceNames) -> None:

@@ -7,7 +7,14 @@ from math import inf
 import msgspec
 import pytest
 
-from pitools.capacity.ask import CapacityAnswer, Period, simulate_all, summarize_outcomes, summarize_replay
+from pitools.capacity.ask import (
+    CapacityAnswer,
+    Period,
+    replay_queue,
+    simulate_all,
+    summarize_outcomes,
+    summarize_replay,
+)
 from pitools.capacity.what_if import apply_changes
 from pitools.capacity.workload import names_of
 from pitools.place.simulate import engine
@@ -114,7 +121,7 @@ def test_each_seed_is_a_period_of_its_own_and_always_the_same() -> None:
     world = apply_changes("", TODAY, names_of(TRACE))
     *_, last = every = simulate_all(TRACE, [world], Period(days=2), seeds=6)
     assert [outcome.seed for outcome in every] == list(range(6))
-    assert [last] == simulate_all(TRACE, [world], Period(days=2), seeds=1, first_seed=5)
+    assert [last] == list(replay_queue(TRACE, Period(days=2), [(world, 5)]))
     (grown,) = simulate_all(TRACE, [world], Period(days=2, growth_per_week=1.0), seeds=1)
     assert grown.waits["all"].jobs > 4 * every[0].waits["all"].jobs
 

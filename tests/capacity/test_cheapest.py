@@ -98,6 +98,15 @@ def test_a_group_without_jobs_in_a_period_is_an_error() -> None:
         find_cheapest(trace, TODAY, OPTIONS, [parse_goal("team rare p95 30m")], PERIOD, seeds=9)
 
 
+@pytest.mark.parametrize(("made", "option", "shown"), [(2, "limit 9d", 0), (5, "gpus near +1", 3)])
+def test_only_what_comes_nearer_than_today_is_shown_with_all_seeds(made: int, option: str, shown: int) -> None:
+    """A limit that cuts no job changes nothing: one of its seeds is not compared with the worst of today's."""
+    goal, trace = parse_goal("all p95 1s"), month(made, days=21)
+    chosen, outcomes = find_cheapest(trace, TODAY, [option], [goal], PERIOD, seeds=3)
+    assert chosen is None
+    assert [(outcome.what_if, outcome.seed) for outcome in outcomes[3:]] == [(option, seed) for seed in range(shown)]
+
+
 def test_all_goals_are_to_be_met_with_every_seed() -> None:
     """One that is met does not make up for one that is missed; options that exclude each other are not combined."""
     goals = [parse_goal("all p95 9d"), parse_goal("all p95 1s")]
