@@ -180,6 +180,7 @@ class _Replayer:
                 seed=seed,
                 team_factors=world.team_factors,
                 growth_per_week=self.period.growth_per_week,
+                warm_up_days=WARM_UP_DAYS,
             )
             self.kept = key, jobs
         return self.kept[1]

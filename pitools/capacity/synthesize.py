@@ -7,7 +7,7 @@ stationary bootstrap of Politis and Romano, 1994, with weekdays that match), so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any
@@ -18,13 +18,12 @@ from pitools.capacity.workload import Floats, clock_s, team_names
 from pitools.core.errors import DataError
 from pitools.place.simulate.model import DAY_S, HOUR_S, Trace
 
-Whole = np.ndarray[tuple[int], np.dtype[np.int64]]
-
 _MEAN_RUN_DAYS = 7
 _WEEKDAYS = 7
 _MONDAY_S = 4 * DAY_S  # Unix time of a Monday, midnight
-_SHIFT_S = HOUR_S / 2  # a further copy of a job is submitted within this time of the first
+_SHIFT_S = HOUR_S / 2  # further jobs come at most this much earlier or later than on their day
 _MAX_JOBS = 5_000_000
+_LEAST = 1e-6  # of a job; less is rounding
 
 
 def synthesize(
@@ -34,38 +33,53 @@ def synthesize(
     seed: int = 0,
     team_factors: Mapping[str, float] | None = None,
     growth_per_week: float = 0.0,
+    warm_up_days: int = 0,
 ) -> Trace:
     """Return jobs of so many days, from a Monday on, in order of submission. The same seed draws the same days.
 
-    team_factors: account, or queue in a trace without accounts → factor of its jobs; "" → of all others.
-    growth_per_week: as a factor minus 1; a day's jobs grow by the weeks from its place in the trace to its place here,
-    counted from the trace's end. The real waits are not copied. Raises DataError for a trace of less than a day, for
-    too many jobs, or for none.
+    team_factors: account → factor of its jobs; "" → of all others. Jobs above their number are those of the same
+    weekday in the weeks after, a day's all earlier or later by up to half an hour. growth_per_week: as a factor minus
+    1; a day's jobs grow by the weeks from its place in the trace to its place here, where the trace's end is after the
+    warm-up days. The real waits are not copied. Raises DataError for a trace of less than a day, for too many jobs, or
+    for none.
     """
     first_day, source_days = whole_days(trace)
     random = np.random.default_rng(seed)
-    drawn = _draw_days(random, first_day, source_days, days)
+    by_weekday = [
+        [day for day in range(source_days) if (first_day + day) % _WEEKDAYS == weekday] or list(range(source_days))
+        for weekday in range(_WEEKDAYS)
+    ]
+    drawn = _draw_days(random, by_weekday, days)
     moments = clock_s(trace)
     edges = np.searchsorted(moments, (first_day + np.arange(source_days + 1)) * DAY_S)
-    jobs = np.concatenate([np.arange(edges[day], edges[day + 1]) for day in drawn])
-    target = np.repeat(np.arange(days), edges[drawn + 1] - edges[drawn])
-    source = np.repeat(drawn, edges[drawn + 1] - edges[drawn])
-    factors = _factors(trace, team_factors or {})[jobs]
-    factors *= (1 + growth_per_week) ** ((target + source_days - source) / _WEEKDAYS)
-    if factors.sum() > _MAX_JOBS:
-        raise DataError(f"{factors.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})", where=trace.name)
-    copies = factors.astype(int) + (random.random(len(jobs)) < factors % 1)
-    rows = np.repeat(np.arange(len(jobs)), copies)
-    if not len(rows):
-        raise DataError(
-            f"no jobs in {days} days",
-            where=trace.name,
-            hint="give more --days; a log with a long gap has days without jobs",
-        )
-    jobs, target = jobs[rows], target[rows]
-    is_first = np.diff(rows, prepend=-1) != 0
-    shift_s = np.where(is_first, 0.0, random.uniform(-_SHIFT_S, _SHIFT_S, len(jobs)))
-    submit_s = np.clip(moments[jobs] % DAY_S + shift_s, 0.0, DAY_S - 1) + target * DAY_S
+    weeks = (np.arange(days)[:, None] - warm_up_days + source_days - np.arange(source_days)) / _WEEKDAYS
+    growth, factors = (1 + growth_per_week) ** weeks, _factors(trace, team_factors or {})
+    teams, team = np.unique(team_names(trace), return_inverse=True)
+    parts = []
+    lacking, layer = np.ones(len(teams)), 0  # jobs of each team
+    while (lacking > _LEAST).any():  # the first time, each job at most once
+        source = np.array([_weeks_later(by_weekday[n % _WEEKDAYS], day, layer) for n, day in enumerate(drawn)])
+        jobs = np.concatenate([np.arange(edges[day], edges[day + 1]) for day in source])
+        target = np.repeat(np.arange(days), edges[source + 1] - edges[source])
+        wanted = factors[jobs] * growth[target, source[target]]
+        if not layer and wanted.sum() > _MAX_JOBS:
+            raise DataError(f"{wanted.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})", where=trace.name)
+        share = np.clip(wanted - layer, 0.0, 1.0) if layer < wanted.max(initial=0.0) else np.ones(len(jobs))
+        if layer:
+            share *= np.minimum(lacking / np.maximum(np.bincount(team[jobs], share, len(teams)), _LEAST), 1.0)[
+                team[jobs]
+            ]
+        else:
+            lacking = np.bincount(team[jobs], wanted, len(teams))
+        lacking -= np.bincount(team[jobs], share, len(teams))
+        shift_s = random.uniform(-_SHIFT_S, _SHIFT_S, days)[target] if layer else 0.0
+        is_drawn = random.random(len(jobs)) < share
+        parts.append((jobs[is_drawn], ((moments[jobs] + shift_s) % DAY_S + target * DAY_S)[is_drawn]))
+        layer += 1
+    jobs, submit_s = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(jobs):
+        hint = "give more --days; a log with a long gap has days without jobs"
+        raise DataError(f"no jobs in {days} days", where=trace.name, hint=hint)
     order = np.argsort(submit_s, kind="stable")
     return _take(trace, jobs[order].tolist(), submit_s[order].tolist())
 
@@ -84,12 +98,13 @@ def whole_days(trace: Trace) -> tuple[int, int]:
     return first, last - first
 
 
-def _draw_days(random: np.random.Generator, first_day: int, source_days: int, days: int) -> Whole:
+def _weeks_later(choices: list[int], day: int, weeks: int) -> int:
+    """Return the day so many places after another, with the first after the last."""
+    return choices[(choices.index(day) + weeks) % len(choices)]
+
+
+def _draw_days(random: np.random.Generator, by_weekday: Sequence[list[int]], days: int) -> list[int]:
     """Return the day of the trace for each day, of the same weekday if the trace has one."""
-    by_weekday = [
-        [day for day in range(source_days) if (first_day + day) % _WEEKDAYS == weekday] or list(range(source_days))
-        for weekday in range(_WEEKDAYS)
-    ]
     drawn: list[int] = []
     for day in range(days):
         choices = by_weekday[day % _WEEKDAYS]
@@ -98,7 +113,7 @@ def _draw_days(random: np.random.Generator, first_day: int, source_days: int, da
             drawn.append(follows)
         else:
             drawn.append(choices[random.integers(len(choices))])
-    return np.array(drawn)
+    return drawn
 
 
 def _factors(trace: Trace, team_factors: Mapping[str, float]) -> Floats:

@@ -43,8 +43,8 @@ def test_more_gpus_shorten_waits_and_cost_what_they_cost(answers: dict[tuple[str
 
 
 def test_a_team_that_doubles_has_twice_the_jobs(answers: dict[tuple[str, str], CapacityAnswer]) -> None:
-    """The same days are drawn for each what-if: only the team that grows has more jobs."""
-    assert answers["team vision x2", "team vision"].jobs == 2 * answers["", "team vision"].jobs
+    """The same days are drawn for each what-if, and others of the same weekday: only the team that grows has more."""
+    assert answers["team vision x2", "team vision"].jobs == pytest.approx(2 * answers["", "team vision"].jobs, rel=0.3)
     assert answers["team vision x2", "team robots"].jobs == answers["", "team robots"].jobs
 
 
@@ -123,7 +123,7 @@ def test_each_seed_is_a_period_of_its_own_and_always_the_same() -> None:
     assert [outcome.seed for outcome in every] == list(range(6))
     assert [last] == list(replay_queue(TRACE, Period(days=2), [(world, 5)]))
     (grown,) = simulate_all(TRACE, [world], Period(days=2, growth_per_week=1.0), seeds=1)
-    assert grown.waits["all"].jobs > 4 * every[0].waits["all"].jobs
+    assert grown.waits["all"].jobs > 2 * every[0].waits["all"].jobs
 
 
 def test_jobs_that_fit_nowhere_wait_for_ever() -> None:
