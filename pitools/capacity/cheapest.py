@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from pitools.capacity.ask import Outcome, Period, replay_queue, simulate_all
-from pitools.capacity.what_if import WhatIf, apply_changes, owned_cost
+from pitools.capacity.what_if import WhatIf, apply_changes, owned_cost, parse_seconds
 from pitools.capacity.workload import ALL, TraceNames, names_of
-from pitools.core import units
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, Trace
 
@@ -35,11 +34,14 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_goal(text: str) -> Goal:
     """Return the goal of a text such as "tier urgent p95 30m" or "all p50 2h". Raises UsageError."""
-    *group, quantile, most = text.split() if len(text.split()) > 2 else ("", "", "")
-    if quantile not in ("p50", "p95") or group[0] not in (ALL, "tier", "team"):
-        hint = 'write "all p95 2h", "tier NAME p95 30m" or "team NAME p50 5m"'
-        raise UsageError(f'"{text}" is no goal', where="--reach", hint=hint)
-    return Goal(group=" ".join(group), quantile=quantile, most_s=float(units.parse_duration(most)))
+    kind, *name, quantile, most = text.split() if len(text.split()) > 2 else ("", "", "")
+    try:
+        if quantile not in ("p50", "p95") or (kind, len(name)) not in ((ALL, 0), ("tier", 1), ("team", 1)):
+            raise ValueError(f'"{text}" is no goal', 'write "all p95 2h", "tier NAME p95 30m" or "team NAME p50 5m"')
+        return Goal(group=" ".join((kind, *name)), quantile=quantile, most_s=parse_seconds(most))
+    except ValueError as error:
+        problem, hint = (*error.args, 'write "all p95 2h"')[:2]
+        raise UsageError(problem, where=f'--reach "{text}"', hint=hint) from error
 
 
 def find_cheapest(
@@ -121,7 +123,7 @@ def _require_known_groups(goals: Sequence[Goal], names: TraceNames) -> None:
     for goal in goals:
         kind, _, name = goal.group.partition(" ")
         if name not in known[kind]:
-            hint = f"known: {', '.join(known[kind])}"
+            hint = f"known: {', '.join(filter(None, known[kind])) or 'none'}"
             raise UsageError(f'no jobs of "{goal.group}" in the trace', where="--reach", hint=hint)
 
 

@@ -52,7 +52,18 @@ def test_of_two_that_cost_the_same_the_one_with_fewer_options_is_chosen() -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "urgent", "queue a p95 30m", "tier a p99 30m", "p95 30m", "everybody p95 30m", "all p95 soon"]
+    "text",
+    [
+        "",
+        "urgent",
+        "queue a p95 30m",
+        "tier a p99 30m",
+        "p95 30m",
+        "everybody p95 30m",
+        "all p95 soon",
+        "tier p95 30m",
+        "all p95 30",
+    ],
 )
 def test_a_goal_that_is_none_is_an_error(text: str) -> None:
     """A wrong group, quantile or time is an error of usage."""

@@ -64,23 +64,37 @@ def test_the_load_of_a_scenario_is_a_factor_of_the_jobs() -> None:
         ("gpus near many", "a whole number"),
         ("gpus near +1.5", "a whole number"),
         ("load x0", "above 0"),
-        ("rent cloud 8 nan", "above 0"),
+        ("rent cloud 8 nan", "a price"),
         ("gpus near", "expected 2"),
         ("team visoin x2", 'no team "visoin"'),
-        ("team vision 2", 'factor "2"'),
+        ("team vision 2", "a factor"),
         ("tier urgnet 3", 'no tier "urgnet"'),
         ("preempt idle urgent", "expected one below 0"),
         ("preempt urgent idle, tier idle 2", "expected one below 2"),
         ("down near 1d 0h", "above 0"),
         ("limit 5s", "a minute"),
+        ("limit 12", "no unit"),
+        ("down near 3 1d", "no unit"),
+        ("gpus near 64", "its sign"),
+        ("rent cloud 8 $2.5", "a price"),
+        ("team robots x0, team vision x0", "no jobs are left"),
         ("limit soon", "soon"),
         ("rent near 8 1", "a new name"),
-        ("gpus near +16, gpus near +16", "gpus near: twice"),
+        ("gpus near +16, gpus near +16", "gpus: twice"),
         ("limit 1d, team vision x2, limit 2d", "limit: twice"),
         ("rent cloud 0 1", "above 0"),
     ],
 )
 def test_a_wrong_change_is_named(text: str, named: str) -> None:
-    """A change that is not understood is an error of usage that says what was wrong."""
-    with pytest.raises(UsageError, match=named):
+    """A change that is not understood is an error of usage that says what was wrong, and in which change."""
+    with pytest.raises(UsageError, match=named) as caught:
         apply_changes(text, TODAY, NAMES)
+    assert caught.value.where.strip('"') in text != ""
+    assert caught.value.hint
+
+
+def test_a_pool_is_closed_by_a_window() -> None:
+    """The hint of the change that leaves no GPU works."""
+    with pytest.raises(UsageError) as caught:
+        apply_changes("gpus far -32", TODAY, NAMES)
+    assert apply_changes(caught.value.hint.partition("write ")[2], TODAY, NAMES).scenario.pools[1].maintenance_windows
