@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import msgspec
 
@@ -60,27 +59,22 @@ def _as_applied(qos: Qos, config: Config) -> Qos:
 
 
 def with_tiers(scenario: Scenario, qos: Sequence[Qos]) -> Scenario:
-    """Return a scenario with a priority for each QOS: 0 for the lowest, and the next for each higher one, or of the
-    same that preempts others.
+    """Return a scenario with the QOS ranked by priority from 0; a QOS ranks above each one that it preempts.
 
-    Of a QOS that several sites have the highest counts. One that preempts others is above them, whatever its own.
-    Raises ConfigError for QOS that preempt each other.
+    Of a QOS that several sites have the highest priority counts. Raises ConfigError for QOS that preempt each other.
     """
-    priority: dict[str, int] = {}
     preempts: dict[str, set[str]] = {}
+    keys: dict[str, tuple[int, int]] = {}  # priority, and steps above it
     for each in qos:
-        priority[each.qos] = max(priority.get(each.qos, 0), each.priority)
+        keys[each.qos] = max(keys.get(each.qos, (0, 0)), (each.priority, 0))
         preempts.setdefault(each.qos, set()).update(set(each.preempt))
-    keys = {name: (value, sorted(preempts[name])) for name, value in priority.items()}
-    ordered = [key for key, _ in groupby(sorted(keys.values()))]
-    tiers = {name: ordered.index(key) for name, key in keys.items()}
-    for _ in range(len(tiers) + 1):
-        raised = {
-            name: max(tier, *(tiers[other] + 1 for other in preempts[name] if other in tiers), 0)
-            for name, tier in tiers.items()
-        }
-        if raised == tiers:
-            preempting = {name: frozenset(others & tiers.keys()) for name, others in preempts.items() if others}
+    for _ in range(len(keys) + 1):
+        below = {name: [keys[other] for other in preempts[name] if other in keys] for name in keys}
+        raised = {name: max([key, *((top, steps + 1) for top, steps in below[name])]) for name, key in keys.items()}
+        if raised == keys:
+            order = sorted(set(keys.values()))
+            preempting = {name: frozenset(others & keys.keys()) for name, others in preempts.items() if others}
+            tiers = {name: order.index(key) for name, key in keys.items()}
             return msgspec.structs.replace(scenario, tiers=tiers, preempts=preempting)
-        tiers = raised
+        keys = raised
     raise ConfigError("QOS that preempt each other", where=scenario.name, hint="sacctmgr show qos format=Name,Preempt")

@@ -36,6 +36,17 @@ def test_a_qos_preempts_those_that_it_names() -> None:
     )
 
 
+def test_equals_stay_equal_whatever_they_preempt() -> None:
+    """Neither their names nor a QOS of another cluster rank them; one of higher priority stays above them."""
+    low = [Qos(qos=name, priority=1) for name in ("low", "mid")]
+    first, second = (Qos(qos=f"u{each[0].upper()}", priority=10, preempt=(each,)) for each in ("low", "mid"))
+    alone = Qos(qos="alone", priority=10, preempt=("elsewhere",))
+    top = Qos(qos="top", priority=20)
+    assert with_tiers(TODAY, [*low, first, second, alone, top]).tiers == {
+        "low": 0, "mid": 0, "uL": 1, "uM": 1, "alone": 1, "top": 2
+    }  # fmt: skip
+
+
 def test_nodes_of_several_partitions_are_counted_once() -> None:
     """A partition within larger ones is no pool of its own; one that shares only a part is an error."""
     world = Scenario(name="x", pools=tuple(SimPool(pool=f"s/{name}", gpus=8) for name in ("debug", "all", "far")))
