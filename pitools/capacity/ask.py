@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer/1"):
     """One group of jobs under one what-if: medians over the seeds, with the lowest and highest.
 
-    what_if: the changes, "" for today. group: all, "tier NAME" (the QOS, or queue) or "team NAME". wait: from
+    what_if: the changes, "" for today. group: all, "tier NAME" (QOS, or queue) or "team NAME" (account). wait: from
     submission to end, without the time in which the job ran, so also between the attempts of one that is continued;
     null: the job never ends. utilisation, goodput: as of `pit place simulate`, of the pools that are not rented. cost:
     those for the whole period, rented ones per started hour of a job. unfinished: jobs that no pool can hold, or
@@ -221,7 +221,7 @@ def _groups(jobs: Trace) -> Iterator[tuple[str, Any]]:
     yield ALL, np.ones(len(jobs), bool)
     for name, values in (("tier", np.array(jobs.queue)), ("team", np.array(team_names(jobs)))):
         kinds, number = np.unique(values, return_inverse=True)
-        yield from ((f"{name} {kind}", number == each) for each, kind in enumerate(kinds))
+        yield from ((f"{name} {kind}", number == each) for each, kind in enumerate(kinds) if kind)
 
 
 def _rent(result: Result, world: WhatIf, within_s: tuple[float, float]) -> float:

@@ -18,8 +18,8 @@ from pitools.core.record import Record
 from pitools.place.simulate.model import DAY_S, Trace
 
 WITHIN = 0.3  # a forecast of this relative error is good
-MIN_JOBS = 100  # of a group in a period, so that its p95 is one
-LEAST_WAIT_S = 60.0  # a wait below it counts as it: nobody plans for seconds, and a ratio to zero says nothing
+MIN_JOBS = 100  # of a group in a period: minimum jobs for a meaningful p95
+LEAST_WAIT_S = 60.0  # shorter waits count as 60 s
 _REMEMBERED = 3  # periods
 
 Waits = dict[str, float]  # group → p95 wait in s
@@ -147,7 +147,7 @@ def _members(jobs: Trace, group: str) -> Bools:
 
 def split_periods(trace: Trace, days: int) -> Iterator[Trace]:
     """Yield the whole periods of a trace; it ends a pause after its last job, the longest of 1,000 or half a day."""
-    pause_s = min(percentile(np.diff(trace.submit_s), 99.9, 0.0), DAY_S / 2)
+    pause_s = min(percentile(np.diff(trace.submit_s), 99.9), DAY_S / 2)
     edges = np.arange(0.0, trace.submit_s[-1] + pause_s, days * DAY_S)
     rows = np.searchsorted(trace.submit_s, edges)
     for first, last in pairwise(rows):

@@ -26,7 +26,7 @@ class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1
 
     tier: the QOS, or queue. team: the account, "" if the trace has none. gpus: requested, as "8" or "2-7". gpu_hours:
     by run time. share: of the GPU hours of all classes. limit_s: of the jobs that have a time limit, 0 without one.
-    limit_use: median of run time over limit. wait: real, of the jobs whose wait the trace has, -1 if of none. by_hour,
+    limit_use: median of run time over limit. wait: real, of the jobs whose wait is known, null if of none. by_hour,
     by_weekday: share of the submissions, from midnight and from Monday on. growth_per_week: change of the weekly jobs,
     as a factor minus 1, from a line through the logarithms of the whole weeks; 0 with fewer than three. burstiness:
     variance over mean of the hourly submissions, 1 if they are independent. day_correlation: of the submissions of a
@@ -45,8 +45,8 @@ class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1
     limit_p50_s: float
     limit_p95_s: float
     limit_use: float
-    wait_p50_s: float
-    wait_p95_s: float
+    wait_p50_s: float | None
+    wait_p95_s: float | None
     by_hour: tuple[float, ...]
     by_weekday: tuple[float, ...]
     growth_per_week: float
@@ -57,8 +57,7 @@ class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1
 def describe_workload(trace: Trace) -> list[WorkloadClass]:
     """Return the classes of a trace, the one with the most GPU hours first."""
     groups: dict[tuple[str, str, str], list[int]] = {}
-    teams = trace.account or [""] * len(trace)
-    for job, key in enumerate(zip(teams, trace.queue, map(size_name, trace.gpus), strict=True)):
+    for job, key in enumerate(zip(team_names(trace), trace.queue, map(size_name, trace.gpus), strict=True)):
         groups.setdefault(key, []).append(job)
     columns = _Columns(trace)
     classes = [_describe_class(columns, key, np.array(jobs)) for key, jobs in groups.items()]
@@ -110,8 +109,8 @@ def names_of(trace: Trace) -> TraceNames:
 
 
 def team_names(trace: Trace) -> list[str]:
-    """Return the team of each job: its account, or its queue in a trace without accounts."""
-    return list(trace.account) if any(trace.account) else list(trace.queue)
+    """Return the team of each job: its account, "" in a trace without accounts."""
+    return list(trace.account) or [""] * len(trace)
 
 
 class _Columns:
@@ -144,11 +143,11 @@ def _describe_class(columns: _Columns, key: Sequence[str], jobs: Any) -> Workloa
         share=gpu_hours / float(columns.gpu_hours.sum()),
         run_p50_s=percentile(run_s, 50),
         run_p95_s=percentile(run_s, 95),
-        limit_p50_s=percentile(limit_s[is_limited], 50, 0.0),
-        limit_p95_s=percentile(limit_s[is_limited], 95, 0.0),
-        limit_use=percentile(run_s[is_limited] / limit_s[is_limited], 50, 0.0),
-        wait_p50_s=percentile(wait_s[wait_s >= 0], 50),
-        wait_p95_s=percentile(wait_s[wait_s >= 0], 95),
+        limit_p50_s=percentile(limit_s[is_limited], 50),
+        limit_p95_s=percentile(limit_s[is_limited], 95),
+        limit_use=percentile(run_s[is_limited] / limit_s[is_limited], 50),
+        wait_p50_s=percentile(known_s, 50) if len(known_s := wait_s[wait_s >= 0]) else None,
+        wait_p95_s=percentile(known_s, 95) if len(known_s) else None,
         by_hour=_shares(moments // HOUR_S % _HOURS, _HOURS),
         by_weekday=_shares(moments // DAY_S % _WEEKDAYS, _WEEKDAYS),
         growth_per_week=growth_per_week(moments, from_s, to_s),
@@ -183,9 +182,9 @@ def day_correlation(daily: Floats) -> float:
     return float(np.corrcoef(daily[1:], daily[:-1])[0, 1])
 
 
-def percentile(values: Any, share: float, missing: float = -1.0) -> float:
-    """Return a percentile, `missing` for no values."""
-    return float(np.percentile(values, share)) if len(values) else missing
+def percentile(values: Any, share: float) -> float:
+    """Return a percentile, 0 of no values."""
+    return float(np.percentile(values, share)) if len(values) else 0.0
 
 
 def _shares(numbers: Floats, kinds: int) -> tuple[float, ...]:

@@ -99,6 +99,14 @@ def test_goodput_is_what_no_outage_undid_in_the_period() -> None:
     assert answer.goodput == pytest.approx(7 * 20 / 336)
 
 
+def test_a_trace_without_accounts_has_tiers_and_no_teams() -> None:
+    """A queue is no team; a job without either is counted with all."""
+    queues = [("", "low", "high")[job % 3] for job in range(len(TRACE))]
+    trace = msgspec.structs.replace(TRACE, account=[""] * len(TRACE), queue=queues)
+    outcomes = simulate_all(trace, [apply_changes("", TODAY, names_of(trace))], Period(days=7), seeds=1)
+    assert [answer.group for answer in summarize_outcomes(outcomes)] == ["all", "tier high", "tier low"]
+
+
 def test_the_period_ends_after_its_days() -> None:
     """Not with the last job: who rests at weekends owns the GPUs all week; rented ones without jobs are not idle."""
     answer = answer_all(daily(weekday=5), "rent cloud 6 1")

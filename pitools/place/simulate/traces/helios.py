@@ -37,6 +37,7 @@ def row(raw: Raw) -> TraceRow | None:
         run_s=run_s,
         owner=raw.get("user", ""),
         queue=raw.get("vc", raw.get("queue", "")),
+        account=raw.get("vc", ""),
         rank_score=parse_number(guess, "predicted_rank_score") if guess else 0.0,
         wait_s=max(0.0, parse_naive_time(start, "start_time") - submit_s) if start else -1.0,
     )

@@ -64,5 +64,6 @@ def row(raw: Any) -> TraceRow | None:
         run_s=run_s,
         owner=str(raw.get("user") or ""),
         queue=str(raw.get("vc") or ""),
+        account=str(raw.get("vc") or ""),
         wait_s=max(0.0, began_s - submit_s),
     )
