@@ -40,7 +40,7 @@ class GroupWaits(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One what-if with one seed; see `CapacityAnswer`."""
+    """One what-if with one seed; see `CapacityAnswer`. load: the jobs' work over what all GPUs can do in the period."""
 
     what_if: str
     seed: int
@@ -49,6 +49,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float
     cost: float
     unfinished: int
+    load: float
 
 
 class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer/1"):
@@ -194,6 +195,7 @@ def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, with
     span_s = np.frombuffer(spans.end_s) - np.frombuffer(spans.start_s)
     ran_s = np.bincount(np.frombuffer(spans.job, np.int32), span_s, minlength=len(jobs))
     wait_s = np.where(np.isfinite(end_s), np.maximum(end_s - submit_s - ran_s, 0.0), np.inf)
+    work = np.asarray(jobs.gpus) * np.asarray(jobs.run_s)
     is_inside = (submit_s >= from_s) & (submit_s < to_s)
     groups = {group: wait_s[is_inside & members] for group, members in _groups(jobs)}
     owned = [number for number, pool in enumerate(pools) if pool.pool not in world.rented]
@@ -210,6 +212,7 @@ def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, with
         goodput=goodput,
         cost=owned_cost(world, (to_s - from_s) / DAY_S) + _rent(result, world, within_s),
         unfinished=int(np.isinf(groups[ALL]).sum()),
+        load=float(work[is_inside].sum()) / (sum(pool.gpus * pool.speed for pool in pools) * (to_s - from_s)),
     )
 
 

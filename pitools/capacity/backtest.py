@@ -65,7 +65,7 @@ def backtest(trace: Trace, *, days: int) -> Iterator[BacktestPeriod]:
     """Yield a forecast for each period of a trace, and for each group of at least 100 jobs whose wait is known.
 
     A group that had fewer in the period before has none. Raises DataError for a
-    trace without real waits, or of fewer than two whole periods.
+    trace without real waits, or of fewer than three whole periods: with two, the forecast is the naive one.
     """
     if not any(wait >= 0 for wait in trace.wait_s):
         hint = "give the output of sacct -P with the columns Submit and Start, SWF, or a published log with waits"
@@ -73,8 +73,9 @@ def backtest(trace: Trace, *, days: int) -> Iterator[BacktestPeriod]:
             "no real waits (expected a trace with times of submission and start)", where=trace.name, hint=hint
         )
     parts = list(split_periods(trace, days))
-    if len(parts) < 2:
-        raise DataError(f"{len(parts)} whole periods of {days} days (expected two or more)", where=trace.name)
+    if len(parts) < 3:
+        problem = f"{len(parts)} whole periods of {days} days (expected three or more)"
+        raise DataError(problem, where=trace.name, hint="give a longer trace, or fewer --days")
     past: dict[str, list[float]] = {}
     has_tiers = len(set(trace.queue)) > 1
     naive = Waits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,8 @@ _SUMMARY_COLUMNS = (
 )  # fmt: skip
 
 
-def _check_growth(_ctx: click.Context, _param: click.Parameter, growth: float) -> float:
-    if not -1 < growth <= 1:
+def _check_growth(_ctx: click.Context, _param: click.Parameter, growth: float | None) -> float | None:
+    if growth is not None and not -1 < growth <= 1:
         raise click.BadParameter(f"{growth:g} is not above -1 and at most 1")
     return growth
 
@@ -39,7 +40,11 @@ def _check_growth(_ctx: click.Context, _param: click.Parameter, growth: float) -
 _trace_argument = click.argument("trace", type=_FILE)
 _skip_bad_option = click.option("--skip-bad", is_flag=True, help="Skip and count invalid rows.")
 _growth_option = click.option(
-    "--growth", type=float, default=0.0, callback=_check_growth, metavar="X", help="Weekly growth, as 0.02 for 2 %."
+    "--growth",
+    type=float,
+    callback=_check_growth,
+    metavar="X",
+    help="Weekly growth of each day's jobs from its place in TRACE on, as 0.02 for 2 %. [default: none]",
 )
 _days_option = click.option(
     "--days", type=click.IntRange(1, 3650), default=91, show_default=True, metavar="N", help="Days of synthetic jobs."
@@ -53,7 +58,9 @@ _days_option = click.option(
 def workload(trace: Path, skip_bad: bool, form: str) -> None:
     """Show the jobs of TRACE by team, tier (QOS or queue) and size, the class with the most GPU hours first.
 
-    TRACE is a trace as for `pit place simulate`, such as the output of `sacct -P`; - is stdin.
+    TRACE is a trace as for `pit place simulate`, such as the output of `sacct -P`; - is stdin. LIMIT USE is the median
+    share of the time limit that a job ran; BURSTINESS the variance of the hourly submissions over their mean, 1 where
+    jobs are independent of each other.
 
     \b
       sacct -aXP -S 2026-07-01 -o JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES > q
@@ -73,7 +80,7 @@ def workload(trace: Path, skip_bad: bool, form: str) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the draw.")
 @_growth_option
 @_skip_bad_option
-def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> None:
+def model(trace: Path, days: int, seed: int, growth: float | None, skip_bad: bool) -> None:
     """Write synthetic jobs with the shape of TRACE, as the output of `sacct -P`.
 
     \b
@@ -81,7 +88,8 @@ def model(trace: Path, days: int, seed: int, growth: float, skip_bad: bool) -> N
     """
     from pitools.capacity.synthesize import as_sacct, synthesize
 
-    for line in as_sacct(synthesize(_read(trace, skip_bad), days=days, seed=seed, growth_per_week=growth)):
+    jobs = _read(trace, skip_bad)
+    for line in as_sacct(synthesize(jobs, days=days, seed=seed, growth_per_week=_choose_growth(jobs, growth))):
         click.echo(line)
 
 
@@ -120,7 +128,7 @@ def ask(
     policy: str,
     days: int,
     seeds: int,
-    growth: float,
+    growth: float | None,
     png: Path | None,
     skip_bad: bool,
     form: str,
@@ -147,7 +155,8 @@ def ask(
       pit capacity ask q --site alpha --if "gpus alpha/gpu +64" --if "limit 1d" --reach "tier urgent p95 30m"
 
     With --reach the what-ifs are combined, at most six: printed are today and the cheapest combination that reaches
-    every goal with every seed. If none does: today, and a combination that comes nearer, if any; exit 1.
+    every goal with every seed. If none does: today, and a combination that comes nearer, if any; exit 1. UNFINISHED are
+    jobs that fit no pool, or never end; not those that still wait when the period is over.
     """
     from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
@@ -155,10 +164,12 @@ def ask(
     from pitools.capacity.what_if import apply_changes
     from pitools.capacity.workload import names_of
     from pitools.core import progress
-    from pitools.core.errors import UsageError
+    from pitools.core.errors import DataError, UsageError, suggest
     from pitools.core.output import Output
     from pitools.place.simulate import replay
 
+    if not all(map(str.strip, texts)):
+        raise UsageError("no change", where='--if ""', hint="today is always answered: leave it out")
     if png and (png.suffix != ".png" or not png.parent.is_dir()):  # checked before minutes of replaying
         raise UsageError("expected a name that ends in .png, in a folder that exists", where=f"--png {png}")
     replay.require_policy(policy)
@@ -166,13 +177,21 @@ def ask(
     today, jobs = _today(file, names), _read(trace, skip_bad)
     group_names = names_of(jobs)
     worlds = [apply_changes(text, today, group_names) for text in dict.fromkeys(("", *texts))]
-    period = Period(days=days, growth_per_week=growth, policy=policy)
+    period = Period(days=days, growth_per_week=_choose_growth(jobs, growth), policy=policy)
     require_inside(worlds, period)
     if (days_of_trace := whole_days(jobs)[1]) < 14:
         problem = f"the trace has {days_of_trace} whole days (expected 14 or more, two of each weekday)"
         click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
     if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
         click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)
+    if file:
+        named = {*today.tiers, *today.preempts, *chain.from_iterable(today.preempts.values())}
+        for tier in sorted(named - set(group_names.tiers)):
+            click.echo(f'pit: no jobs of the tier "{tier}" of {file} ({suggest(tier, group_names.tiers)})', err=True)
+    pools = {pool.pool: pool.price for world in worlds for pool in world.scenario.pools}
+    if any(pools.values()) and not all(pools.values()):
+        unpriced = ", ".join(pool for pool, price in pools.items() if not price)
+        click.echo(f"pit: no price: {unpriced}; their GPUs count as free", err=True)
     if policy == replay.OWN_POLICY and any(world.scenario.preempts for world in worlds):
         problem = "preemption does nothing under this policy, which queues jobs outside of the pools"
         if any(world.scenario.preempts != today.preempts for world in worlds):
@@ -184,6 +203,8 @@ def ask(
             cheapest, outcomes = find_cheapest(jobs, today, texts, reach, period, seeds=seeds, advance=bar)
         else:
             outcomes = simulate_all(jobs, worlds, period, seeds=seeds, advance=bar)
+    if lacking := [outcome.seed for outcome in outcomes if not outcome.waits]:
+        raise DataError(f"no jobs in the period of seed {lacking[0]}", where=jobs.name, hint="give more --days")
     answers = list(summarize_outcomes(outcomes))
     with Output(form, _ANSWER_COLUMNS) as out:
         for answer in answers:
@@ -194,6 +215,9 @@ def ask(
         draw_answers(answers, png)
     if unfinished := max(outcome.unfinished for outcome in outcomes if not outcome.what_if):
         click.echo(f"pit: jobs that fit no pool of today, or never end: {unfinished}; their wait is infinite", err=True)
+    for text, load in {outcome.what_if: outcome.load for outcome in outcomes if outcome.load > 1}.items():
+        problem = f"the jobs are {load:.2f} times what all GPUs can do: the queue grows, and waits with --days"
+        click.echo(f"pit: {text or 'today'}: {problem}", err=True)
     if reach and cheapest is None:
         click.echo("pit: neither today nor any combination of the what-ifs reaches every goal", err=True)
         ctx.exit(1)
@@ -231,11 +255,13 @@ def backtest(ctx: click.Context, trace: Path, days: int, periods: bool, skip_bad
 
 
 def _read(trace: Path, skip_bad: bool) -> Trace:
+    import msgspec
+
     from pitools.capacity.workload import without_early_jobs
     from pitools.place.simulate.trace import read_trace
 
     every = read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
-    jobs = without_early_jobs(every)
+    jobs = msgspec.structs.replace(without_early_jobs(every), name=str(trace))
     for number, what in (
         (every.unallocated, "jobs that run or wait still, never ran, or held no GPU"),
         (every.skipped, "invalid rows"),
@@ -244,6 +270,20 @@ def _read(trace: Path, skip_bad: bool) -> Trace:
         if number:
             click.echo(f"pit: left out {number} {what}", err=True)
     return jobs
+
+
+def _choose_growth(jobs: Trace, growth: float | None) -> float:
+    """Return the weekly growth; say that of the log where none is given, if it is a quarter from end to end."""
+    from pitools.capacity.workload import clock_s, growth_per_week
+    from pitools.place.simulate.model import DAY_S
+
+    moments = clock_s(jobs)
+    measured = growth_per_week(moments, moments[0], moments[-1])
+    weeks = (moments[-1] - moments[0]) / (7 * DAY_S)
+    if growth is None and not 1 / 1.25 < (1 + measured) ** weeks < 1.25:
+        problem = f"the jobs of {jobs.name} change by {measured:+.1%} a week"
+        click.echo(f"pit: {problem}, which is not counted on: give --growth, of 0 or other", err=True)
+    return growth or 0.0
 
 
 def _today(file: Path | None, names: tuple[str, ...]) -> Scenario:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pitools import cli
-from pitools.capacity.synthesize import as_sacct
+from pitools.capacity.synthesize import as_sacct, synthesize
 from pitools.core import progress
 from tests.capacity.made_month import month
 
@@ -27,6 +27,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("empty").write_text("")
     Path("today.toml").write_text(TOML)
     Path("t.toml").write_text(f"tiers = {{ b = 1 }}\n{TOML}")
+    rows = [f"{job}|a|2026-06-{job:02}T09:00:00|2026-06-{job:02}|60|gres/gpu=1" for job in range(3, 26)]
+    rest = [row for row in rows if int(row.split("|")[0]) % 7 not in (1, 2)]  # nothing on Mondays and Tuesdays
+    Path("rest").write_text("\n".join(["JobID|QOS|Start|Submit|ElapsedRaw|AllocTRES", *rest]) + "\n")
+    Path("oneday.txt").write_text("\n".join(lines[:2]) + "\n")
     Path("t").write_text("JobID|QOS|Submit|ElapsedRaw|AllocTRES\n1|a|2026-06-01|60|node=1\n2|b|2026-06-09|60|node=1\n")
     return tmp_path
 
@@ -68,6 +72,39 @@ def test_what_is_left_out_or_assumed_is_told(
         "pit: left out 10 jobs that run or wait still, never ran, or held no GPU", "pit: left out 1 invalid rows"
     ])  # fmt: skip
     assert ["whole days" in notes[2], "299 jobs have no time limit" in notes[3]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("toml", "words", "said"),
+    [
+        ("[tiers]\nurgnt = 1\n", (), 'no jobs of the tier "urgnt"'),
+        ("[pools.far]\ngpus = 8\n", (), "no price: far"),
+        ("", ("--if", "rent far 8 0"), "no price: far"),
+        ("", ("--if", "load x9"), "the queue grows"),
+    ],
+)
+def test_what_a_scenario_lacks_is_told(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    toml: str,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    """A tier that the jobs lack, pools that cost nothing beside others, and more work than the pools can do."""
+    Path("s.toml").write_text(toml + TOML.replace("96", "16" if "load" in str(words) else "96"))
+    code, _, err = pit(capsys, monkeypatch, "ask q --scenario s.toml --days 1 --seeds 1", *words)
+    assert (code, said in err) == (0, True)
+
+
+def test_growth_that_is_not_counted_on_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where the log grows, and no --growth is given."""
+    Path("g").write_text("\n".join(as_sacct(synthesize(month(5, days=28), days=28, growth_per_week=0.5))) + "\n")
+    for words, is_said in (("g", True), ("g --growth 0", False), ("q", False)):
+        code, _, err = pit(capsys, monkeypatch, f"model {words} --days 1")
+        assert (code, "a week" in err) == (0, is_said)
 
 
 def test_preemption_that_is_not_simulated_is_told(
@@ -135,6 +172,10 @@ def test_synthetic_jobs_are_a_trace(
         ("ask q --scenario today.toml --if", ("team visoin x2",), 2, 'did you mean "vision"'),
         ("ask t --scenario t.toml --policy ours --if", ("preempt b a",), 2, "does nothing under this policy"),
         ("ask q --scenario today.toml --days 7 --if", ("away near 8d 1d",), 2, "before day 7"),
+        ("ask q --scenario today.toml --if", ("",), 2, "no change"),
+        ("ask rest --scenario today.toml --days 2 --seeds 2 --png a.png", (), 5, "no jobs in the period"),
+        ("backtest rest --days 10", (), 5, "expected three"),
+        ("ask oneday.txt --scenario today.toml", (), 5, "oneday.txt"),
         ("ask q --scenario today.toml --growth nan", (), 2, "not above -1"),
         ("model q --growth -1", (), 2, "not above -1"),
         ("model q --days 1 --growth -0.999999", (), 5, "no jobs in 1 days"),
