@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -62,26 +63,26 @@ def synthesize(
         jobs = np.concatenate([np.arange(edges[day], edges[day + 1]) for day in source])
         target = np.repeat(np.arange(days), edges[source + 1] - edges[source])
         wanted = factors[jobs] * growth[target, source[target]]
-        if not layer and wanted.sum() > _MAX_JOBS:
-            raise DataError(f"{wanted.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})", where=trace.name)
-        share = np.clip(wanted - layer, 0.0, 1.0) if layer < wanted.max(initial=0.0) else np.ones(len(jobs))
-        if layer:
-            share *= np.minimum(lacking / np.maximum(np.bincount(team[jobs], share, len(teams)), _LEAST), 1.0)[
-                team[jobs]
-            ]
+        per_team = partial(np.bincount, team[jobs], minlength=len(teams))
+        if not layer:
+            if wanted.sum() > _MAX_JOBS:
+                problem = f"{wanted.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})"
+                raise DataError(problem, where=trace.name)
+            lacking, share = per_team(wanted), np.minimum(wanted, 1.0)
         else:
-            lacking = np.bincount(team[jobs], wanted, len(teams))
-        lacking -= np.bincount(team[jobs], share, len(teams))
+            share = np.clip(wanted - layer, 0.0, 1.0) if layer < wanted.max(initial=0.0) else np.ones(len(jobs))
+            share *= np.minimum(lacking / np.maximum(per_team(share), _LEAST), 1.0)[team[jobs]]
+        lacking -= per_team(share)
         shift_s = random.uniform(-_SHIFT_S, _SHIFT_S, days)[target] if layer else 0.0
         is_drawn = random.random(len(jobs)) < share
         parts.append((jobs[is_drawn], ((moments[jobs] + shift_s) % DAY_S + target * DAY_S)[is_drawn]))
         layer += 1
-    jobs, submit_s = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if not len(jobs):
+    rows, submit_s = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(rows):
         hint = "give more --days; a log with a long gap has days without jobs"
         raise DataError(f"no jobs in {days} days", where=trace.name, hint=hint)
     order = np.argsort(submit_s, kind="stable")
-    return _take(trace, jobs[order].tolist(), submit_s[order].tolist())
+    return _take(trace, rows[order].tolist(), submit_s[order].tolist())
 
 
 def whole_days(trace: Trace) -> tuple[int, int]:

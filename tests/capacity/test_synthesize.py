@@ -107,6 +107,8 @@ def test_a_trace_of_an_hour_has_no_shape() -> None:
     """A trace without a whole day is an error that says what to give."""
     with pytest.raises(DataError, match="no whole day"):
         synthesize(month(1, days=1, per_day=1.0), days=7)
+    with pytest.raises(DataError, match="no jobs"):
+        synthesize(month(1), days=7, team_factors={"": 0.0})
 
 
 @settings(max_examples=30, deadline=None)
@@ -119,7 +121,7 @@ def test_jobs_of_long_before_are_left_out(days_before: int, jobs: int, per_day: 
     columns = {
         key: [getattr(trace, key)[row] for row in rows]
         for key in trace.__struct_fields__
-        if key not in ("name", "began_s", "skipped", "unallocated") and getattr(trace, key)
+        if key not in ("name", "began_s", "skipped", "left_out", "running_gpu_hours") and getattr(trace, key)
     }
     columns["submit_s"] = [0.0] * jobs + [moment + days_before * DAY_S for moment in trace.submit_s]
     strayed = msgspec.structs.replace(trace, began_s=trace.began_s - days_before * DAY_S, **columns)

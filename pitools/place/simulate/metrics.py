@@ -21,8 +21,8 @@ class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-s
     """One policy on one trace, over the jobs that were submitted in `window`.
 
     jct: completion time, from submission to end. wait: to the first start; by GPUs requested, and by tier. slowdown:
-    jct over run time, the run at least 10 s. utilisation: GPU time held over GPU time available; goodput: the same,
-    each GPU weighted by its speed, and without work lost to failures; both until the end of the last job for `all`, and
+    jct over run time, the run at least 10 s. utilisation: GPU time held over GPU time available; goodput: the same
+    without the time of work that was lost to failures; both until the end of the last job for `all`, and
     for a half while its jobs arrive. makespan: from the first submission to the last end. fragmentation: the mean, over
     time, of the share of idle GPUs outside the pool with the most. jain: Jain's index of the owners' mean slowdowns (of
     the jobs', without owners); 1 is fair. leaves: mean leaf switches of jobs of several nodes, 0 without a fabric.
@@ -146,7 +146,7 @@ def gpu_time_shares(
 ) -> tuple[float, float]:
     """Return utilisation and goodput, see `SimulationSummary`, within a window. pools: only of these, by index."""
     chosen = list(range(len(result.scenario.pools)) if pools is None else pools)
-    size, speed = (np.array([float(getattr(p, key)) for p in result.scenario.pools]) for key in ("gpus", "speed"))
+    speed, size = (np.array([getattr(each, key) for each in result.scenario.pools]) for key in ("speed", "gpus"))
     from_s, to_s = window_s
     if to_s <= from_s or not chosen:
         return 0.0, 0.0
@@ -154,15 +154,12 @@ def gpu_time_shares(
     job, pool, gpus = (np.frombuffer(column, np.int32) for column in (spans.job, spans.pool, spans.gpus))
     start, end = np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
     inside_s = np.clip(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0, None) * np.isin(pool, chosen)
-    # Work by the trace's run times, each spread evenly over the time that its attempts held GPUs.
-    held_s = np.bincount(job, end - start, minlength=len(trace))
-    share = np.divide(inside_s, held_s[job], out=np.zeros_like(inside_s), where=held_s[job] > 0)
-    work = float((share * np.asarray(trace.gpus)[job] * np.asarray(trace.run_s)[job]).sum())
-    span_s = to_s - from_s
-    return (
-        float((gpus * inside_s).sum()) / (float(size[chosen].sum()) * span_s),
-        work / (float((size * speed)[chosen].sum()) * span_s),
-    )
+    # A job's run time is that of its kept work at speed 1, spread evenly over what its attempts could do.
+    could_s = np.bincount(job, (end - start) * speed[pool], minlength=len(trace))
+    kept = np.divide(trace.run_s, could_s, out=np.zeros(len(trace)), where=could_s > 0)[job] * inside_s
+    total = float(size[chosen].sum()) * (to_s - from_s)
+    held, useful = float((gpus * inside_s).sum()), float((np.asarray(trace.gpus)[job] * kept).sum())
+    return held / total, useful / total
 
 
 def _fragmentation(result: Result, window_s: tuple[float, float]) -> float:

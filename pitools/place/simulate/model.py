@@ -23,7 +23,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     the run time made before the job, on any scale, 0 without one. account: group or account, "" if unknown. wait_s:
     real wait from submission to start, -1 if unknown. began_s: the trace's start by its own clock, as Unix time, for
     hour and weekday; without a date in alibaba's trace, and in SWF without UnixStartTime. skipped: number of rows that
-    are not jobs. unallocated: number of jobs that never ran or held no GPU.
+    are not jobs. left_out: reason → number of jobs that never ran, held no GPU, or are not over; running_gpu_hours: of
+    those that run still.
     """
 
     name: str
@@ -40,10 +41,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: Sequence[float] = ()
     began_s: float = 0.0
     skipped: int = 0
-    unallocated: int = 0
+    left_out: Mapping[str, int] = {}
+    running_gpu_hours: float = 0.0
 
     def __len__(self) -> int:
         return len(self.job_id)
+
+    @property
+    def unallocated(self) -> int:
+        """Number of the jobs that are left out."""
+        return sum(self.left_out.values())
 
 
 class SimPool(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,35 @@ from typing import Any
 from pitools.core.errors import DataError
 from pitools.place.simulate.model import Trace
 from pitools.place.simulate.traces import alibaba, helios, philly, sacct, swf
-from pitools.place.simulate.traces.row import TraceRow
+from pitools.place.simulate.traces.row import LeftOut, TraceRow
 
-TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], TraceRow | None]]
+TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], TraceRow | LeftOut]]
 
 _MAX_GPUS = 1_000_000
 _MAX_RUN_S = 1e10  # three hundred years; what adds up stays exact to far below a second
 _MAX_SUBMIT_S = 1e11
+_SACCT = "sacct -aXP -o JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES"
 _HINT = "--skip-bad leaves such rows out, and counts them"
 
 
 def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     """Read the jobs of a CSV of Helios or alibaba, Philly's cluster_job_log, SWF, or the output of `sacct -P`; .gz too.
 
-    The format is detected from the text. Jobs that never ran or held no GPU are counted as unallocated. skip_bad: count
-    invalid rows too, instead of raising. Raises DataError naming file and line.
+    The format is detected from the text. Jobs that never ran, held no GPU or are not over are counted
+    by reason. skip_bad: count invalid rows too, instead of raising. Raises DataError naming file and line.
     """
     text = _text(path, skip_bad)
     rows, row = _detect_format(path, text)
     jobs: list[TraceRow] = []
     lines: dict[str, int] = {}
-    skipped = unallocated = 0
+    left_out: list[LeftOut] = []
+    skipped = 0
     try:
         for line, raw in rows(text):
             try:
                 job = row(raw)
-                if job is None:
-                    unallocated += 1
+                if isinstance(job, LeftOut):
+                    left_out.append(job)
                     continue
                 _check(job, lines)
             except (ValueError, KeyError, OverflowError) as error:
@@ -53,14 +56,17 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     if not jobs:
         hint = "a trace is one job a row; see pit place simulate -h"
         raise DataError("no job that ran and held a GPU", where=str(path), hint=hint)
-    return _columns(path.name.partition(".")[0], jobs, skipped, unallocated)
-
-
-def _columns(name: str, rows: list[TraceRow], skipped: int, unallocated: int) -> Trace:
-    rows.sort(key=lambda job: job.submit_s)
-    columns: dict[str, list[Any]] = dict(zip(TraceRow._fields, map(list, zip(*rows, strict=True)), strict=True))
-    columns["submit_s"] = [moment - rows[0].submit_s for moment in columns["submit_s"]]
-    return Trace(name=name, **columns, began_s=rows[0].submit_s, skipped=skipped, unallocated=unallocated)
+    jobs.sort(key=lambda job: job.submit_s)
+    columns: dict[str, list[Any]] = dict(zip(TraceRow._fields, map(list, zip(*jobs, strict=True)), strict=True))
+    columns["submit_s"] = [moment - jobs[0].submit_s for moment in columns["submit_s"]]
+    return Trace(
+        name=path.name.partition(".")[0],
+        **columns,
+        began_s=jobs[0].submit_s,
+        skipped=skipped,
+        left_out=Counter(job.reason for job in left_out),
+        running_gpu_hours=sum(job.gpu_hours for job in left_out),
+    )
 
 
 def _check(job: TraceRow, lines: dict[str, int]) -> None:
@@ -83,7 +89,7 @@ def _detect_format(path: Path, text: str) -> TraceFormat:
     first = next((line for line in text.splitlines() if line.strip()), "")
     if first.lstrip().startswith(("[", "{")):
         return philly.rows, philly.row
-    if set(sacct.REQUIRED_COLUMNS) <= set(first.split("|")):
+    if not (lacking := sacct.lacking_columns(first)):
         return sacct.rows, sacct.row
     if "job_id" in first.split(",") and "submit_time" in first:
         return helios.rows, helios.row
@@ -91,11 +97,11 @@ def _detect_format(path: Path, text: str) -> TraceFormat:
         return alibaba.rows, alibaba.row
     if first.startswith(";") or len(first.split()) == 18:
         return swf.rows, swf.row
-    raise DataError(
-        "unknown trace format",
-        where=f"{path}:1",
-        hint="give a CSV of Helios or alibaba, Philly's cluster_job_log, SWF, or of: sacct -aXP -o JobID,Submit,...",
-    )
+    if "|" in first or first.startswith("JobID"):
+        problem = f'no column {", ".join(lacking)} (expected a header line, with "|" between)'
+        raise DataError(problem, where=f"{path}:1", hint=_SACCT)
+    hint = f"give a CSV of Helios or alibaba, Philly's cluster_job_log, SWF, or of: {_SACCT}"
+    raise DataError("unknown trace format", where=f"{path}:1", hint=hint)
 
 
 def _text(path: Path, skip_bad: bool) -> str:

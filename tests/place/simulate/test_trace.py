@@ -137,6 +137,20 @@ def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, value: str)
     assert len(trace_jobs) >= 1
 
 
+def test_jobs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
+    """With the GPU hours so far of those that run still."""
+    (tmp_path / "t").write_text(
+        "JobID|Submit|State|ElapsedRaw|AllocTRES\n"
+        + "1|2026-01-01|COMPLETED|60|gres/gpu=1\n2|2026-01-01|RUNNING|7200|gres/gpu=8\n"
+        + "3|2026-01-01|RUNNING|3600|gres/gpu=2\n4|2026-01-01|PENDING|0|\n5|2026-01-01|CANCELLED by 0|0|\n"
+        + "6|2026-01-01|COMPLETED|60|cpu=2\n"
+    )
+    jobs = trace.read_trace(tmp_path / "t")
+    assert (len(jobs), jobs.unallocated) == (1, 5)
+    assert jobs.left_out == {"run still": 2, "wait still": 1, "never ran": 1, "held no GPU": 1}
+    assert jobs.running_gpu_hours == 18.0
+
+
 def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
     """Of a cluster where no job holds a GPU, nodes are counted, as in its scenario."""
     (tmp_path / "t").write_text(
@@ -154,6 +168,11 @@ def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
         ("", "unknown trace format"),
         ("a,b\n1,2\n", "unknown trace format"),
         ("JobID|Submit|Elapsed|AllocTRES\n", "no job that ran"),
+        ("JobID|Submit|Elapsed\n1|2026-01-01|60\n", "AllocTRES or ReqTRES"),
+        ("JobID|Submit|AllocTRES\n1|2026-01-01|node=1\n", "ElapsedRaw or Elapsed"),
+        ("JobID|Elapsed|AllocTRES\n1|60|node=1\n", "no column Submit"),
+        ("JobID,Submit,Elapsed,AllocTRES\n", "no column JobID, Submit"),
+        ("1|2026-01-01|60|node=1\n", "no column JobID, Submit"),
         (PHILLY[:400], "line 7: Expecting value"),
         (PHILLY.rstrip()[:-1], "truncated"),
         ('["x"', "truncated"),

@@ -23,6 +23,16 @@ class TraceRow(NamedTuple):
     wait_s: float = -1.0
 
 
+class LeftOut(NamedTuple):
+    """A job that is none of the trace: why, and the GPU hours that it holds so far."""
+
+    reason: str
+    gpu_hours: float = 0.0
+
+
+NEVER_RAN, NO_GPU = LeftOut("never ran"), LeftOut("held no GPU")
+
+
 def split_lines(text: str) -> list[str]:
     """Return the lines of a file. splitlines() would also split at separators that job names may contain."""
     return text.replace("\r\n", "\n").split("\n")

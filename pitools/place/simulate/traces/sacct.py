@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pitools.core.errors import PitError
-from pitools.place.simulate.traces.row import TraceRow, parse_naive_time, split_lines
+from pitools.place.simulate.model import HOUR_S
+from pitools.place.simulate.traces.row import NEVER_RAN, NO_GPU, LeftOut, TraceRow, parse_naive_time, split_lines
 from pitools.slurm.fields import none_to_empty, parse_count, parse_slurm_duration, parse_tres
 
-REQUIRED_COLUMNS = ("JobID", "Submit")
+_REQUIRED_COLUMNS = (("JobID",), ("Submit",), ("ElapsedRaw", "Elapsed"), ("AllocTRES", "ReqTRES"))  # one of each
+
+RUN_STILL = "run still"  # the reason of a job that holds GPUs
 
 _COUNTED_KEY = "counted"  # a column of ours; sacct's begin with a capital
+
+
+def lacking_columns(header: str) -> list[str]:
+    """Return what a header line lacks of the columns that are read."""
+    return [" or ".join(each) for each in _REQUIRED_COLUMNS if not set(each) & set(header.split("|"))]
 
 
 def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
@@ -24,8 +32,9 @@ def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
             yield line, dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
 
 
-def row(raw: dict[str, str] | None) -> TraceRow | None:
-    """Return a job; None if it held no GPU (no node, without GPUs), still runs or never ran. Raises ValueError."""
+def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
+    """Return a job, or why it is none: it held no GPU (no node, without GPUs), is not over or never ran. Raises
+    ValueError."""
     if raw is None:
         raise ValueError("another number of columns than the header")
     try:
@@ -36,11 +45,13 @@ def row(raw: dict[str, str] | None) -> TraceRow | None:
         gpus = _gpus(raw)
     except PitError as error:
         raise ValueError(f"{error.message} ({error.where})") from error
-    if run_s is None:
-        raise ValueError("no column with the job's run time")
-    ends = raw.get("State", "").split(" ")[0]
-    if not run_s or not gpus or ends in ("RUNNING", "PENDING", "REQUEUED"):
-        return None
+    state = raw.get("State", "").split(" ")[0]
+    if state == "RUNNING":
+        return LeftOut(RUN_STILL, gpus * (run_s or 0.0) / HOUR_S)
+    if state in ("PENDING", "REQUEUED"):
+        return LeftOut("wait still")
+    if not run_s or not gpus:
+        return NO_GPU if run_s else NEVER_RAN
     submit_s = parse_naive_time(raw["Submit"], "Submit")
     return TraceRow(
         job_id=raw["JobID"],
