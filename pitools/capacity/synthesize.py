@@ -7,7 +7,7 @@ stationary bootstrap of Politis and Romano, 1994, with weekdays that match), so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from math import ceil
@@ -63,7 +63,7 @@ def synthesize(
         jobs = np.concatenate([np.arange(edges[day], edges[day + 1]) for day in source])
         target = np.repeat(np.arange(days), edges[source + 1] - edges[source])
         wanted = factors[jobs] * growth[target, source[target]]
-        per_team = partial(np.bincount, team[jobs], minlength=len(teams))
+        per_team: Callable[..., Any] = partial(np.bincount, team[jobs], minlength=len(teams))
         if not layer:
             if wanted.sum() > _MAX_JOBS:
                 problem = f"{wanted.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})"
