@@ -15,7 +15,7 @@ from pitools.place.simulate.model import Trace
 from pitools.place.simulate.traces import alibaba, helios, philly, sacct, swf
 from pitools.place.simulate.traces.row import LeftOut, TraceRow
 
-TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], TraceRow | LeftOut]]
+TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], TraceRow | LeftOut | None]]
 
 _MAX_GPUS = 1_000_000
 _MAX_RUN_S = 1e10  # three hundred years; what adds up stays exact to far below a second
@@ -40,8 +40,8 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
         for line, raw in rows(text):
             try:
                 job = row(raw)
-                if isinstance(job, LeftOut):
-                    left_out.append(job)
+                if job is None or isinstance(job, LeftOut):
+                    left_out.append(job or LeftOut())
                     continue
                 _check(job, lines)
             except (ValueError, KeyError, OverflowError) as error:

@@ -119,6 +119,7 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
         (SWF.replace(" -1 -1 -1\n  2", "\n  2"), 3, "15"),
         (SACCT.replace("103_2|bob|x", "103_2|bob|a|b"), 5, ""),
         (SACCT.replace("2-00:00:01", "two days"), 5, "two days"),
+        (SACCT.replace("2-00:00:01", ""), 5, "no run time"),
         (PHILLY.replace("01:20:10", "01:10:10"), 11, ""),
         (PHILLY.replace(', "gpus": ["gpu0"]', ""), 11, "gpus"),
         (SWF.replace("   30   -1", "1e308   -1"), 5, "1e+308"),
@@ -143,11 +144,11 @@ def test_jobs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
         "JobID|Submit|State|ElapsedRaw|AllocTRES\n"
         + "1|2026-01-01|COMPLETED|60|gres/gpu=1\n2|2026-01-01|RUNNING|7200|gres/gpu=8\n"
         + "3|2026-01-01|RUNNING|3600|gres/gpu=2\n4|2026-01-01|PENDING|0|\n5|2026-01-01|CANCELLED by 0|0|\n"
-        + "6|2026-01-01|COMPLETED|60|cpu=2\n"
+        + "6|2026-01-01|COMPLETED|60|cpu=2\n7|2026-01-01|RUNNING|60|cpu=2\n"
     )
     jobs = trace.read_trace(tmp_path / "t")
-    assert (len(jobs), jobs.unallocated) == (1, 5)
-    assert jobs.left_out == {"run still": 2, "wait still": 1, "never ran": 1, "held no GPU": 1}
+    assert (len(jobs), jobs.unallocated) == (1, 6)
+    assert jobs.left_out == {"run still": 2, "wait still": 1, "never ran": 1, "held no GPU": 2}
     assert jobs.running_gpu_hours == 18.0
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from pitools.place.simulate.traces.row import (
-    NEVER_RAN,
-    NO_GPU,
-    LeftOut,
-    TraceRow,
-    parse_number,
-    parse_whole,
-    split_lines,
-)
+from pitools.place.simulate.traces.row import TraceRow, parse_number, parse_whole, split_lines
 
 Raw = dict[str | None, str]
 
@@ -25,18 +17,18 @@ def rows(text: str) -> Iterator[tuple[int, Raw]]:
         yield reader.line_num, raw
 
 
-def row(raw: Raw) -> TraceRow | LeftOut:
-    """Return a pod, a part of a GPU counted as one; one that held none or never ran is left out. Raises ValueError."""
+def row(raw: Raw) -> TraceRow | None:
+    """Return a pod, a part of a GPU counted as one; None for one without GPUs or never scheduled. Raises ValueError."""
     if None in raw or None in raw.values():
         raise ValueError(f"{len(raw)} columns (expected as many as the header)")
     gpus = parse_whole(raw["num_gpu"], "num_gpu")
     if not gpus or not raw["scheduled_time"]:
-        return NEVER_RAN if gpus else NO_GPU
+        return None
     created_s = parse_number(raw["creation_time"], "creation_time")
     scheduled_s = parse_number(raw["scheduled_time"], "scheduled_time")
     run_s = parse_number(raw["deletion_time"], "deletion_time") - scheduled_s
     if not run_s:
-        return NEVER_RAN
+        return None
     return TraceRow(
         job_id=raw["name"], submit_s=created_s, gpus=gpus, run_s=run_s, queue=raw["qos"], wait_s=scheduled_s - created_s
     )

@@ -5,16 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from pitools.place.simulate.traces.row import (
-    NEVER_RAN,
-    NO_GPU,
-    LeftOut,
-    TraceRow,
-    parse_naive_time,
-    parse_number,
-    parse_whole,
-    split_lines,
-)
+from pitools.place.simulate.traces.row import TraceRow, parse_naive_time, parse_number, parse_whole, split_lines
 
 Raw = dict[str | None, str]
 
@@ -26,8 +17,8 @@ def rows(text: str) -> Iterator[tuple[int, Raw]]:
         yield reader.line_num, raw
 
 
-def row(raw: Raw) -> TraceRow | LeftOut:
-    """Return a job; one that held no GPU or never ran is left out. Raises ValueError."""
+def row(raw: Raw) -> TraceRow | None:
+    """Return a job; None for one that held no GPU or never ran. Raises ValueError."""
     if None in raw or None in raw.values():
         raise ValueError(f"{len(raw)} columns (expected as many as the header)")
     gpus = parse_whole(raw.get("gpus") or raw.get("gpu_num") or "", "gpus")
@@ -37,7 +28,7 @@ def row(raw: Raw) -> TraceRow | LeftOut:
     else:
         submit_s = parse_number(raw.get("submit_s", ""), "submit_s")
     if not gpus or not run_s:
-        return NO_GPU if run_s else NEVER_RAN
+        return None
     guess, start = raw.get("predicted_rank_score", ""), raw.get("start_time", "")
     return TraceRow(
         job_id=raw["job_id"],

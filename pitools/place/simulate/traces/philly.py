@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from pitools.place.simulate.traces.row import NEVER_RAN, NO_GPU, LeftOut, TraceRow, parse_naive_time
+from pitools.place.simulate.traces.row import TraceRow, parse_naive_time
 
 _SPACE = " \t\r\n,"
 
@@ -34,11 +34,8 @@ def rows(text: str) -> Iterator[tuple[int, Any]]:
         yield line, raw
 
 
-def row(raw: Any) -> TraceRow | LeftOut:
-    """Return a job, with the run time of all attempts; one that never ran or held no GPU is left out.
-
-    Raises ValueError.
-    """
+def row(raw: Any) -> TraceRow | None:
+    """Return a job, with the run time of all its attempts; None if it never ran or held no GPU. Raises ValueError."""
     if not isinstance(raw, dict) or not isinstance(raw.get("attempts"), list):
         raise ValueError("not a job with attempts")
     job_id, run_s, gpus, began_s = raw.get("jobid"), 0.0, 0, inf
@@ -59,7 +56,7 @@ def row(raw: Any) -> TraceRow | LeftOut:
         run_s, gpus = run_s + ran_s, max(gpus, attempt_gpus)
     submit_s = parse_naive_time(raw.get("submitted_time", ""), "submitted_time")
     if not run_s or not gpus:
-        return NO_GPU if run_s else NEVER_RAN
+        return None
     return TraceRow(
         job_id=job_id,
         submit_s=submit_s,

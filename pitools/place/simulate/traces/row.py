@@ -26,11 +26,8 @@ class TraceRow(NamedTuple):
 class LeftOut(NamedTuple):
     """A job that is none of the trace: why, and the GPU hours that it holds so far."""
 
-    reason: str
+    reason: str = "never ran or held no GPU"
     gpu_hours: float = 0.0
-
-
-NEVER_RAN, NO_GPU = LeftOut("never ran"), LeftOut("held no GPU")
 
 
 def split_lines(text: str) -> list[str]:

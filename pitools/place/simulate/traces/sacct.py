@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pitools.core.errors import PitError
 from pitools.place.simulate.model import HOUR_S
-from pitools.place.simulate.traces.row import NEVER_RAN, NO_GPU, LeftOut, TraceRow, parse_naive_time, split_lines
+from pitools.place.simulate.traces.row import LeftOut, TraceRow, parse_naive_time, split_lines
 from pitools.slurm.fields import none_to_empty, parse_count, parse_slurm_duration, parse_tres
 
 _REQUIRED_COLUMNS = (("JobID",), ("Submit",), ("ElapsedRaw", "Elapsed"), ("AllocTRES", "ReqTRES"))  # one of each
@@ -33,8 +33,7 @@ def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
 
 
 def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
-    """Return a job, or why it is none: it held no GPU (no node, without GPUs), is not over or never ran. Raises
-    ValueError."""
+    """Return a job, unless it held no GPU (no node, without GPUs), is not over or never ran. Raises ValueError."""
     if raw is None:
         raise ValueError("another number of columns than the header")
     try:
@@ -45,13 +44,15 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
         gpus = _gpus(raw)
     except PitError as error:
         raise ValueError(f"{error.message} ({error.where})") from error
+    if run_s is None:
+        raise ValueError("no run time")
     state = raw.get("State", "").split(" ")[0]
-    if state == "RUNNING":
-        return LeftOut(RUN_STILL, gpus * (run_s or 0.0) / HOUR_S)
+    if state == "RUNNING" and gpus:
+        return LeftOut(RUN_STILL, gpus * run_s / HOUR_S)
     if state in ("PENDING", "REQUEUED"):
         return LeftOut("wait still")
     if not run_s or not gpus:
-        return NO_GPU if run_s else NEVER_RAN
+        return LeftOut("held no GPU" if run_s else "never ran")
     submit_s = parse_naive_time(raw["Submit"], "Submit")
     return TraceRow(
         job_id=raw["JobID"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pitools.place.simulate.traces.row import NEVER_RAN, LeftOut, TraceRow, parse_number, parse_whole, split_lines
+from pitools.place.simulate.traces.row import TraceRow, parse_number, parse_whole, split_lines
 
 _CANCELLED = "5"
 
@@ -18,8 +18,8 @@ def rows(text: str) -> Iterator[tuple[int, list[str]]]:
             yield line, [*raw.split(), began[1] if began else "0"]
 
 
-def row(raw: list[str]) -> TraceRow | LeftOut:
-    """Return a job, its processors as GPUs; one that was cancelled before it ran is left out. Raises ValueError."""
+def row(raw: list[str]) -> TraceRow | None:
+    """Return a job, its processors as GPUs; None if it was cancelled before it ran. Raises ValueError."""
     *raw, began = raw
     if len(raw) != 18:
         raise ValueError(f"{len(raw)} columns instead of 18")
@@ -28,7 +28,7 @@ def row(raw: list[str]) -> TraceRow | LeftOut:
     if units <= 0:
         units = parse_whole(raw[7], "requested processors")
     if run_s <= 0 and (raw[10] == _CANCELLED or run_s == 0):
-        return NEVER_RAN
+        return None
     return TraceRow(
         job_id=raw[0],
         submit_s=parse_number(raw[1], "submit time") + int(began),
