@@ -89,7 +89,7 @@ def take_jobs(trace: Trace, first: int, last: int) -> Trace:
     columns = {
         key: getattr(trace, key)[first:last]
         for key in trace.__struct_fields__
-        if key not in ("name", "submit_s", "began_s", "skipped", "left_out", "running_gpu_hours")
+        if key not in ("name", "submit_s", "began_s", "skipped", "left_out")
     }
     from_s = trace.submit_s[first] if first < len(trace) else 0.0
     submit_s = [moment - from_s for moment in trace.submit_s[first:last]]

@@ -259,13 +259,12 @@ def _read(trace: Path, skip_bad: bool) -> Trace:
 
     from pitools.capacity.workload import without_early_jobs
     from pitools.place.simulate.trace import read_trace
-    from pitools.place.simulate.traces.sacct import RUN_STILL
 
     every = read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
     jobs = msgspec.structs.replace(without_early_jobs(every), name=str(trace))
-    running = f", {every.running_gpu_hours:.0f} GPU hours so far"
+    reasons = every.left_out.items()
     for number, what in (
-        *((n, f"jobs that {why}{running if why == RUN_STILL else ''}") for why, n in every.left_out.items()),
+        *((len(each), f"jobs that {why}{f' ({sum(each):.0f} GPU hours)' * any(each)}") for why, each in reasons),
         (every.skipped, "invalid rows"),
         (len(every) - len(jobs), "jobs submitted long before the others"),
     ):

@@ -71,7 +71,7 @@ def test_what_is_left_out_or_assumed_is_told(
     code, _, err = pit(capsys, monkeypatch, "ask week --skip-bad --scenario today.toml --days 7 --seeds 2")
     notes = [line for line in err.splitlines() if line.startswith("pit: ")]
     assert (code, [note for note in notes if "left out" in note]) == (0, [
-        f"pit: left out 10 jobs that run still, {hours:.0f} GPU hours so far", "pit: left out 1 invalid rows"
+        f"pit: left out 10 jobs that run still ({hours:.0f} GPU hours)", "pit: left out 1 invalid rows"
     ])  # fmt: skip
     assert ["whole days" in notes[2], "299 jobs have no time limit" in notes[3]] == [True, True]
 

@@ -121,7 +121,7 @@ def test_jobs_of_long_before_are_left_out(days_before: int, jobs: int, per_day: 
     columns = {
         key: [getattr(trace, key)[row] for row in rows]
         for key in trace.__struct_fields__
-        if key not in ("name", "began_s", "skipped", "left_out", "running_gpu_hours") and getattr(trace, key)
+        if key not in ("name", "began_s", "skipped", "left_out") and getattr(trace, key)
     }
     columns["submit_s"] = [0.0] * jobs + [moment + days_before * DAY_S for moment in trace.submit_s]
     strayed = msgspec.structs.replace(trace, began_s=trace.began_s - days_before * DAY_S, **columns)

@@ -23,8 +23,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     the run time made before the job, on any scale, 0 without one. account: group or account, "" if unknown. wait_s:
     real wait from submission to start, -1 if unknown. began_s: the trace's start by its own clock, as Unix time, for
     hour and weekday; without a date in alibaba's trace, and in SWF without UnixStartTime. skipped: number of rows that
-    are not jobs. left_out: reason → number of jobs that never ran, held no GPU, or are not over; running_gpu_hours: of
-    those that run still.
+    are not jobs. left_out: reason → GPU hours so far of each job that never ran, held no GPU, or is not over.
     """
 
     name: str
@@ -41,8 +40,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: Sequence[float] = ()
     began_s: float = 0.0
     skipped: int = 0
-    left_out: Mapping[str, int] = {}
-    running_gpu_hours: float = 0.0
+    left_out: Mapping[str, Sequence[float]] = {}
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -50,7 +48,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unallocated(self) -> int:
         """Number of the jobs that are left out."""
-        return sum(self.left_out.values())
+        return sum(map(len, self.left_out.values()))
 
 
 class SimPool(msgspec.Struct, frozen=True, kw_only=True):

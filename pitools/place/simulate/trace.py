@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,15 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     rows, row = _detect_format(path, text)
     jobs: list[TraceRow] = []
     lines: dict[str, int] = {}
-    left_out: list[LeftOut] = []
+    left_out: dict[str, list[float]] = {}
     skipped = 0
     try:
         for line, raw in rows(text):
             try:
                 job = row(raw)
                 if job is None or isinstance(job, LeftOut):
-                    left_out.append(job or LeftOut())
+                    reason, gpu_hours = job or LeftOut()
+                    left_out.setdefault(reason, []).append(gpu_hours)
                     continue
                 _check(job, lines)
             except (ValueError, KeyError, OverflowError) as error:
@@ -59,14 +59,8 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     jobs.sort(key=lambda job: job.submit_s)
     columns: dict[str, list[Any]] = dict(zip(TraceRow._fields, map(list, zip(*jobs, strict=True)), strict=True))
     columns["submit_s"] = [moment - jobs[0].submit_s for moment in columns["submit_s"]]
-    return Trace(
-        name=path.name.partition(".")[0],
-        **columns,
-        began_s=jobs[0].submit_s,
-        skipped=skipped,
-        left_out=Counter(job.reason for job in left_out),
-        running_gpu_hours=sum(job.gpu_hours for job in left_out),
-    )
+    name = path.name.partition(".")[0]
+    return Trace(name=name, **columns, began_s=jobs[0].submit_s, skipped=skipped, left_out=left_out)
 
 
 def _check(job: TraceRow, lines: dict[str, int]) -> None:

@@ -11,8 +11,6 @@ from pitools.slurm.fields import none_to_empty, parse_count, parse_slurm_duratio
 
 _REQUIRED_COLUMNS = (("JobID",), ("Submit",), ("ElapsedRaw", "Elapsed"), ("AllocTRES", "ReqTRES"))  # one of each
 
-RUN_STILL = "run still"  # the reason of a job that holds GPUs
-
 _COUNTED_KEY = "counted"  # a column of ours; sacct's begin with a capital
 
 
@@ -48,7 +46,7 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
         raise ValueError("no run time")
     state = raw.get("State", "").split(" ")[0]
     if state == "RUNNING" and gpus:
-        return LeftOut(RUN_STILL, gpus * run_s / HOUR_S)
+        return LeftOut("run still", gpus * run_s / HOUR_S)
     if state in ("PENDING", "REQUEUED"):
         return LeftOut("wait still")
     if not run_s or not gpus:
