@@ -136,7 +136,7 @@ def ask(
     """Simulate today and what-ifs on the same synthetic jobs; print one record per what-if and group of jobs.
 
     Figures are medians over the seeds, but for the lowest and highest. A wait is all the time in which a job does not
-    run, until its end. A tier is a QOS or queue. With --site, the priorities of tiers and their preemption are those of
+    run, until its end. A tier is a QOS or queue, a team an account. With --site, priorities and preemption are those of
     the QOS there; a partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes,
     separated by commas:
 
