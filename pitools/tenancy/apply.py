@@ -22,7 +22,7 @@ from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 from pitools.tenancy.changes import ObjectChange, command, order_changes
 from pitools.tenancy.cluster_state import ClusterState
-from pitools.tenancy.words import difference_text, name_of
+from pitools.tenancy.words import deviation_text, name_of
 
 Call = Callable[[Sequence[str]], None]
 ReadAgain = Callable[[str], ClusterState]
@@ -103,12 +103,7 @@ def _require_unchanged(change: ObjectChange, found: ClusterState) -> None:
     users = [cluster for cluster, used in found.others.items() if is_removed_tier and change.key in used]
     if values in (change.before, change.after) and not users:
         return
-    if users:
-        problem = f"in use on {users[0]}"
-    elif values is None or change.before is None:
-        problem = "removed" if values is None else "made"
-    else:
-        problem = difference_text(change.key[0], change.before, values)
+    problem = f"in use on {users[0]}" if users else deviation_text(change.key[0], change.before, values)
     hint = "what this run did until then stands; pit tenancy plan shows what differs"
     raise ClusterError(f"{name_of(change.key)}: somebody else changed it during this run: {problem}", hint=hint)
 

@@ -66,8 +66,8 @@ class AccountingChanges(msgspec.Struct, frozen=True, kw_only=True):
         kind, name, *rest = key
         if each.kind == "association":
             keys = [self.keys.get(number) for number in each.ids]
-            # A user is at a cluster since the first association there, or before: "Add Users" may be another cluster's.
-            is_users = kind == "user" and ("is_def" in each.fields or each.action == "add")
+            # A user is at a cluster from the first association there to the last: others may have "Add Users" before.
+            is_users = kind == "user" and ("is_def" in each.fields or each.action != "modify")
             return key in keys or (is_users and any(row and row[0] == "member" and row[2] == name for row in keys))
         if kind == "lead":
             return each.kind == "coordinator" and name in each.accounts and rest[0] in each.names

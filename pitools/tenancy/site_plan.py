@@ -24,7 +24,7 @@ from pitools.tenancy.policy import table_name
 from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
 from pitools.tenancy.refusals import require_possible
 from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
-from pitools.tenancy.words import describe, name_of
+from pitools.tenancy.words import describe, deviation_text, name_of
 
 _HINT = "run the same command again: it goes on from what accounting has"
 _STALE = f"slurmdbd remembers emptied lists of preempted QOS until it is restarted; then {_HINT}"
@@ -217,7 +217,8 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
             break
         objects = {**now.objects, **{each.key: each.after for each in left}}
         then = msgspec.structs.replace(now, objects={key: v for key, v in objects.items() if v is not None})
-    problem = f"{name_of(left[0].key)} is not as set by this run: {left[0].before} (expected {left[0].after})"
+    deviation = deviation_text(left[0].key[0], left[0].after, left[0].before)
+    problem = f"{name_of(left[0].key)} is not as set by this run: {deviation}"
     hint = "somebody else may have changed it meanwhile: pit tenancy plan shows what differs"
     raise ClusterError(problem, where=f"site {site}", hint=hint)
 

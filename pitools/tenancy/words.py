@@ -18,6 +18,13 @@ def describe(change: ObjectChange) -> str:
     return f"{name}: {difference_text(change.key[0], change.before, change.after)}"
 
 
+def deviation_text(kind: str, expected: Values | None, found: Values | None) -> str:
+    """Return how an object that somebody else changed differs from what was expected, None for no object."""
+    if expected is None or found is None:
+        return "made" if expected is None else "removed"
+    return difference_text(kind, expected, found)
+
+
 def name_of(key: Key) -> str:
     """Return an object's name: `team vision`, `ann in team vision`."""
     kind, name, *rest = key

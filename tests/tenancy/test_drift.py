@@ -194,6 +194,10 @@ def test_who_brought_a_user_to_a_cluster() -> None:
     for values, actors in (({}, ["no2"]), ({"AdminLevel": "Operator"}, ["no3", "no2"])):
         (finding,) = drift.find_drift(state({("user", "ann"): values}), state({}), made_by, "alpha")
         assert [each.actor for each in finding.changes] == actors
+    gone = change(4, "remove", "association", ids=("7",))
+    made_by = msgspec.structs.replace(made_by, transactions=(change(1, "remove", "user", names=("ann",)), gone))
+    (finding,) = drift.find_drift(state({}), state({("user", "ann"): {}}), made_by, "alpha")
+    assert finding.changes[0].actor == "no4"
 
 
 def test_an_association_of_another_cluster_is_none_of_this_one() -> None:
