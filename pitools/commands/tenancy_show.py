@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from pitools.commands import completion
@@ -31,8 +29,9 @@ def show(user: str, sites: tuple[str, ...], with_never: bool, form: str) -> None
     """Show what USER (by default you) may run now, by account, QOS and partition, and what binds a larger job.
 
     now and ever are GPUs of the largest job that limits allow, beside what runs and alone; CPUs where a partition has
-    no GPUs. hours_left is of the tightest budget, of GPUs or CPUs as resource says; a job may start that needs more, if
-    Slurm does not enforce `safe`. Limits alone are asked: pit place plan says when a job starts.
+    no GPUs. max_time_s is of a job of one GPU or CPU. hours_left is of the tightest budget, of GPUs or CPUs as resource
+    says; a job may start that needs more, if Slurm does not enforce `safe`. Limits alone are asked: pit place plan says
+    when a job starts.
 
     \b
       pit tenancy show
@@ -65,7 +64,7 @@ def show(user: str, sites: tuple[str, ...], with_never: bool, form: str) -> None
     with Output(form, [name for name in Allowance.__struct_fields__ if name not in _LEFT_OUT]) as out:
         for row in shown:
             out(row)
-    if rows and not shown and sys.stderr.isatty():
+    if rows and not shown:
         click.echo(f"pit: nothing may ever run: {rows[0].message}; --all shows each", err=True)
     if not rows or not all(isinstance(error, UsageError) for error in errors):
         raise_last(errors)  # a user need not be in the accounts of each site
