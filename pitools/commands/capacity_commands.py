@@ -12,6 +12,9 @@ from pitools.commands.completion import complete_sites
 from pitools.commands.options import rows_format_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pitools.capacity.what_if import WhatIf
     from pitools.place.simulate.model import Scenario, Trace
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -160,11 +163,10 @@ def ask(
     """
     from pitools.capacity.ask import Period, require_inside, simulate_all, summarize_outcomes
     from pitools.capacity.cheapest import find_cheapest, parse_goal
-    from pitools.capacity.synthesize import whole_days
     from pitools.capacity.what_if import apply_changes
     from pitools.capacity.workload import names_of
     from pitools.core import progress
-    from pitools.core.errors import DataError, UsageError, suggest
+    from pitools.core.errors import DataError, UsageError
     from pitools.core.output import Output
     from pitools.place.simulate import replay
 
@@ -179,24 +181,7 @@ def ask(
     worlds = [apply_changes(text, today, group_names) for text in dict.fromkeys(("", *texts))]
     period = Period(days=days, growth_per_week=_choose_growth(jobs, growth), policy=policy)
     require_inside(worlds, period)
-    if (days_of_trace := whole_days(jobs)[1]) < 14:
-        problem = f"the trace has {days_of_trace} whole days (expected 14 or more, two of each weekday)"
-        click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
-    if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
-        click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)
-    if file:
-        named = {*today.tiers, *today.preempts, *chain.from_iterable(today.preempts.values())}
-        for tier in sorted(named - set(group_names.tiers)):
-            click.echo(f'pit: no jobs of the tier "{tier}" of {file} ({suggest(tier, group_names.tiers)})', err=True)
-    pools = {pool.pool: pool.price for world in worlds for pool in world.scenario.pools}
-    if any(pools.values()) and not all(pools.values()):
-        unpriced = ", ".join(pool for pool, price in pools.items() if not price)
-        click.echo(f"pit: no price: {unpriced}; their GPUs count as free", err=True)
-    if policy == replay.OWN_POLICY and any(world.scenario.preempts for world in worlds):
-        problem = "preemption does nothing under this policy, which queues jobs outside of the pools"
-        if any(world.scenario.preempts != today.preempts for world in worlds):
-            raise UsageError(problem, where=f"--policy {policy}", hint="leave --policy out")
-        click.echo(f"pit: --policy {policy}: {problem}", err=True)
+    _tell_assumptions(jobs, today, worlds, file, policy)
     cheapest: list[str] | None = None
     with progress.progress_bar("replaying", 0 if reach else len(worlds) * seeds, unit="periods") as bar:
         if reach:
@@ -285,6 +270,34 @@ def _choose_growth(jobs: Trace, growth: float | None) -> float:
         problem = f"the jobs of {jobs.name} change by {measured:+.1%} a week"
         click.echo(f"pit: {problem}, which is not counted on: give --growth, of 0 or other", err=True)
     return growth or 0.0
+
+
+def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], file: Path | None, policy: str) -> None:
+    """Print on stderr what the answers rest on. Raises UsageError for a what-if that its policy ignores."""
+    from pitools.capacity.synthesize import whole_days
+    from pitools.capacity.workload import names_of
+    from pitools.core.errors import UsageError, suggest
+    from pitools.place.simulate import replay
+
+    names = names_of(jobs)
+    if (days_of_trace := whole_days(jobs)[1]) < 14:
+        problem = f"the trace has {days_of_trace} whole days (expected 14 or more, two of each weekday)"
+        click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
+    if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
+        click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)
+    if file:
+        named = {*today.tiers, *today.preempts, *chain.from_iterable(today.preempts.values())}
+        for tier in sorted(named - set(names.tiers)):
+            click.echo(f'pit: no jobs of the tier "{tier}" of {file} ({suggest(tier, names.tiers)})', err=True)
+    pools = {pool.pool: pool.price for world in worlds for pool in world.scenario.pools}
+    if any(pools.values()) and not all(pools.values()):
+        unpriced = ", ".join(pool for pool, price in pools.items() if not price)
+        click.echo(f"pit: no price: {unpriced}; their GPUs count as free", err=True)
+    if policy == replay.OWN_POLICY and any(world.scenario.preempts for world in worlds):
+        problem = "preemption does nothing under this policy, which queues jobs outside of the pools"
+        if any(world.scenario.preempts != today.preempts for world in worlds):
+            raise UsageError(problem, where=f"--policy {policy}", hint="leave --policy out")
+        click.echo(f"pit: --policy {policy}: {problem}", err=True)
 
 
 def _today(file: Path | None, names: tuple[str, ...]) -> Scenario:

@@ -97,6 +97,7 @@ class Output:
             if os.path.sameopenfile(unread, 2):  # `2>&1 |`: its notes, too
                 os.dup2(null, 2)
             os.dup2(null, unread)  # the buffer is flushed once more at the end
+            os.close(null)
 
     write = _line  # for csv.writer
 
