@@ -40,6 +40,14 @@ class Square:
         return number * number, os.getpid()
 
 
+def expect_no_children() -> None:
+    """Fail if a child remains: two threads wait for each, and one may be told late."""
+    until = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert multiprocessing.active_children() == []
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_job_once(workers) -> None:
     """All jobs are done, in this process or in others."""
@@ -76,7 +84,7 @@ def test_tasks_that_write_nothing_are_killed_at_once(tmp_path) -> None:
     make_worker = partial(partial, finish_late, tmp_path / "late")
     with pytest.raises(DataError):
         list(worker_pool.run_tasks((1, 0), make_worker, workers=2, stop_timeout_s=0.0))
-    assert not multiprocessing.active_children()
+    expect_no_children()
     assert not (tmp_path / "late").exists()
 
 
@@ -107,10 +115,7 @@ def test_a_worker_that_hangs(monkeypatch) -> None:
     with pytest.raises(DataError, match="no square"):
         list(worker_pool.run_tasks(range(50), partial(Square, 5, "hang"), workers=3))
     assert time.monotonic() - began < 30
-    until = time.monotonic() + 10  # two threads wait for each child, and one may be told late
-    while multiprocessing.active_children() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert multiprocessing.active_children() == []
+    expect_no_children()
 
 
 def test_no_thread_is_left() -> None:
