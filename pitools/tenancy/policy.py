@@ -25,6 +25,7 @@ from pitools.core.strict_toml import convert_tables, read_toml
 from pitools.tenancy.columns import COLUMNS
 
 _TYPES: dict[str, Any] = {"count": int, "number": float, "list": list[str], "tres": dict[str, int | str]}  # others: str
+AMOUNTS = {column.key for columns in COLUMNS.values() for column in columns if column.kind == "tres"}
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -137,12 +138,9 @@ def table_name(key: tuple[str, ...]) -> str:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(base[key], over[key]) for key in base if _is_table(base[key]) and _is_table(over.get(key))}
-    return {**base, **over, **both}
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict)
+    """Return a table with what differs in another one: tables key by key, lists and amounts wholly."""
+    tables = [key for key in base.keys() & over.keys() - AMOUNTS if isinstance(base[key], dict)]
+    return {**base, **over, **{key: _merged(base[key], over[key]) for key in tables if isinstance(over[key], dict)}}
 
 
 def _copy(table: dict[str, Any]) -> dict[str, Any]:

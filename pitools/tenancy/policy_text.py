@@ -6,8 +6,9 @@ import json
 import re
 from typing import Any
 
+from pitools.tenancy.policy import AMOUNTS
+
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_INLINE = ("grp_tres", "max_tres", "min_tres")  # tables of amounts
 _WIDTH = 100
 
 
@@ -29,7 +30,7 @@ def _common(tables: list[dict[str, Any]]) -> dict[str, Any]:
     both: dict[str, Any] = {}
     for key, value in first.items():
         values = [value, *(other.get(key) for other in others)]
-        if all(isinstance(each, dict) for each in values) and not key.startswith(_INLINE):
+        if all(isinstance(each, dict) for each in values) and key not in AMOUNTS:
             both[key] = _common(values)
         elif all(each == value for each in values):
             both[key] = value
@@ -47,7 +48,7 @@ def _besides(table: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
-    is_inline = {key: not isinstance(value, dict) or key.startswith(_INLINE) for key, value in table.items()}
+    is_inline = {key: not isinstance(value, dict) or key in AMOUNTS for key, value in table.items()}
     if path and (not table or any(is_inline.values())):
         lines += ["", f"[{'.'.join(map(_key, path))}]"]
     for key, value in table.items():

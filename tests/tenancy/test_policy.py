@@ -15,7 +15,7 @@ from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.policy import administrators, load_policies, policy_of
-from pitools.tenancy.policy_text import policy_text
+from pitools.tenancy.policy_text import policy_text, site_tables
 from pitools.tenancy.refusals import require_possible, users_without_team
 from pitools.tenancy.words import describe
 from tests.tenancy.states import states
@@ -72,6 +72,18 @@ def test_sites_differ_where_they_say() -> None:
         {"Priority": "100"},
     )
     assert beta["team", "vision"] == {**alpha["team", "vision"], "Fairshare": "7"}
+
+
+@pytest.mark.parametrize(("amounts", "expected"), [({}, None), ({"cpu": 50}, "cpu=50")])
+def test_amounts_of_a_site_replace_all_that_it_had(amounts: dict[str, int], expected: str | None) -> None:
+    """Also none of them; the policy folded from what both sites then have gives each the same."""
+    tables = _tables()
+    tables["sites"]["alpha"] = {"teams": {"vision": {"grp_tres": amounts}}}
+    made = {site: desired_state(policy_of(tables, site, "p"), EMPTY) for site in ("alpha", "beta")}
+    assert made["alpha"].objects["team", "vision"].get("GrpTRES") == expected
+    folded = tomllib.loads(policy_text(site_tables({site: policy_tables(state) for site, state in made.items()})))
+    for site, state in made.items():
+        assert desired_state(policy_of(folded, site, "p"), EMPTY).objects == state.objects
 
 
 @given(states(), states())
