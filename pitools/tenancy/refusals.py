@@ -37,7 +37,7 @@ def _wrong_names(now: ClusterState, then: ClusterState) -> _Problems:
 
 
 def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
-    """Yield names that nothing defines (of tiers, teams, resources …), leads who are no users, new shares of zero."""
+    """Yield names that nothing defines (of tiers, resources …), leads who are no users, root's parent, shares of 0."""
     names = {kind: {key[1] for key in then.objects if key[0] == kind} for kind in ("tier", "team", "user")}
     names["team"].add("root")
     names["mode"] = _MODES
@@ -45,7 +45,7 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
     for key, values in then.objects.items():
         for column in COLUMNS[key[0]]:
             kind, text = _NAMES.get(column.option, ""), values.get(column.option, "")
-            for name in comma_list(text) if kind else ():
+            for name in _split(column.option, text) if kind else ():
                 plain = name.lstrip("+-") if column.option == "QOS" else name
                 if plain not in names[kind]:
                     yield key, f'{column.key}: no {kind} "{plain}"', suggest(plain, names[kind])
@@ -55,6 +55,8 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
                     yield key, f'{column.key}: the cluster counts no "{resource}"', hint
             if column.kind == "text" and not is_line(text) and text != now.objects.get(key, {}).get(column.option):
                 yield key, f"{column.key}: {text!r} is no line of Latin-1", "without | and control characters"
+        if key == ("team", "root") and "Parent" in values:
+            yield key, f'parent: root is above all teams, "{values["Parent"]}" too', "leave it out"
         if values.get("Fairshare") == "0" and now.objects.get(key, {}).get("Fairshare") != "0":
             problem = "shares: 0 lets no job of it start before the others (expected 1 or more)"
             yield key, problem, '"parent" shares what the team above has'
@@ -62,10 +64,16 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
             yield key, f'leads: "{key[2]}" is in no team', suggest(key[2], names["user"])
 
 
+def _split(option: str, text: str) -> tuple[str, ...]:
+    """Return the names of a value: of Parent and DefaultQOS at most one, which may be any text."""
+    return comma_list(text) if option not in ("Parent", "DefaultQOS") else (text,) if text else ()
+
+
 def _cycles(now: ClusterState, then: ClusterState) -> _Problems:
     """Yield a team that is below itself, and a tier that preempts itself, also by way of others: a changed one."""
     for kind, option, problem in (("team", "Parent", "parent: below itself"), ("tier", "Preempt", "preempts: a loop")):
-        links = {key[1]: comma_list(values.get(option, "")) for key, values in then.objects.items() if key[0] == kind}
+        of_kind = {key[1]: values.get(option, "") for key, values in then.objects.items() if key[0] == kind}
+        links = {name: _split(option, text) for name, text in of_kind.items()}
         try:
             TopologicalSorter(links).prepare()
         except CycleError as error:
