@@ -125,17 +125,22 @@ class _Site:
 
 
 def _absolute_shares(rows: Sequence[FairShare]) -> dict[tuple[str, str], float]:
-    """Return each row's part of the whole: its shares by those of its siblings, times the part of the account above."""
+    """Return each row's part of the whole: its shares by those of its siblings, times the part of the account above.
+
+    What is below an account without shares of its own (`parent`) is a sibling of that account.
+    """
+    accounts = {row.account: row for row in rows if not row.user}
+    without = {row.account: row.parent for row in accounts.values() if row.shares is None}
     totals: dict[str, int] = defaultdict(int)
     for row in rows:
-        totals[row.parent] += row.shares or 0
-    accounts = {row.account: row for row in rows if not row.user}
+        totals[path_up(row.parent, without)[-1]] += row.shares or 0
 
     def part(row: FairShare, depth: int) -> float:
         if not row.parent:
             return 1.0
-        above = accounts.get(row.parent)
-        own = (row.shares or 0) / totals[row.parent] if totals[row.parent] else 0.0
+        parent = path_up(row.parent, without)[-1]
+        above = accounts.get(parent)
+        own = (row.shares or 0) / totals[parent] if totals[parent] else 0.0
         return own * part(above, depth - 1) if above and depth else 0.0
 
     return {(row.account, row.user): part(row, len(rows)) for row in rows if row.shares is not None or not row.parent}

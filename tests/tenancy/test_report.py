@@ -82,6 +82,15 @@ def test_use_against_share_with_the_teams_below() -> None:
     assert rows["vision"].level_fs == 1.5
 
 
+def test_what_is_below_a_team_that_shares_as_a_parent_are_siblings_of_it() -> None:
+    """As fair share counts them: lab and sub have no shares of their own, and divide none."""
+    teams = (("lab", "root", None), ("vla", "lab", 3), ("sub", "lab", None), ("speech", "sub", 1), ("zoo", "root", 4))
+    rows = [FairShare(account=name, parent=parent, shares=shares) for name, parent, shares in teams]
+    granted = {"alpha": SiteShares([FairShare(account="root"), *rows], FACTORS, has_gpus=True)}
+    shares = {row.team: row.share for row in report([], granted=granted)}
+    assert shares == {"zoo": 0.5, "vla": 0.375, "speech": 0.125, "lab": None, "sub": None}
+
+
 def test_users_of_teams() -> None:
     """A user with hours; one whose share is the account's has none of its own."""
     rows = {(row.team, row.user): row for row in report(DETAILS, "user")}
