@@ -69,7 +69,7 @@ def parse_state(cluster: str, answers: Sequence[str]) -> ClusterState:
 
     Users and accounts without an association on this cluster are left out: other clusters have them, or none.
     """
-    qos, associations, parents, defaults, users, accounts, tres = map(_rows, answers)
+    qos, associations, parents, defaults, users, accounts, tres = map(_rows, queries(), answers)
     resources = frozenset("/".join(filter(None, row)) for row in tres)
     objects: dict[Key, Values] = {}
     others: dict[str, frozenset[Key]] = {}
@@ -150,15 +150,25 @@ def _record(row: Sequence[str]) -> Values:
     return {option: text for option, text in named.items() if text not in ("", row[0])}
 
 
-def _rows(text: str) -> list[list[str]]:
-    return [line.split("|") for line in text.split("\n") if line]
+def _rows(query: Sequence[str], text: str) -> list[list[str]]:
+    """Return the rows of an answer. Raises ClusterError for one with another number of values than asked for.
+
+    An account's description may contain `|`: its name and its leads, the first and the last value, are sure.
+    """
+    width = query[-1].count(",") + 1
+    rows = [line.split("|") for line in text.split("\n") if line]
+    for row in rows:
+        end = len(row) - width + 2
+        if "Description" in query[-1] and end > 2:
+            row[1:end] = ["|".join(row[1:end])]
+        if len(row) != width:
+            raise parse_error(" ".join(query), f"{len(row)} values (expected {width})", "|".join(row))
+    return rows
 
 
 def _values(columns: Sequence[Column], texts: Sequence[str], command: str) -> Values:
-    if len(texts) < len(columns):
-        raise parse_error(f"sacctmgr {command}", f"{len(texts)} values (expected {len(columns)})", "|".join(texts))
     try:
-        pairs = [(column.option, canonical(column, text)) for column, text in zip(columns, texts, strict=False)]
+        pairs = [(column.option, canonical(column, text)) for column, text in zip(columns, texts, strict=True)]
     except (ValueError, UsageError) as error:
         raise parse_error(f"sacctmgr {command}", str(error), "|".join(texts)) from error
     return {option: text for option, text in pairs if text}

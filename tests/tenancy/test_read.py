@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pitools.core import subprocesses
-from pitools.core.errors import ConfigError, Unreachable
+from pitools.core.errors import ClusterError, ConfigError, Unreachable
 from pitools.site.schema import Site, Slurm
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
@@ -43,6 +43,19 @@ def test_recorded_accounting_is_read(answers: list[str]) -> None:
     assert "gres/gpu" in state.resources
     bare = msgspec.structs.replace(state, objects={})
     assert desired_state(policy_of(policy_tables(state), "", "p"), bare).objects == state.objects
+
+
+def test_bar_in_the_description_of_an_account_makes_no_lead(answers: list[str]) -> None:
+    """Ann leads lab, and no physics does; any other row with more or fewer values than asked for is an error."""
+    lines = answers[5].replace("lab|pit|pit|", "lab|R|D group|physics|ann")
+    state = parse_state("alpha", [*answers[:5], lines, answers[6]])
+    assert [key for key in state.objects if key[:2] == ("lead", "lab")] == [("lead", "lab", "ann")]
+    about = {"Description": "R|D group", "Organization": "physics"}
+    assert state.objects["team", "lab"] == {**parse_state("alpha", answers).objects["team", "lab"], **about}
+    for i, answer in enumerate(answers):
+        for wrong in ("lone\n", answer.replace("|", "|x|", 1) if i != 5 else "a|b\n"):
+            with pytest.raises(ClusterError):
+                parse_state("alpha", [*answers[:i], wrong, *answers[i + 1 :]])
 
 
 def test_lead_who_is_inherited_on_another_cluster_is_none_of_this_one() -> None:
