@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from pitools.limits import rules
 from pitools.limits.billing import billing
 from pitools.limits.levels import AppliedLimit, Levels, find_levels
@@ -79,6 +81,16 @@ def judge(request: JobRequest, state: LimitState) -> Verdict:
 def first_limit(request: JobRequest, state: LimitState) -> Binding | None:
     """Return the first limit that binds the job and larger ones: not a minimum. None if there is none."""
     return next((each for each in judge(request, state).bindings if not each.limit.startswith("Min")), None)
+
+
+def raised_to_minimums(request: JobRequest, state: LimitState) -> JobRequest:
+    """Return the request with as many nodes, CPUs and GRES as the minimums that it is below ask for."""
+    bindings = [each for each in judge(request, state).bindings if each.limit.startswith("Min")]
+    pairs = [(each.limit.removeprefix("MinTRES=").replace("MinNodes", "node"), each.value or 0) for each in bindings]
+    least = dict(sorted(pairs))  # of two of nodes the larger
+    nodes, gres = least.get("node", request.nodes), {name: least[name] for name in least if name.startswith("gres/")}
+    cpus = max(nodes, least.get("cpu", request.cpus))
+    return msgspec.structs.replace(request, nodes=nodes, cpus=cpus, gres=request.gres | gres)
 
 
 def _job(request: JobRequest, levels: Levels, state: LimitState) -> _Job:

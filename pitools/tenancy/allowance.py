@@ -14,7 +14,7 @@ import msgspec
 from pitools.core.errors import UsageError, suggest
 from pitools.core.record import Record
 from pitools.limits import rules
-from pitools.limits.judge import first_limit, judge
+from pitools.limits.judge import first_limit, judge, raised_to_minimums
 from pitools.limits.levels import find_levels
 from pitools.limits.read import add_usage, read_limits
 from pitools.limits.records import Binding, Effect, JobRequest, LimitState
@@ -41,11 +41,12 @@ class LimitLeft(Record, frozen=True, kw_only=True, tag="pit.limit-left/1"):
 class Allowance(Record, frozen=True, kw_only=True, tag="pit.tenancy-allowance/1"):
     """What a user may run with one account and QOS in one partition, by limits alone.
 
-    effect: of a job of one GPU (one CPU, in a partition without GPUs) and a minute. now, ever: GPUs or CPUs, by
-    resource, of the largest job that may run beside what runs, and alone with the partition up. max_time_s: of a small
+    effect: may-run if a job of some size may, for a minute. now, ever: GPUs or CPUs, by resource, of the largest job
+    that may run beside what runs, and alone with the partition up; 0 if that is below a minimum. max_time_s: of a small
     job, None for no limit within a year. hours_left: of the resource, of the tightest budget; None without one.
-    binding: the first limit that stops a job of `now` + 1; None if only the partition's size does. reason, message: of
-    that limit. left: each limit shared with other jobs. not_judged: what else may refuse or hold a job.
+    binding: the first limit that stops a job of `now` + 1, or that minimum; None if only the partition's size does.
+    reason, message: of that limit. left: each limit shared with other jobs. not_judged: what else may refuse or hold a
+    job.
     """
 
     site: str
@@ -120,10 +121,21 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     levels, _ = find_levels(request, state)
     of_a_node = [on for on in levels.applicable_limits(rules.FOR_NODES) if on.name == "MaxTRESPerNode"]
     per_node = max(1, min([of_node, *(on.value for on in of_a_node if on.tres in (names or ["cpu"]))]))
-    sized = partial(_sized, request, names=names, per_node=per_node)
+    raised = raised_to_minimums(request, alone)  # any job may ask for so many nodes and CPUs, if they are there
+    nodes, cpus = min(partition.nodes, raised.nodes), min(partition.cpus, raised.cpus)
+    small = msgspec.structs.replace(request, nodes=nodes, cpus=cpus)
+    sized = partial(_sized, small, names=names, per_node=per_node)
     one, most = sized(1), total * per_node // of_node
-    now = _largest(most, lambda amount: first_limit(sized(amount), state) is None)
-    ever = _largest(most, lambda amount: first_limit(sized(amount), alone) is None)
+
+    def largest(limits: LimitState) -> tuple[int, Binding | None]:
+        """Return the size of the largest job, 0 if it is below a minimum of what was counted, and this minimum."""
+        amount = _largest(most, lambda amount: first_limit(sized(amount), limits) is None)
+        bindings, counted = judge(sized(amount), limits).bindings if amount else (), ("MinNodes", "node", "cpu", *names)
+        below = next((each for each in bindings if each.limit.removeprefix("MinTRES=") in counted), None)
+        return 0 if below else amount, below
+
+    now, below = largest(state)
+    ever, never = largest(alone)
     by = state if now else alone
     minutes = _largest(_YEAR_MIN, lambda m: first_limit(msgspec.structs.replace(one, time_s=m * 60), by) is None)
     left = tuple(
@@ -132,7 +144,7 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     )
     budgets = [row.left / 60 for row in left if row.limit == _BUDGETS[0 if gpus else 1]]
     larger = sized(now + 1) if now < most else sized(per_node + 1, per_node=of_node)
-    binding = first_limit(larger, state) if now < total else None
+    binding = never or below or (first_limit(larger, state) if now < total else None)
     verdict = judge(one, state)
     return Allowance(
         site=site,
@@ -154,11 +166,11 @@ def _allowance(request: JobRequest, state: LimitState, partition: Partition, sit
     )
 
 
-def _sized(request: JobRequest, amount: int, names: Sequence[str], per_node: int) -> JobRequest:
-    """Return the request for so many GPUs, by these names, with one CPU a node, or without names for CPUs."""
-    nodes = -(-amount // per_node)
-    cpus, gres = nodes if names else amount, dict.fromkeys(names, amount)
-    return msgspec.structs.replace(request, nodes=nodes, cpus=cpus, gres=gres)
+def _sized(small: JobRequest, amount: int, names: Sequence[str], per_node: int) -> JobRequest:
+    """Return a small job with so many GPUs, by these names, or without names CPUs; with a CPU a node, or its own."""
+    nodes = max(small.nodes, -(-amount // per_node))
+    cpus, gres = max(nodes, small.cpus if names else amount), dict.fromkeys(names, amount)
+    return msgspec.structs.replace(small, nodes=nodes, cpus=cpus, gres=gres)
 
 
 def _largest(most: int, may_run: Callable[[int], bool]) -> int:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from pitools.core.units import parse_duration
-from pitools.limits.judge import first_limit
+from pitools.limits.judge import first_limit, raised_to_minimums
 from pitools.limits.records import JobRequest, LimitState
 from pitools.slurm.fields import comma_list, parse_tres
 from pitools.slurm.records import Association, Partition, Qos
@@ -20,6 +20,7 @@ from pitools.tenancy.columns import COLUMNS
 _PARSERS: dict[str, Callable[[str], object]] = {"tres": parse_tres, "time": parse_duration, "list": comma_list}
 _Limited = TypeVar("_Limited", Association, Qos)
 _ZERO = re.compile(r"(^|=)0+(:00:00|M)?(,|$)")
+_CLOSING = ("LimitFactor", "MinTRES")
 _NAMED = 5  # users in a sentence
 
 
@@ -95,15 +96,16 @@ def _closed_by(state: ClusterState, key: Key, *, needs_tier: bool) -> str:
     while higher := above(state, path[-1]):
         path.append(higher)
     limited = [state.objects.get(row, {}) for row in (*path, *(("tier", name) for name in tiers))]
-    if not any(_ZERO.search(text) or "LimitFactor" in values for values in limited for text in values.values()):
-        return ""  # without a value of 0, which blocks all jobs, any limit lets a small one run
+    if not any(name in _CLOSING or _ZERO.search(text) for values in limited for name, text in values.items()):
+        return ""  # without a value of 0, which blocks all jobs, any other limit lets a small one run
     limits = LimitState(
         enforced=("limits",),
         associations=tuple(_record(state, row, Association, *row[1:]) for row in path),
         qos=tuple(_record(state, ("tier", name), Qos) for name in tiers),
     )
     job = JobRequest(user=key[2], account=key[1], partition=key[3], time_s=60, in_reservation=True)
-    limits_of = [first_limit(msgspec.structs.replace(job, qos=tier), limits) for tier in tiers or [""]]
+    jobs = [msgspec.structs.replace(job, qos=tier) for tier in tiers or [""]]
+    limits_of = [first_limit(raised_to_minimums(job, limits), limits) for job in jobs]
     return limits_of[0].message if limits_of[0] and all(limits_of) else ""
 
 

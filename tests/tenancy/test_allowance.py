@@ -74,6 +74,43 @@ def test_limit_per_node_spreads_a_job_over_more_nodes() -> None:
         assert (row.now, row.ever, row.reason) == (largest, largest, reason)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "expected"),
+    [
+        ({"gres/gpu": "4"}, {}, ("may-run", 64, 64, "")),
+        ({"gres/gpu": "65"}, {}, ("pends", 0, 0, "QOSMinGRES")),
+        ({"gres/gpu": "8"}, {"gres/gpu": "4"}, ("pends", 0, 0, "QOSMinGRES")),
+        ({"cpu": "64"}, {}, ("may-run", 64, 64, "")),
+        ({"cpu": "65"}, {}, ("pends", 0, 0, "QOSMinCpuNotSatisfied")),
+        ({"cpu": "9"}, {"cpu": "8"}, ("pends", 0, 0, "QOSMaxCpuPerJobLimit")),
+        ({"node": "4"}, {"gres/gpu": "8"}, ("may-run", 8, 8, "QOSMaxGRESPerJob")),
+        ({"node": "4"}, {"cpu": "3"}, ("pends", 0, 0, "QOSMaxCpuPerJobLimit")),
+        ({"mem": "1T", "gres/other": "2"}, {}, ("may-run", 64, 64, "")),
+    ],
+)
+def test_minimum_that_no_job_can_reach_leaves_nothing(
+    least: dict[str, str], most: dict[str, str], expected: tuple[str, int, int, str]
+) -> None:
+    """A job may ask for more GPUs, CPUs and nodes, as far as the partition has them and other limits allow it."""
+    qos = Qos(qos="low", min_tres=least, max_tres=most)
+    row, *_ = allowances("ann", msgspec.structs.replace(STATE, qos=(qos,)), "alpha")
+    assert (row.effect, row.now, row.ever, row.reason) == expected
+
+
+def test_what_is_left_below_a_minimum_is_nothing_now() -> None:
+    """6 of a user's 16 GPUs, where a job needs 8; and all, where a partition asks for 4 nodes and 2 may be used."""
+    low = msgspec.structs.replace(STATE.qos[0], min_tres={"gres/gpu": "8"}, max_tres={})
+    row, *_ = allowances("ann", msgspec.structs.replace(STATE, qos=(low,), usage=USED), "alpha")
+    assert (row.effect, row.now, row.ever, row.reason) == ("pends", 0, 16, "QOSMinGRES")
+    low = msgspec.structs.replace(low, min_tres={"gres/gpu": "17"})
+    full = LimitUsage(qos="low", user="ann", jobs=1, tres={"gres/gpu": 16})
+    row, *_ = allowances("ann", msgspec.structs.replace(STATE, qos=(low,), usage=(full,)), "alpha")
+    assert (row.now, row.ever, row.reason) == (0, 0, "QOSMinGRES")  # why no job may ever run, not now
+    wide = msgspec.structs.replace(STATE.partitions[0], min_nodes=4)
+    row, *_ = allowances("ann", msgspec.structs.replace(STATE, partitions=(wide,)), "alpha")
+    assert (row.now, row.ever, row.reason) == (0, 0, "QOSMaxNodePerJobLimit")
+
+
 def test_a_partition_that_is_down_allows_something_later() -> None:
     """Nothing runs there now, and the same as before ever."""
     down = tuple(msgspec.structs.replace(row, state="down") for row in STATE.partitions)
@@ -116,27 +153,28 @@ def _check(row: Allowance, pair: Pair, state: LimitState) -> None:
     names = [name for name in partition.tres if name.startswith("gres/gpu")]
     per_node = (int(partition.tres.get("gres/gpu", 0)) or partition.cpus) // partition.nodes
 
-    def reasons(amount: int, nodes: int = 1, time_s: int = 60) -> list[str]:
+    def reasons(amount: int, nodes: int, cpus: int, time_s: int = 60) -> list[str]:
         job = JobRequest(
             user=row.user, account=row.account, qos=row.qos, partition=row.partition, time_s=time_s, nodes=nodes
         )
-        gres, cpus = (dict.fromkeys(names, amount), nodes) if names else ({}, amount)
-        job = msgspec.structs.replace(job, gres=gres, cpus=cpus)
-        return [each.reason for each in judge(job, state).bindings if not each.limit.startswith("Min")]
+        gres, cpus = (dict.fromkeys(names, amount), cpus) if names else ({}, amount)
+        return [each.reason for each in judge(msgspec.structs.replace(job, gres=gres, cpus=cpus), state).bindings]
 
     def shapes(amount: int) -> list[list[str]]:
-        """What binds the job on each number of nodes, and what binds its fullest node."""
+        """What binds the job on each number of nodes, with as few CPUs as some QOS allows, and on its fullest node."""
         numbers = range(-(-amount // per_node), partition.nodes + 1)
-        of_node = {n: [reason for reason in reasons(-(-amount // n)) if "PerNode" in reason] for n in numbers}
-        return [reasons(amount, n) + of_node[n] for n in numbers]
+        of_node = {n: [reason for reason in reasons(-(-amount // n), 1, 1) if "PerNode" in reason] for n in numbers}
+        least = {1, *(int(qos.min_tres.get("cpu", "1")) for qos in state.qos)}
+        return [reasons(amount, n, max(n, cpus)) + of_node[n] for n in numbers for cpus in least]
 
     if row.now:
         assert [] in shapes(row.now)
     if row.binding:
         assert row.reason in [first for first, *_ in shapes(row.now + 1)]  # none is free
     if row.now and row.max_time_s is not None:
-        assert reasons(1, 1, row.max_time_s) == []
-        assert reasons(1, 1, row.max_time_s + 60)
+        for time_s in (row.max_time_s, row.max_time_s + 60):
+            of_one = [reason for reason in reasons(1, 1, 1, time_s) if "Min" not in reason.replace("Minutes", "")]
+            assert (of_one == []) == (time_s == row.max_time_s)
     same = (pair.job.account, pair.job.qos, pair.job.partition) == (row.account, row.qos, row.partition)
     if same and pair.slurm[0] == "may-run" and row.resource == "gpu":  # the real slurmctld let this job run
         assert row.now >= pair.job.gres.get("gres/gpu", 0)

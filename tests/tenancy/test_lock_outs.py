@@ -69,6 +69,15 @@ def _with(*gone: Key, **values: Values) -> ClusterState:
             _with(lab={"MaxTRES": "cpu=8"}, normal={"LimitFactor": "0.1"}),
             [f"{NOTHING} 1 CPU (at most 0 for a job of {LAB})"],
         ),
+        (_with(normal={"MinTRES": "gres/gpu=8", "MaxTRES": "gres/gpu=8"}), []),
+        (
+            _with(normal={"MinTRES": "gres/gpu=8", "MaxTRES": "gres/gpu=4"}),
+            [f'{NOTHING} 8 GPUs (at most 4 for a job of QOS "normal")'],
+        ),
+        (
+            _with(lab={"MaxTRES": "cpu=2"}, normal={"MinTRES": "node=3"}),
+            [f"{NOTHING} 3 CPUs (at most 2 for a job of {LAB})"],
+        ),
         (_with(lab={"GrpTRES": "node=0"}), [f"{NOTHING} 1 node (at most 0 for all of {LAB})"]),
         (_with(root={"MaxTRES": "cpu=0"}), [f'{NOTHING} 1 CPU (at most 0 for a job of account "root")']),
         (_with(lab={"MaxWall": "00:00:00"}), [f"{NOTHING} time limit 00:01:00 (at most 00:00:00 in {LAB})"]),
