@@ -86,19 +86,25 @@ def _dotted(path: str, key: str = "") -> str:
 
 
 def _with_key_names(tables: dict[str, Any], kind: Any, path: str) -> str:
-    """Replace `[...]` of a msgspec path by the first key whose value is wrong: `$.env[...]` becomes `$.env.N`."""
-    head, entry, rest = path.partition("[...]")
+    """Replace each `[...]` of a msgspec path by the first key whose value is wrong: `$.env[...]` becomes `$.env.N`."""
+    named, at = "$", "$"
     table: Any = tables
-    for part in re.findall(r"\.(\w+)", head):
-        table = table.get(part) if isinstance(table, dict) else None
-    if not entry or not isinstance(table, dict):
-        return path
-    for key, value in table.items():
-        try:
-            msgspec.convert(value, _kind_at(kind, head + entry))
-        except msgspec.ValidationError:
-            return f"{head}.{key}{rest}"
-    return path
+    for part in re.findall(r"\.\w+|\[[^\]]*\]", path):
+        at += part
+        if part == "[...]" and isinstance(table, dict):
+            wrong = (f".{key}" for key, value in table.items() if _is_wrong(value, _kind_at(kind, at)))
+            part = next(wrong, part)
+        named += part
+        table = table.get(part[1:]) if isinstance(table, dict) else None
+    return named
+
+
+def _is_wrong(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return True
+    return False
 
 
 def _fields_at(kind: Any, path: str) -> list[str]:

@@ -151,6 +151,8 @@ def test_listed_table_changes_the_keys_that_it_names(text: str, expected: dict[K
     ("path", "value", "key"),
     [
         (("teams", "vision", "max_job"), 1, "teams.vision.max_job"),
+        (("teams", "vision", "members", "ann", "max_job"), 1, "teams.vision.members.ann.max_job"),
+        (("sites", "gamma"), {"teams": {"x": {"members": {"y": {"tiers": 1}}}}}, "sites.gamma.teams.x.members.y.tiers"),
         (("teams", "vision", "shares"), 0, "teams.vision"),
         (("teams", "vision", "shares"), -4, "teams.vision"),
         (("teams", "vision", "max_jobs"), -3, "teams.vision"),
