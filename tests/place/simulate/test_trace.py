@@ -139,17 +139,20 @@ def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, value: str)
 
 
 def test_jobs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
-    """With the GPU hours so far of those that run still."""
+    """With the GPU hours so far of those that have not ended; what a requeue ended has."""
     (tmp_path / "t").write_text(
         "JobID|Submit|State|ElapsedRaw|AllocTRES\n"
         + "1|2026-01-01|COMPLETED|60|gres/gpu=1\n2|2026-01-01|RUNNING|7200|gres/gpu=8\n"
         + "3|2026-01-01|RUNNING|3600|gres/gpu=2\n4|2026-01-01|PENDING|0|\n5|2026-01-01|CANCELLED by 0|0|\n"
-        + "6|2026-01-01|COMPLETED|60|cpu=2\n7|2026-01-01|RUNNING|60|cpu=2\n"
+        + "6|2026-01-01|COMPLETED|60|cpu=2\n7|2026-01-01|RUNNING|60|cpu=2\n8|2026-01-01|SUSPENDED|3600|gres/gpu=4\n"
+        + "9|2026-01-01|FROBNICATED|3600|gres/gpu=3\n10|2026-01-01|REQUEUED|3600|gres/gpu=3\n"
     )
     jobs = trace.read_trace(tmp_path / "t")
-    assert (len(jobs), jobs.unallocated) == (1, 6)
-    left_out = {"run still": [16.0, 2.0], "wait still": [0.0], "never ran": [0.0], "held no GPU": [0.0, 0.0]}
-    assert jobs.left_out == left_out
+    assert (jobs.job_id, jobs.unallocated) == (["1", "10"], 8)
+    assert jobs.left_out == {
+        "run still": [16.0, 2.0], "wait still": [0.0], "never ran": [0.0], "held no GPU": [0.0, 0.0],
+        "are SUSPENDED still": [4.0], "have the unknown state FROBNICATED": [3.0],
+    }  # fmt: skip
 
 
 def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:

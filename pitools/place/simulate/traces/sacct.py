@@ -8,6 +8,7 @@ from pitools.core.errors import PitError
 from pitools.place.simulate.model import HOUR_S
 from pitools.place.simulate.traces.row import LeftOut, TraceRow, parse_naive_time, split_lines
 from pitools.slurm.fields import none_to_empty, parse_count, parse_slurm_duration, parse_tres
+from pitools.slurm.states import JOB_STATES, is_final, parse_job_state
 
 _REQUIRED_COLUMNS = (("JobID",), ("Submit",), ("ElapsedRaw", "Elapsed"), ("AllocTRES", "ReqTRES"))  # one of each
 
@@ -44,11 +45,12 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
         raise ValueError(f"{error.message} ({error.where})") from error
     if run_s is None:
         raise ValueError("no run time")
-    state = raw.get("State", "").split(" ")[0]
-    if state == "RUNNING" and gpus:
-        return LeftOut("run still", gpus * run_s / HOUR_S)
-    if state in ("PENDING", "REQUEUED"):
+    state = parse_job_state(raw.get("State", "COMPLETED"))
+    if state == "PENDING":
         return LeftOut("wait still")
+    if gpus and not (is_final(state) or state == "REQUEUED"):  # an attempt that a requeue ended
+        why = f"are {state} still" if state in JOB_STATES else f"have the unknown state {state}"
+        return LeftOut("run still" if state == "RUNNING" else why, gpus * run_s / HOUR_S)
     if not run_s or not gpus:
         return LeftOut("held no GPU" if run_s else "never ran")
     submit_s = parse_naive_time(raw["Submit"], "Submit")
