@@ -117,7 +117,8 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
         (HELIOS.replace(",1,4,1,FAILED", ",1.5,4,1,FAILED"), 4, "1.5"),
         (SWF.replace("   30   -1", "   -1   -1"), 5, "-1 s"),
         (SWF.replace(" -1 -1 -1\n  2", "\n  2"), 3, "15"),
-        (SACCT.replace("103_2|bob|x", "103_2|bob|a|b"), 5, ""),
+        (SACCT.replace("103_2|bob|x|", "103_2|bob|"), 5, "number of columns"),
+        (SACCT + SACCT.splitlines()[1].replace("01:00:00", "02:00:00"), 7, "duplicate of line 2"),
         (SACCT.replace("2-00:00:01", "two days"), 5, "two days"),
         (SACCT.replace("2-00:00:01", ""), 5, "no run time"),
         (PHILLY.replace("01:20:10", "01:10:10"), 11, ""),
@@ -153,6 +154,24 @@ def test_jobs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
         "run still": [16.0, 2.0], "wait still": [0.0], "never ran": [0.0], "held no GPU": [0.0, 0.0],
         "are SUSPENDED still": [4.0], "have the unknown state FROBNICATED": [3.0],
     }  # fmt: skip
+
+
+def test_every_attempt_of_a_requeued_job_is_kept(tmp_path: Path) -> None:
+    """As of `sacct -D`: the same job id, submitted again; each has an id of its own in the trace."""
+    again = "101|ann|train|high|2026-10-01T09:30:00|COMPLETED|00:30:00|1-00:00:00|gres/gpu=8\n"
+    attempts = rows(tmp_path, SACCT.replace("COMPLETED", "NODE_FAIL") + again)
+    assert [(gpus, run_s) for _, _, gpus, run_s, *_ in attempts] == [(8, 3600), (4, 172801), (8, 1800)]
+    assert len({job_id for job_id, *_ in attempts}) == 3
+
+
+@pytest.mark.parametrize("name", ["a|b", "two\nlines", "a|\n\n|b|c\n"])
+def test_a_name_may_hold_separators(tmp_path: Path, name: str) -> None:
+    """Separators and ends of lines in a job's name hide neither the job nor its neighbours; lines are counted on."""
+    text = SACCT.replace("train", name).replace("bob|x", f"bob|{name}")
+    assert rows(tmp_path, text) == rows(tmp_path, SACCT)
+    with pytest.raises(DataError) as error:
+        rows(tmp_path, f"{text}x|y\n")
+    assert error.value.where.endswith(f":{text.count(chr(10)) + 1}")
 
 
 def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:

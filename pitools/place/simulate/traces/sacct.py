@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pitools.core.errors import PitError
 from pitools.place.simulate.model import HOUR_S
@@ -21,14 +21,39 @@ def lacking_columns(header: str) -> list[str]:
 
 
 def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
-    """Yield (line, columns by name) of each job, with None for a line of another number of columns; skip steps."""
+    """Yield (line, columns by name) of each job, with None for another number of columns; skip steps.
+
+    A job that `sacct -D` lists with each of its attempts has another id for the later ones.
+    """
     first, *lines = split_lines(text)
-    header = [*first.split("|"), _COUNTED_KEY]
+    header = first.split("|")
     counted = "gres/gpu" if "gres/gpu" in text else "node"  # without GPUs, nodes: as a scenario of such sites
-    for line, raw in enumerate(lines, start=2):
-        cells = [*raw.split("|"), counted]
-        if raw and "." not in cells[0]:
-            yield line, dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
+    first_submit: dict[str, str] = {}
+    for line, cells in _records(lines, header):
+        if len(cells) != len(header):
+            yield line, None
+        elif "." not in (raw := dict(zip(header, cells, strict=True), **{_COUNTED_KEY: counted}))["JobID"]:
+            if first_submit.setdefault(raw["JobID"], raw["Submit"]) != raw["Submit"]:
+                raw["JobID"] += f" of {raw['Submit']}"
+            yield line, raw
+
+
+def _records(lines: Sequence[str], header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, cells) of each record; a job's name may hold separators and ends of lines.
+
+    A record goes on until it is complete, or a line is complete by itself: so a torn one hides no other.
+    """
+    separators, begin, count = len(header) - 1, 0, 0
+    for end, text in enumerate(lines, start=1):
+        count += text.count("|")
+        if count >= separators or end == len(lines) or lines[end].count("|") >= separators:
+            cells = "\n".join(lines[begin:end]).split("|")
+            if (more := len(cells) - len(header)) > 0 and "JobName" in header:
+                name = header.index("JobName")
+                cells[name : name + more + 1] = ["|".join(cells[name : name + more + 1])]
+            if any(cells):
+                yield begin + 2, cells
+            begin, count = end, 0
 
 
 def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
