@@ -66,7 +66,8 @@ def workload(trace: Path, skip_bad: bool, form: str) -> None:
     jobs are independent of each other.
 
     \b
-      sacct -aXP -S 2026-07-01 -o JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES > q
+      export SLURM_TIME_FORMAT=%s
+      sacct -aDXP -S 2026-07-01 -o JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES > q
       pit capacity workload q
     """
     from pitools.capacity.workload import describe_workload

@@ -77,7 +77,7 @@ def simulate(
 
     \b
       pit place simulate helios.csv --load 1.4 --policy ours --policy federation
-      sacct -aXP -S 2026-10-01 -o JobID,User,QOS,Submit,State,ElapsedRaw,TimelimitRaw,AllocTRES > month
+      sacct -aDXP -S 2026-10-01 -o JobID,User,QOS,Submit,State,ElapsedRaw,TimelimitRaw,AllocTRES > month
       pit place simulate month --site alpha --site beta --policy ours --policy slurm-m --png month.png
     """
     import msgspec

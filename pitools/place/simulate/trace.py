@@ -19,7 +19,7 @@ TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], 
 _MAX_GPUS = 1_000_000
 _MAX_RUN_S = 1e10  # three hundred years; what adds up stays exact to far below a second
 _MAX_SUBMIT_S = 1e11
-_SACCT = "sacct -aXP -o JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES"
+_SACCT = "SLURM_TIME_FORMAT=%s sacct -aDXPo JobID,User,Account,QOS,Submit,Start,State,ElapsedRaw,TimelimitRaw,AllocTRES"
 _HINT = "--skip-bad leaves such rows out, and counts them"
 
 

@@ -164,6 +164,19 @@ def test_every_attempt_of_a_requeued_job_is_kept(tmp_path: Path) -> None:
     assert len({job_id for job_id, *_ in attempts}) == 3
 
 
+def test_times_are_seconds_since_the_epoch_or_on_one_clock(tmp_path: Path) -> None:
+    """Seconds, as of SLURM_TIME_FORMAT=%s, know no change of clocks; a start before the submission is a bad row."""
+    text = "JobID|Submit|Start|ElapsedRaw|AllocTRES\n1|{}|{}|60|gres/gpu=8\n2|20260101|Unknown|60|gres/gpu=8\n"
+    (tmp_path / "t").write_text(text.format(1774745940, 1774746060))  # 01:59 and 03:01 in Berlin
+    seconds = trace.read_trace(tmp_path / "t")
+    assert (seconds.began_s, seconds.submit_s[1], seconds.wait_s) == (1767225600, 7520340, [-1.0, 120.0])
+    (tmp_path / "t").write_text(text.format("2026-10-25T02:30:00", "2026-10-25T02:10:00"))
+    with pytest.raises(DataError, match=r"Start is '2026-10-25T02:10:00', before .*SLURM_TIME_FORMAT=%s") as error:
+        trace.read_trace(tmp_path / "t")
+    assert error.value.where.endswith(":2")
+    assert trace.read_trace(tmp_path / "t", skip_bad=True).skipped == 1
+
+
 @pytest.mark.parametrize("name", ["a|b", "two\nlines", "a|\n\n|b|c\n"])
 def test_a_name_may_hold_separators(tmp_path: Path, name: str) -> None:
     """Separators and ends of lines in a job's name hide neither the job nor its neighbours; lines are counted on."""

@@ -55,7 +55,9 @@ def parse_whole(text: str, column: str) -> int:
 
 
 def parse_naive_time(text: str, column: str) -> float:
-    """Return a time without a zone as Unix time: only differences are used. Raises ValueError naming the column."""
+    """Return seconds since the epoch, or a time without a zone as if in UTC. Raises ValueError naming the column."""
+    if str(text).isdecimal() and 8 < len(str(text)) < 12:  # shorter: a date
+        return float(text)
     try:
         time = datetime.fromisoformat(text)
     except (TypeError, ValueError):

@@ -12,6 +12,7 @@ from pitools.slurm.states import JOB_STATES, is_final, parse_job_state
 
 _REQUIRED_COLUMNS = (("JobID",), ("Submit",), ("ElapsedRaw", "Elapsed"), ("AllocTRES", "ReqTRES"))  # one of each
 
+_SKEW_S = 60  # between the clocks of machines
 _COUNTED_KEY = "counted"  # a column of ours; sacct's begin with a capital
 
 
@@ -94,13 +95,17 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
 
 
 def _wait_s(raw: dict[str, str], submit_s: float) -> float:
-    """Return the seconds from when the job could start to its start; -1 without a column Start."""
+    """Return the seconds from when the job could start to its start; -1 without a column Start. Raises ValueError."""
     start = none_to_empty(raw.get("Start", ""))
     if not start or start == "Unknown":
         return -1.0
     eligible = none_to_empty(raw.get("Eligible", ""))
     since_s = parse_naive_time(eligible, "Eligible") if eligible and eligible != "Unknown" else submit_s
-    return max(0.0, parse_naive_time(start, "Start") - max(since_s, submit_s))
+    start_s = parse_naive_time(start, "Start")
+    if start_s < submit_s - _SKEW_S:
+        why = "if the clocks were set back, export with SLURM_TIME_FORMAT=%s"
+        raise ValueError(f"Start is {start!r}, before Submit, {raw['Submit']!r} ({why})")
+    return max(0.0, start_s - max(since_s, submit_s))
 
 
 def _gpus(raw: dict[str, str]) -> int:
