@@ -24,13 +24,14 @@ Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1"):
     """The jobs of one team, tier and size.
 
-    tier: the QOS, or queue. team: the account, "" if the trace has none. gpus: requested, as "8" or "2-7". gpu_hours:
-    by run time. share: of the GPU hours of all classes. limit_s: of the jobs that have a time limit, 0 without one.
-    limit_use: median of run time over limit. wait: real, of the jobs whose wait is known, null if of none. by_hour,
-    by_weekday: share of the submissions, from midnight and from Monday on. growth_per_week: change of the weekly jobs,
-    as a factor minus 1, from a line through the logarithms of the whole weeks; 0 with fewer than three. burstiness:
+    tier: the QOS, or queue. team: the account, "" if the trace has none. gpus: requested, as "8" or "2-7".
+    jobs_per_day: until a mean gap after the last job. gpu_hours: by run time. share: of the GPU hours of all classes.
+    limit_s: of the jobs that have a time limit, null if none has. limit_use: median of run time over limit. wait: real,
+    of the jobs whose wait is known, null if of none. by_hour, by_weekday: share of the submissions, from midnight and
+    from Monday on, on the trace's clock. growth_per_week: change of the weekly jobs, as a factor minus 1, from a line
+    through the logarithms of the whole weeks; null with fewer than three, or fewer jobs than weeks. burstiness:
     variance over mean of the hourly submissions, 1 if they are independent. day_correlation: of the submissions of a
-    day with the next day's.
+    day with the next day's, null with too few days or equal counts.
     """
 
     team: str
@@ -42,16 +43,16 @@ class WorkloadClass(Record, frozen=True, kw_only=True, tag="pit.workload-class/1
     share: float
     run_p50_s: float
     run_p95_s: float
-    limit_p50_s: float
-    limit_p95_s: float
-    limit_use: float
+    limit_p50_s: float | None
+    limit_p95_s: float | None
+    limit_use: float | None
     wait_p50_s: float | None
     wait_p95_s: float | None
     by_hour: tuple[float, ...]
     by_weekday: tuple[float, ...]
-    growth_per_week: float
+    growth_per_week: float | None
     burstiness: float
-    day_correlation: float
+    day_correlation: float | None
 
 
 def describe_workload(trace: Trace) -> list[WorkloadClass]:
@@ -122,7 +123,8 @@ class _Columns:
         self.limit_s = np.asarray(trace.limit_s, np.float64)
         self.wait_s = np.asarray(trace.wait_s or [-1.0] * len(trace), np.float64)
         self.gpu_hours = self.gpus * self.run_s / HOUR_S
-        self.days = max(float(trace.submit_s[-1]) / DAY_S, 1.0)
+        per_gap = len(trace) / max(len(trace) - 1, 1)  # each job has a gap after it, the last, too
+        self.days = max(float(trace.submit_s[-1]) / DAY_S * per_gap, 1.0)
 
 
 def _describe_class(columns: _Columns, key: Sequence[str], jobs: Any) -> WorkloadClass:
@@ -143,11 +145,11 @@ def _describe_class(columns: _Columns, key: Sequence[str], jobs: Any) -> Workloa
         share=gpu_hours / float(columns.gpu_hours.sum()),
         run_p50_s=percentile(run_s, 50),
         run_p95_s=percentile(run_s, 95),
-        limit_p50_s=percentile(limit_s[is_limited], 50),
-        limit_p95_s=percentile(limit_s[is_limited], 95),
-        limit_use=percentile(run_s[is_limited] / limit_s[is_limited], 50),
-        wait_p50_s=percentile(known_s, 50) if len(known_s := wait_s[wait_s >= 0]) else None,
-        wait_p95_s=percentile(known_s, 95) if len(known_s) else None,
+        limit_p50_s=_percentile(limit_s[is_limited], 50),
+        limit_p95_s=_percentile(limit_s[is_limited], 95),
+        limit_use=_percentile(run_s[is_limited] / limit_s[is_limited], 50),
+        wait_p50_s=_percentile(wait_s[wait_s >= 0], 50),
+        wait_p95_s=_percentile(wait_s[wait_s >= 0], 95),
         by_hour=_shares(moments // HOUR_S % _HOURS, _HOURS),
         by_weekday=_shares(moments // DAY_S % _WEEKDAYS, _WEEKDAYS),
         growth_per_week=growth_per_week(moments, from_s, to_s),
@@ -156,12 +158,12 @@ def _describe_class(columns: _Columns, key: Sequence[str], jobs: Any) -> Workloa
     )
 
 
-def growth_per_week(moments: Floats, from_s: float, to_s: float) -> float:
-    """Return the weekly change of the number of jobs, as a factor minus 1; 0 with fewer than three whole weeks."""
+def growth_per_week(moments: Floats, from_s: float, to_s: float) -> float | None:
+    """Return the weekly change of the number of jobs, as a factor minus 1; None with too few whole weeks, or jobs."""
     weeks = int((to_s - from_s) / (_WEEKDAYS * DAY_S))
-    if weeks < 3:
-        return 0.0
     inside = moments[moments < from_s + weeks * _WEEKDAYS * DAY_S]
+    if weeks < 3 or len(inside) < weeks:
+        return None
     weekly = np.bincount(((inside - from_s) // (_WEEKDAYS * DAY_S)).astype(int), minlength=weeks)
     slope = np.polyfit(np.arange(weeks), np.log(weekly + 0.5), 1)[0]  # +0.5: a week without a job
     return round(float(np.expm1(slope)), 6)
@@ -175,16 +177,20 @@ def counts(moments: Floats, from_s: float, to_s: float, step_s: float) -> Floats
     return np.bincount(numbers[(numbers >= 0) & (numbers < steps)], minlength=steps).astype(np.float64)
 
 
-def day_correlation(daily: Floats) -> float:
-    """Return the correlation of a day's count with the next day's; 0 with too few days or equal counts."""
+def day_correlation(daily: Floats) -> float | None:
+    """Return the correlation of a day's count with the next day's; None with too few days or equal counts."""
     if len(daily) < 4 or not daily[1:].std() or not daily[:-1].std():
-        return 0.0
+        return None
     return float(np.corrcoef(daily[1:], daily[:-1])[0, 1])
 
 
 def percentile(values: Any, share: float) -> float:
     """Return a percentile, 0 of no values."""
     return float(np.percentile(values, share)) if len(values) else 0.0
+
+
+def _percentile(values: Any, share: float) -> float | None:
+    return percentile(values, share) if len(values) else None
 
 
 def _shares(numbers: Floats, kinds: int) -> tuple[float, ...]:

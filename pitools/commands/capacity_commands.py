@@ -267,7 +267,7 @@ def _choose_growth(jobs: Trace, growth: float | None) -> float:
     moments = clock_s(jobs)
     measured = growth_per_week(moments, moments[0], moments[-1])
     weeks = (moments[-1] - moments[0]) / (7 * DAY_S)
-    if growth is None and not 1 / 1.25 < (1 + measured) ** weeks < 1.25:
+    if growth is None and measured is not None and not 1 / 1.25 < (1 + measured) ** weeks < 1.25:
         problem = f"the jobs of {jobs.name} change by {measured:+.1%} a week"
         click.echo(f"pit: {problem}, which is not counted on: give --growth, of 0 or other", err=True)
     return growth or 0.0

@@ -155,9 +155,11 @@ def test_a_class_of_the_workload_is_described() -> None:
     trace = msgspec.structs.replace(trace, limit_s=[18 * HOUR_S] * 7 + [0.0] * 14)
     first, second = workload.describe_workload(trace)
     assert (first.team, first.gpu_hours, first.share) == ("a", 189, 0.6)
-    assert (first.limit_use, second.limit_use, second.limit_p95_s) == (0.5, 0.0, 0.0)
+    assert (first.limit_use, second.limit_use, second.limit_p95_s) == (0.5, None, None)
+    assert (first.jobs_per_day, workload.day_correlation(np.ones(9))) == (pytest.approx(7 / 21), None)
     assert (first.wait_p95_s, second.wait_p50_s, second.wait_p95_s) == (None, 3600.0, 3600.0)
-    assert (first.by_hour[10], first.growth_per_week, second.growth_per_week) == (1.0, 0.0, 0.0)
+    assert (first.by_hour[10], first.growth_per_week, second.growth_per_week) == (1.0, None, None)
     assert (first.by_weekday[0], second.burstiness) == (0.1429, pytest.approx(1, abs=0.1))
     weekly = np.repeat(np.arange(3) * 7 * DAY_S, [100, 200, 400])
     assert workload.growth_per_week(weekly, 0.0, 21 * DAY_S) == pytest.approx(1.0, abs=0.02)
+    assert workload.growth_per_week(weekly[:2], 0.0, 21 * DAY_S) is None
