@@ -162,7 +162,7 @@ def test_synthetic_jobs_are_a_trace(
     ("text", "more", "code", "said"),
     [
         ("workload nowhere", (), 5, "no such file"),
-        ("workload empty", (), 5, "unknown trace format"),
+        ("workload empty", (), 5, "empty (expected"),
         ("workload none", (), 5, "no job that ran"),
         ("model one", (), 5, "no whole day"),
         ("ask one --scenario today.toml", (), 5, "no whole day"),

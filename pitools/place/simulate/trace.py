@@ -71,10 +71,10 @@ def _check(job: TraceRow, lines: dict[str, int]) -> None:
         raise ValueError(f"job {job.job_id}: duplicate of line {lines[job.job_id]}")
     if not 0 < job.gpus <= _MAX_GPUS:
         raise ValueError(f"job {job.job_id}: {job.gpus} GPUs (expected 1 to {_MAX_GPUS})")
-    if not 0 < job.run_s <= _MAX_RUN_S or not 0 <= job.limit_s <= _MAX_RUN_S:
-        raise ValueError(
-            f"job {job.job_id}: run time {job.run_s:g} s, limit {job.limit_s:g} s (at most {_MAX_RUN_S:g})"
-        )
+    if not 0 < job.run_s <= _MAX_RUN_S:
+        raise ValueError(f"job {job.job_id}: run time is {job.run_s:g} s (expected above 0, to {_MAX_RUN_S:g})")
+    if not 0 <= job.limit_s <= _MAX_RUN_S:
+        raise ValueError(f"job {job.job_id}: limit is {job.limit_s:g} s (expected 0 to {_MAX_RUN_S:g})")
     if abs(job.submit_s) > _MAX_SUBMIT_S:
         raise ValueError(f"job {job.job_id}: submitted at {job.submit_s:g} s (at most {_MAX_SUBMIT_S:g})")
 
@@ -95,7 +95,7 @@ def _detect_format(path: Path, text: str) -> TraceFormat:
         problem = f'no column {", ".join(lacking)} (expected a header line, with "|" between)'
         raise DataError(problem, where=f"{path}:1", hint=_SACCT)
     hint = f"give a CSV of Helios or alibaba, Philly's cluster_job_log, SWF, or of: {_SACCT}"
-    raise DataError("unknown trace format", where=f"{path}:1", hint=hint)
+    raise DataError("unknown trace format" if first else "empty (expected jobs)", where=f"{path}:1", hint=hint)
 
 
 def _text(path: Path, skip_bad: bool) -> str:

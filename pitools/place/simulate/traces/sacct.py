@@ -61,14 +61,9 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
     """Return a job, unless it held no GPU (no node, without GPUs), is not over or never ran. Raises ValueError."""
     if raw is None:
         raise ValueError("another number of columns than the header")
-    try:
-        run_s = parse_slurm_duration(raw.get("ElapsedRaw") or raw.get("Elapsed", ""))
-        limit_s = parse_slurm_duration(raw.get("TimelimitRaw", ""), unit_s=60) or parse_slurm_duration(
-            raw.get("Timelimit", "")
-        )
-        gpus = _gpus(raw)
-    except PitError as error:
-        raise ValueError(f"{error.message} ({error.where})") from error
+    run_s = _duration_s(raw, "ElapsedRaw" if raw.get("ElapsedRaw") else "Elapsed")
+    limit_s = _duration_s(raw, "TimelimitRaw", unit_s=60) or _duration_s(raw, "Timelimit")
+    gpus = _gpus(raw)
     if run_s is None:
         raise ValueError("no run time")
     state = parse_job_state(raw.get("State", "COMPLETED"))
@@ -108,8 +103,20 @@ def _wait_s(raw: dict[str, str], submit_s: float) -> float:
     return max(0.0, start_s - max(since_s, submit_s))
 
 
+def _duration_s(raw: dict[str, str], column: str, unit_s: int = 1) -> int | None:
+    text = raw.get(column, "")
+    try:
+        return parse_slurm_duration(text, unit_s)
+    except PitError as error:
+        raise ValueError(f"{column} is {text!r}, no duration") from error
+
+
 def _gpus(raw: dict[str, str]) -> int:
-    tres = parse_tres(raw.get("AllocTRES", "")) or parse_tres(raw.get("ReqTRES", ""))
-    if raw[_COUNTED_KEY] in tres:
-        return parse_count(tres[raw[_COUNTED_KEY]]) or 0
-    return sum(parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))
+    column = "AllocTRES" if none_to_empty(raw.get("AllocTRES", "")) else "ReqTRES"
+    tres = parse_tres(raw.get(column, ""))
+    try:
+        if raw[_COUNTED_KEY] in tres:
+            return parse_count(tres[raw[_COUNTED_KEY]]) or 0
+        return sum(parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))
+    except PitError as error:
+        raise ValueError(f"{column} is {raw[column]!r}, no number") from error
