@@ -34,7 +34,11 @@ _SUMMARY_COLUMNS = (
 )  # fmt: skip
 
 
-def _check_growth(_ctx: click.Context, _param: click.Parameter, growth: float | None) -> float | None:
+def _parse_growth(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
+    try:
+        growth = None if text is None else float(text)
+    except ValueError:
+        raise click.BadParameter(f'"{text}" is no number (expected as 0.02 for 2 %)') from None
     if growth is not None and not -1 < growth <= 1:
         raise click.BadParameter(f"{growth:g} is not above -1 and at most 1")
     return growth
@@ -44,8 +48,7 @@ _trace_argument = click.argument("trace", type=_FILE)
 _skip_bad_option = click.option("--skip-bad", is_flag=True, help="Skip and count invalid rows.")
 _growth_option = click.option(
     "--growth",
-    type=float,
-    callback=_check_growth,
+    callback=_parse_growth,
     metavar="X",
     help="Weekly growth of each day's jobs from its place in TRACE on, as 0.02 for 2 %. [default: none]",
 )
@@ -282,7 +285,7 @@ def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], fi
 
     names = names_of(jobs)
     if (days_of_trace := whole_days(jobs)[1]) < 14:
-        problem = f"the trace has {days_of_trace} whole days (expected 14 or more, two of each weekday)"
+        problem = f"whole days in the trace: {days_of_trace} (expected 14 or more, two of each weekday)"
         click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
     if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
         click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)

@@ -198,4 +198,7 @@ def default_format() -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == "-" or text.replace(".", "", 1).replace("-", "", 1).replace("e", "", 1).isdigit()
+    return (
+        text in ("-", "inf")
+        or text.replace(".", "", 1).replace("-", "", 1).replace("e", "", 1).replace("+", "", 1).isdigit()
+    )

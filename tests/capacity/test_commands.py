@@ -73,7 +73,7 @@ def test_what_is_left_out_or_assumed_is_told(
     assert (code, [note for note in notes if "left out" in note]) == (0, [
         f"pit: left out 10 jobs that run still ({hours:.0f} GPU hours)", "pit: left out 1 invalid rows"
     ])  # fmt: skip
-    assert ["whole days" in notes[2], "299 jobs have no time limit" in notes[3]] == [True, True]
+    assert ["whole days in the trace: " in notes[2], "299 jobs have no time limit" in notes[3]] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,7 @@ def test_synthetic_jobs_are_a_trace(
         ("ask oneday.txt --scenario today.toml", (), 5, "oneday.txt"),
         ("ask q --scenario today.toml --growth nan", (), 2, "not above -1"),
         ("model q --growth -1", (), 2, "not above -1"),
+        ("model q --growth 2%", (), 2, "as 0.02 for 2 %"),
         ("model q --days 1 --growth -0.999999", (), 5, "no jobs in 1 days"),
         ("ask q --scenario today.toml --reach", ("tier 4 p95 30m",), 2, "no jobs of"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.output import Output, fit_table, format_cell
+from pitools.core.output import Output, fit_table, format_cell, format_table
 from pitools.core.record import Record
 
 
@@ -40,7 +40,8 @@ def test_a_pipe_gets_one_object_a_line_with_its_schema_first() -> None:
 
 
 def test_a_table_aligns_and_keeps_the_order_of_columns() -> None:
-    """Numbers stand to the right, nothing is `-`."""
+    """Numbers stand to the right, also infinite and large ones; nothing is `-`."""
+    assert list(format_table(("wait_s",), [["5"], ["inf"], ["1e+10"]])) == ["WAIT S", "     5", "   inf", " 1e+10"]
     assert text("table", ("node", "free_bytes", "note")).splitlines() == [
         "NODE  FREE BYTES  NOTE",
         "n02            5  -",
