@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pitools.capacity.ask import Outcome, Period, replay_queue, simulate_all
-from pitools.capacity.what_if import WhatIf, apply_changes, owned_cost, parse_seconds
+from pitools.capacity.what_if import WhatIf, apply_changes, owned_cost, parse_seconds, split_words
 from pitools.capacity.workload import ALL, TraceNames, names_of
 from pitools.core.errors import UsageError
 from pitools.place.simulate.model import Scenario, Trace
@@ -34,7 +34,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_goal(text: str) -> Goal:
     """Return the goal of a text such as "tier urgent p95 30m" or "all p50 2h". Raises UsageError."""
-    kind, *name, quantile, most = text.split() if len(text.split()) > 2 else ("", "", "")
+    kind, *name, quantile, most = words if len(words := split_words(text)) > 2 else ("", "", "")
     try:
         if quantile not in ("p50", "p95") or (kind, len(name)) not in ((ALL, 0), ("tier", 1), ("team", 1)):
             raise ValueError(f'"{text}" is no goal', 'write "all p95 2h", "tier NAME p95 30m" or "team NAME p50 5m"')

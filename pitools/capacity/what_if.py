@@ -33,8 +33,8 @@ def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
     """
     world = WhatIf(text=text, scenario=msgspec.structs.replace(scenario, load=1.0), team_factors={"": scenario.load})
     subjects = set[tuple[str, ...]]()
-    for change in filter(None, (part.strip() for part in text.split(","))):
-        kind, *words = change.split()
+    for change in filter(None, map(str.strip, re.findall(r'(?:"[^"]*"|[^,])+', text))):
+        kind, *words = split_words(change)
         if kind not in _KINDS:
             hint = suggest(kind, _KINDS) or f"write one of: {'; '.join(form for form, *_ in _KINDS.values())}"
             raise UsageError(f'no change "{kind}"', where=f'"{change}"', hint=hint)
@@ -63,6 +63,11 @@ def apply_changes(text: str, scenario: Scenario, names: TraceNames) -> WhatIf:
                 hint = f'add "tier {tier} {priority.get(other, 0) + 1}"'
                 raise UsageError(f"{problem} ({expected})", where=f'"{text}"', hint=hint)
     return world
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a change or goal; one in double quotes may hold spaces and commas."""
+    return [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|(\S+)', text)]
 
 
 def _pool(name: str, world: WhatIf, _: TraceNames) -> SimPool:

@@ -145,7 +145,7 @@ def ask(
     Figures are medians over the seeds, but for the lowest and highest. A wait is all the time in which a job does not
     run, until its end. A tier is a QOS or queue, a team an account. With --site, priorities and preemption are those of
     the QOS there; a partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes,
-    separated by commas:
+    separated by commas; a name with spaces or commas is written "in quotes":
 
     \b
       gpus POOL +64           more, or fewer, GPUs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pitools.capacity.cheapest import parse_goal
 from pitools.capacity.what_if import apply_changes, owned_cost, shift_windows
 from pitools.capacity.workload import TraceNames
 from pitools.core.errors import UsageError
@@ -47,6 +48,13 @@ def test_the_order_of_a_load_and_a_team_does_not_matter() -> None:
         apply_changes(text, TODAY, TraceNames(["a"], [])) for text in ("team a x2, load x1.5", "load x1.5, team a x2")
     ]
     assert worlds[0].team_factors == worlds[1].team_factors
+
+
+def test_a_name_of_several_words_is_quoted() -> None:
+    """Also one with a comma, in what-ifs and goals."""
+    world = apply_changes('team "ro,bots" x2,team "big lab" x3', TODAY, TraceNames(["big lab", "ro,bots"], []))
+    assert world.team_factors == {"ro,bots": 2.0, "big lab": 3.0, "": 1.0}
+    assert parse_goal('team "big lab" p95 30m').group == "team big lab"
 
 
 def test_the_load_of_a_scenario_is_a_factor_of_the_jobs() -> None:
