@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pitools.core.errors import PitError
 from pitools.place.simulate.model import HOUR_S
 from pitools.place.simulate.traces.row import LeftOut, TraceRow, parse_naive_time, split_lines
-from pitools.slurm.fields import none_to_empty, parse_count, parse_slurm_duration, parse_tres
+from pitools.slurm.fields import count_gpus, none_to_empty, parse_count, parse_slurm_duration, parse_tres
 from pitools.slurm.states import JOB_STATES, is_final, parse_job_state
 
 _REQUIRED_COLUMNS = (("JobID",), ("Submit",), ("ElapsedRaw", "Elapsed"), ("AllocTRES", "ReqTRES"))  # one of each
@@ -91,11 +91,10 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
 
 def _wait_s(raw: dict[str, str], submit_s: float) -> float:
     """Return the seconds from when the job could start to its start; -1 without a column Start. Raises ValueError."""
-    start = none_to_empty(raw.get("Start", ""))
-    if not start or start == "Unknown":
+    start, eligible = (none_to_empty(raw.get(column, "")) for column in ("Start", "Eligible"))
+    if not start:
         return -1.0
-    eligible = none_to_empty(raw.get("Eligible", ""))
-    since_s = parse_naive_time(eligible, "Eligible") if eligible and eligible != "Unknown" else submit_s
+    since_s = parse_naive_time(eligible, "Eligible") if eligible else submit_s
     start_s = parse_naive_time(start, "Start")
     if start_s < submit_s - _SKEW_S:
         why = "if the clocks were set back, export with SLURM_TIME_FORMAT=%s"
@@ -115,8 +114,6 @@ def _gpus(raw: dict[str, str]) -> int:
     column = "AllocTRES" if none_to_empty(raw.get("AllocTRES", "")) else "ReqTRES"
     tres = parse_tres(raw.get(column, ""))
     try:
-        if raw[_COUNTED_KEY] in tres:
-            return parse_count(tres[raw[_COUNTED_KEY]]) or 0
-        return sum(parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))
+        return count_gpus(tres) if raw[_COUNTED_KEY] == "gres/gpu" else parse_count(tres.get("node", "")) or 0
     except PitError as error:
         raise ValueError(f"{column} is {raw[column]!r}, no number") from error
