@@ -22,8 +22,10 @@ explicit list.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 
 from pitools.core.record import Record
+from pitools.slurm.fields import comma_list
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, teams_top_down
 from pitools.tenancy.columns import COLUMNS, setting
 
@@ -270,6 +272,21 @@ def command(change: ObjectChange, state: ClusterState) -> list[str]:
     if change.key[0] == "team":  # Slurm would take the account above as the organization
         settings += [f"{option}={change.key[1]}" for option in _OF_RECORD if option not in after]
     return ["sacctmgr", "-i", verb, what, names, *where, *settings]
+
+
+def preempt_renewals(state: ClusterState) -> Iterator[list[str]]:
+    """Yield calls of sacctmgr that change nothing, after which slurmdbd knows again which tiers preempt which.
+
+    slurmdbd 22.05 adds a QOS 0 in memory, which is none, to a list that it empties or takes a name from, and keeps a
+    QOS that was removed. It then refuses as a loop that another tier preempts this one. A list that is set is as set;
+    an empty one is so once a name is taken from it that it has not.
+    """
+    tiers = {key[1]: comma_list(values.get(_PREEMPT, "")) for key, values in state.objects.items() if key[0] == "tier"}
+    for name in TopologicalSorter(tiers).static_order():  # a tier after those that it preempts
+        modify = ["sacctmgr", "-i", "modify", "qos", "where", f"name={name}", "set"]
+        yield [*modify, f"Preempt={','.join(tiers[name])}"]
+        if not tiers[name]:
+            yield [*modify, f"Preempt-={name}"]
 
 
 def _target(key: Key, cluster: str) -> tuple[str, str, list[str]]:

@@ -16,7 +16,7 @@ from pitools.core.journal import read_journal
 from pitools.core.record import Record
 from pitools.core.trust import user_name
 from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path
-from pitools.tenancy.changes import ObjectChange, command, order_changes
+from pitools.tenancy.changes import ObjectChange, command, order_changes, preempt_renewals
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs, without_inherited_leads
 from pitools.tenancy.columns import COLUMNS
 from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
@@ -27,7 +27,6 @@ from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
 from pitools.tenancy.words import describe, deviation_text, name_of
 
 _HINT = "run the same command again: it goes on from what accounting has"
-_STALE = f"slurmdbd remembers emptied lists of preempted QOS until it is restarted; then {_HINT}"
 _SHARED = ("Description", "Organization", "AdminLevel")  # by all clusters of a database, as are tiers and leads
 
 DesiredState = Callable[[ClusterState], ClusterState]
@@ -184,15 +183,17 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
     """
     site, slurm = accounting.site.name, accounting.client
 
-    def call(argv: Sequence[str]) -> None:
+    def call(argv: Sequence[str], *, is_again: bool = False) -> None:
         try:
             done = slurm.run_once(argv, _HINT)
             if not done.stdout.strip() and (refusal := done.stderr.strip()):  # of a default QOS, with exit code 0
                 raise ClusterError(" ".join(refusal.split()))
         except PitError as error:
+            if "QOS Preemption loop" in error.message and not is_again:  # there is none: `require_possible` looked
+                for each in (*preempt_renewals(read_again(accounting, "tier")), argv):
+                    call(each, is_again=True)
+                return
             error.where = f"site {site}: {shlex.join(argv)}"
-            if "QOS Preemption loop" in error.message:  # there is none: `require_possible` looked
-                raise error.with_hint(_STALE) from error
             if isinstance(error, ClusterError):
                 error.hint = "pit tenancy plan shows what is left to do"  # other hints are for those who submit jobs
             raise

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,10 @@ CHANGE = """
 grace_time = "00:05:00"
 preempt_mode = "REQUEUE"
 flags = ["denyonlimit"]
+[sites.alpha.tiers.pitprobe2]
+preempts = ["pitprobe"]
+[sites.alpha.tiers.pitprobe3]
+preempts = ["pitprobe", "pitprobe2"]
 [sites.alpha.teams.pitprobe]
 description = "A Probe"
 tiers = ["normal", "pitprobe"]
@@ -28,12 +33,15 @@ max_jobs = 3
 
 @pytest.mark.slurm
 def test_policy_on_a_real_database(clusters: Path, as_root: None, tmp_path: Path) -> None:
-    """The import asks for no change; a killed run is finished by the next; undone, sacctmgr prints what it did."""
+    """The import asks for no change; a killed run is finished by the next; undone, sacctmgr prints what it did.
+
+    Lists of preempted tiers become shorter, of which one is emptied.
+    """
     conf = {"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
     env = {**os.environ, **conf, "XDG_STATE_HOME": str(tmp_path / "state")}
     argv = [sys.executable, "-m", "pitools", "tenancy"]
 
-    def tenancy(*words: str, code: int = 0) -> list[dict[str, str]]:
+    def tenancy(*words: str, code: int = 0) -> list[dict[str, Any]]:
         done = subprocess.run([*argv, *words], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()] if "import" not in words else [{"": done.stdout}]
@@ -60,6 +68,9 @@ def test_policy_on_a_real_database(clusters: Path, as_root: None, tmp_path: Path
     finished = tenancy("run", str(changed))
     assert {row["change"] for row in planned} == {row["change"] for row in [first, *tenancy("history")]}
     assert tenancy("plan", str(changed)) == []
-    for run_id in dict.fromkeys(row["run"] for row in [*finished, first]):
+    changed.write_text(changed.read_text().replace('["pitprobe"]', "[]").replace('"pitprobe", ', ""))
+    shortened = tenancy("run", str(changed))
+    assert {row["key"][1] for row in shortened} == {"pitprobe2", "pitprobe3"}
+    for run_id in dict.fromkeys(row["run"] for row in [*shortened, *finished, first]):
         tenancy("run", "--undo", run_id)
     assert shown() == before

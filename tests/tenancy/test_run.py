@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pitools.commands.tenancy import group
+from pitools.core.errors import ClusterError
 from pitools.core.subprocesses import Completed
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
@@ -134,6 +135,26 @@ def test_what_unfinished_jobs_use_is_removed_later(pit: Pit, slurms: dict[str, S
     jobs.clear()
     code, rows = pit("run", policy, "--site", "a")
     assert (code, [row["change"] for row in rows]) == (0, ["remove bob in team lab"])
+
+
+def test_emptied_list_is_no_loop(pit: Pit, slurms: dict[str, Sacctmgr], monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmdbd 22.05 takes a tier for one whose list was emptied, until a name is taken from the empty list."""
+    slurm, stale = slurms["a"], {"normal"}
+    plain = slurm.run
+    slurm.objects |= {("tier", "low"): {}, ("tier", "high"): {"Preempt": "low,normal"}}
+    slurm.objects["tier", "normal"]["Preempt"] = "low"
+
+    def run(argv: list[str]) -> None:
+        if argv[-1] == "Preempt-=normal" and "Preempt" not in slurm.objects["tier", "normal"]:
+            return stale.clear()
+        if argv[-1] == "Preempt=normal" and stale:
+            raise ClusterError("QOS Preemption loop detected")
+        return plain(argv)
+
+    monkeypatch.setattr(slurm, "run", run)
+    code, rows = pit("run", "tiers.normal.preempts = []\ntiers.high.preempts = ['normal']\n", "--site", "a")
+    assert (code, [row["key"][1] for row in rows]) == (0, ["normal", "high"])
+    assert slurm.objects["tier", "high"] == {"Preempt": "normal"}
 
 
 def test_kept_member_keeps_what_it_needs() -> None:
