@@ -55,7 +55,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     from pitools.core.errors import TryLater, UsageError
     from pitools.core.output import Output
     from pitools.core.trust import require_trusted
-    from pitools.tenancy.apply import lock_journal
+    from pitools.tenancy.apply import journal_path, lock_journal, read_entries
     from pitools.tenancy.read import read_site
     from pitools.tenancy.site_plan import (
         next_state,
@@ -71,6 +71,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         require_trusted(Path(policy), "policy", group_above=True)
     where, run_id, waiting = policy or f"run {undo}", secrets.token_hex(4), 0
     with Output(form, DONE_COLUMNS) as out, lock_journal():
+        read_entries(journal_path())  # before the first change: each must be one that can be undone
         wanted = policy_states(Path(policy), sites) if policy else _undone_states(undo, sites)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)

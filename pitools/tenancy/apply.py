@@ -9,14 +9,15 @@ where somebody else changed one; what is changed between reading and call, a fra
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
 from pitools.core import timestamps
-from pitools.core.errors import ClusterError
-from pitools.core.journal import append_record
+from pitools.core.errors import ClusterError, DataError
+from pitools.core.journal import append_record, read_journal
 from pitools.core.locks import lock
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
@@ -54,6 +55,15 @@ def tenancy_dir() -> Path:
 def journal_path() -> Path:
     """Return the journal of all sites. Raises ClusterError."""
     return tenancy_dir() / "journal.jsonl"
+
+
+def read_entries(journal: Path) -> list[JournalEntry]:
+    """Return the entries of a journal. Raises DataError for a damaged one: no undo would know what was before it."""
+    try:
+        return read_journal(journal, JournalEntry)
+    except DataError as error:
+        name = shlex.quote(str(journal))
+        raise error.with_hint(f"mv {name} {name}.damaged; what is in it cannot be undone then") from error
 
 
 def lock_journal() -> AbstractContextManager[None]:

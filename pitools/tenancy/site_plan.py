@@ -12,10 +12,9 @@ from typing import Literal
 import msgspec
 
 from pitools.core.errors import ClusterError, ConfigError, PitError
-from pitools.core.journal import read_journal
 from pitools.core.record import Record
 from pitools.core.trust import user_name
-from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path
+from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path, read_entries
 from pitools.tenancy.changes import ObjectChange, command, order_changes, preempt_renewals
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs, without_inherited_leads
 from pitools.tenancy.columns import COLUMNS
@@ -234,7 +233,7 @@ def shared_changes(now: ClusterState, then: ClusterState) -> Iterator[str]:
 
 def history(sites: Sequence[str] = ()) -> list[ChangeRow]:
     """Return the changes of all runs at these sites, or at all, the oldest first. Raises DataError."""
-    entries = [entry for entry in read_journal(journal_path(), JournalEntry) if not sites or entry.site in sites]
+    entries = [entry for entry in read_entries(journal_path()) if not sites or entry.site in sites]
     following: dict[str, str] = {}
     rows = []
     for entry in reversed(entries):

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import ClusterError, DataError, UsageError
-from pitools.core.journal import read_journal
-from pitools.tenancy.apply import JournalEntry
+from pitools.tenancy.apply import read_entries
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs, without_inherited_leads
 from pitools.tenancy.words import name_of
 
@@ -18,7 +17,7 @@ _HINT = "change the policy instead: pit tenancy run POLICY"
 
 def sites_of_run(journal: Path, run: str) -> list[str]:
     """Return the sites that a run changed, the last one first. Raises UsageError for an unknown run."""
-    sites = dict.fromkeys(entry.site for entry in read_journal(journal, JournalEntry) if entry.run == run)
+    sites = dict.fromkeys(entry.site for entry in read_entries(journal) if entry.run == run)
     if not sites:
         hint = "list them: pit tenancy history"
         raise UsageError(f'no run "{run}" in the journal of this user', where=str(journal), hint=hint)
@@ -30,7 +29,7 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
 
     Raises ClusterError if an object, or one that needs it, was changed since, or the run changed another cluster.
     """
-    entries = read_journal(journal, JournalEntry)
+    entries = read_entries(journal)
     own = [entry for entry in entries if run in (entry.run, entry.undoes) and entry.site == site]
     starts = [entry for entry in own if entry.kind == "start" and entry.run == run]
     if not starts:

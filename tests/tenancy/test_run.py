@@ -18,6 +18,7 @@ from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
 from pitools.tenancy import removals, site_plan
+from pitools.tenancy.apply import journal_path
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.removals import keep_used
@@ -101,6 +102,17 @@ def test_one_run_over_several_sites_is_undone_as_one(pit: Pit, slurms: dict[str,
     assert [slurm.objects == OBJECTS for slurm in slurms.values()] == [False, True]
     assert [row["site"] for row in pit("run", "", "--undo", run)[1]] == ["a"]
     assert slurms["a"].objects == OBJECTS
+
+
+def test_run_with_a_damaged_journal_changes_nothing(pit: Pit, slurms: dict[str, Sacctmgr]) -> None:
+    """It could not be undone; the hint of the error is a command."""
+    pit("run", "teams.lab.max_jobs = 3", "--site", "a")
+    journal = journal_path()
+    journal.write_text("{broken\n" + journal.read_text())
+    assert pit("run", "teams.lab.max_jobs = 4", "--site", "a") == (5, [])
+    assert slurms["a"].objects["team", "lab"] == {"MaxJobs": "3"}
+    journal.rename(f"{journal}.damaged")
+    assert pit("run", "teams.lab.max_jobs = 4", "--site", "a")[0] == 0
 
 
 def test_history_of_an_unknown_site_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
