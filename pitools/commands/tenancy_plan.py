@@ -69,12 +69,14 @@ def policy_states(path: Path, sites: Iterable[str]) -> dict[str, DesiredState]:
 
 
 def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
-    """Print on stderr who would lose the last team, what other clusters have too, and what cannot be removed yet."""
+    """Print on stderr who loses the last team, whose usage is lost, what others have too, and what stays for now."""
     from pitools.tenancy.refusals import users_without_team
     from pitools.tenancy.site_plan import shared_changes
+    from pitools.tenancy.words import forgotten_usage
 
     users = users_without_team(accounting.state, kept.state)
     texts = [f"in no team any more: {', '.join(users)}"] if users else []
+    texts += forgotten_usage(accounting.state.objects, kept.state.objects)
     for text in (*texts, *shared_changes(accounting.state, kept.state), *kept.for_clusters, *kept.for_jobs):
         click.echo(f"pit: site {accounting.site.name}: {text}", err=True)
 

@@ -31,7 +31,7 @@ DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
     "--undo",
     metavar="RUN",
     default="",
-    help="Instead of a policy: restore what this run changed, at each site or those of --site.",
+    help="Instead of a policy: restore what this run changed, at each site or those of --site; but no used hours.",
 )
 @click.option(
     "--lock-out",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import Key, Values
 from pitools.tenancy.columns import COLUMNS
+
+_NAMED = 5  # objects in a sentence
 
 
 def describe(change: ObjectChange) -> str:
@@ -45,3 +49,11 @@ def difference_text(kind: str, before: Values | None, after: Values) -> str:
             removed = f"{column.key} {old} removed"
             parts.append(f"{column.key} {f'{old} → ' if old else ''}{new}" if new else removed)
     return ", ".join(parts)
+
+
+def forgotten_usage(before: Collection[Key], after: Collection[Key]) -> list[str]:
+    """Return whose usage Slurm forgets with their associations, as a sentence, if any. before, after: the objects."""
+    gone = sorted(key for key in before if key[0] in ("team", "member") and key not in after)
+    names = [name_of(key) for key in gone if key[0] == "team" or ("team", key[1]) not in gone]
+    named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return [f"what these used of budgets and shares is forgotten, also by an undo: {named}"] if names else []

@@ -22,6 +22,7 @@ from pitools.tenancy.apply import journal_path
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.removals import keep_used
+from pitools.tenancy.words import forgotten_usage
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.test_changes import read
 
@@ -167,6 +168,15 @@ def test_emptied_list_is_no_loop(pit: Pit, slurms: dict[str, Sacctmgr], monkeypa
     code, rows = pit("run", "tiers.normal.preempts = []\ntiers.high.preempts = ['normal']\n", "--site", "a")
     assert (code, [row["key"][1] for row in rows]) == (0, ["normal", "high"])
     assert slurm.objects["tier", "high"] == {"Preempt": "normal"}
+
+
+def test_usage_that_goes_with_an_association_is_said(tmp_path: Path, slurms: dict[str, Sacctmgr]) -> None:
+    """By a plan: of a member, or of a team and so of its members; but not of one that stays."""
+    for policy, said in (("teams.lab.users = ['bob']", ["ann in team lab"]), ("teams.new.users = ['ann']", [])):
+        (tmp_path / "p.toml").write_text(policy)
+        done = CliRunner().invoke(group, ["plan", str(tmp_path / "p.toml"), "--site", "a"])
+        assert [line.split(": ")[-1] for line in done.stderr.splitlines() if "forgotten" in line] == said
+    assert forgotten_usage(OBJECTS, [])[0].endswith(": team lab, team root")
 
 
 def test_kept_member_keeps_what_it_needs() -> None:
