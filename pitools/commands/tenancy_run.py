@@ -92,7 +92,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
                 out(row)
             waiting += len(kept.for_jobs)
     if waiting:
-        hint = "run the same command again once these jobs have ended"
+        hint = "run the same command again once they have ended; max_submit = 0 keeps further ones away until then"
         raise TryLater(f"removals that wait for unfinished jobs: {waiting}; all else is done", hint=hint)
 
 
