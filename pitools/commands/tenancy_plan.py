@@ -72,11 +72,15 @@ def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
     """Print on stderr who loses the last team, whose usage is lost, what others have too, and what stays for now."""
     from pitools.tenancy.refusals import users_without_team
     from pitools.tenancy.site_plan import shared_changes
-    from pitools.tenancy.words import forgotten_usage
+    from pitools.tenancy.words import forgotten_usage, name_of, partition_gaps
 
+    now, then = accounting.state.objects, kept.state.objects
     users = users_without_team(accounting.state, kept.state)
     texts = [f"in no team any more: {', '.join(users)}"] if users else []
-    texts += forgotten_usage(accounting.state.objects, kept.state.objects)
+    texts += forgotten_usage(now, then)
+    for key, text in partition_gaps(kept.state):
+        if any(now.get(each) != then.get(each) for each in (key, (*key[:3], ""))):
+            texts.append(f"{name_of(key)}: {text}")
     for text in (*texts, *shared_changes(accounting.state, kept.state), *kept.for_clusters, *kept.for_jobs):
         click.echo(f"pit: site {accounting.site.name}: {text}", err=True)
 

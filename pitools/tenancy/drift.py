@@ -15,7 +15,8 @@ from pitools.tenancy.changed_by import AccountingChanges
 from pitools.tenancy.changes import effective_tiers
 from pitools.tenancy.cluster_state import ClusterState, Values
 from pitools.tenancy.columns import COLUMNS
-from pitools.tenancy.words import difference_text, name_of
+from pitools.tenancy.policy import table_name
+from pitools.tenancy.words import difference_text, name_of, partition_gaps
 
 Remarks = Iterator[tuple[str, str, str]]  # object, message, hint
 
@@ -150,3 +151,5 @@ def find_notes(config: Config, then: ClusterState) -> Remarks:
         yield "PriorityUsageResetPeriod", message, f"{CONF}PriorityUsageResetPeriod=MONTHLY"
     if plugins := config.values.get("JobSubmitPlugins"):
         yield "JobSubmitPlugins", f"{plugins}: may change what a job asks for, unseen here", ""
+    for key, message in partition_gaps(then):
+        yield name_of(key), message, f"name them in [{table_name(key)}], too"

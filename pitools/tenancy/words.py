@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from pitools.tenancy.changes import ObjectChange
-from pitools.tenancy.cluster_state import Key, Values
+from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.columns import COLUMNS
 
 _NAMED = 5  # objects in a sentence
@@ -57,3 +57,13 @@ def forgotten_usage(before: Collection[Key], after: Collection[Key]) -> list[str
     names = [name_of(key) for key in gone if key[0] == "team" or ("team", key[1]) not in gone]
     named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     return [f"what these used of budgets and shares is forgotten, also by an undo: {named}"] if names else []
+
+
+def partition_gaps(then: ClusterState) -> Iterator[tuple[Key, str]]:
+    """Yield rows of one partition, and which values of the member do not count there: Slurm takes the row alone."""
+    for key, values in sorted(then.objects.items()):
+        if key[0] == "member" and key[3]:
+            own = then.objects.get((*key[:3], ""), {})
+            lost = {option: text for option, text in own.items() if option not in values}
+            if lost:
+                yield key, f"without {difference_text('member', None, lost)} of {key[2]} in other partitions"

@@ -162,6 +162,10 @@ def test_administrators_and_notes() -> None:
     assert notes == ["PriorityDecayHalfLife", "JobSubmitPlugins"]
     for_ever = drift.find_notes(config(PriorityUsageResetPeriod="NONE"), state(POLICY))
     assert [name for name, _, _ in for_ever] == ["PriorityUsageResetPeriod"]
+    man = ("member", "vision", "man")
+    rows: dict[Key, Values] = {(*man, ""): {"MaxJobs": "1", "QOS": "-b"}, (*man, "gpu"): {"QOS": "-b", "MaxWall": "60"}}
+    ((name, message, _),) = drift.find_notes(config(), state({**POLICY, **rows, (*man, "dev"): rows[*man, ""]}))
+    assert (name, message.split(" of ")[0]) == ("man in team vision, partition gpu", "without max_jobs 1")
 
 
 def change(at: int, action: str, kind: str, **values: Any) -> Transaction:
