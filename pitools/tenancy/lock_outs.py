@@ -77,7 +77,7 @@ def _rows(state: ClusterState) -> list[Key]:
 
 
 def _users(users: Sequence[str] | set[str]) -> str:
-    names = sorted(users)
+    names = sorted({*users})  # a user may have rows of several partitions
     return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} users ({', '.join(names[:_NAMED])}, ...)"
 
 

@@ -93,6 +93,13 @@ def test_lock_out_is_said(then: ClusterState, said: list[str]) -> None:
     assert lock_outs(then, then) == []
 
 
+def test_user_of_several_rows_is_named_once() -> None:
+    """One for all partitions, and one for each of some."""
+    now, then = ({**state.objects, (*ANN[:3], "gpu"): {}} for state in (NOW, _with(root={"QOS": ""})))
+    said = lock_outs(*(ClusterState(cluster="alpha", objects=objects) for objects in (now, then)))
+    assert said == [f"{NOTHING} no tier is left"]
+
+
 def test_administrator_of_another_cluster_of_the_database_is_one() -> None:
     """None is lacking while she has her rights there; and who runs the changes as such is not removed by them."""
     elsewhere = {"runner": "eve", "other_rights": {"eve": {"AdminLevel": "Administrator"}}}
