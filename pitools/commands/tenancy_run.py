@@ -46,7 +46,8 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     """Make accounting what POLICY (TOML) says; a record for each change.
 
     Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
-    Needs an administrator of Slurm's accounting. It ends where somebody else changes what it is about to change.
+    Needs an administrator of Slurm's accounting, or for limits of a team's members alone its lead (coordinator).
+    It ends where somebody else changes what it is about to change.
     Members and tiers of unfinished jobs are not removed yet: exit 75, all else is done.
     Exit 3: the policy is wrong, or would lock users out. Sites before the named one may be changed; the named one and
     those after it are not.
@@ -69,7 +70,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
         raise UsageError("no policy" if not undo else "a policy and --undo", hint="pit tenancy run POLICY | --undo RUN")
     if policy:
         require_trusted(Path(policy), "policy", group_above=True)
-    where, run_id, waiting = policy or f"run {undo}", secrets.token_hex(4), 0
+    where, run_id, changed, waiting = policy or f"run {undo}", secrets.token_hex(4), 0, 0
     with Output(form, DONE_COLUMNS) as out, lock_journal():
         read_entries(journal_path())  # before the first change: each must be one that can be undone
         wanted = policy_states(Path(policy), sites) if policy else _undone_states(undo, sites)
@@ -90,7 +91,10 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
             print_kept(each, kept)
             for row in run_changes(each, kept.state, run_id, undo):
                 out(row)
+                changed += 1
             waiting += len(kept.for_jobs)
+    if undo and not changed:
+        click.echo(f"pit: run {undo}: nothing left to restore", err=True)
     if waiting:
         hint = "run the same command again once they have ended; max_submit = 0 keeps further ones away until then"
         raise TryLater(f"removals that wait for unfinished jobs: {waiting}; all else is done", hint=hint)

@@ -14,6 +14,7 @@ import msgspec
 from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.record import Record
 from pitools.core.trust import user_name
+from pitools.slurm.errors import is_denied
 from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path, read_entries
 from pitools.tenancy.changes import ObjectChange, command, order_changes, preempt_renewals
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs, without_inherited_leads
@@ -194,7 +195,8 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
                 return
             error.where = f"site {site}: {shlex.join(argv)}"
             if isinstance(error, ClusterError):
-                error.hint = "pit tenancy plan shows what is left to do"  # other hints are for those who submit jobs
+                left = "pit tenancy plan shows what is left to do"  # other hints are for those who submit jobs
+                error.hint = "ask an administrator of Slurm's accounting" if is_denied(error) else left
             raise
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())

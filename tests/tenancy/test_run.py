@@ -103,6 +103,8 @@ def test_one_run_over_several_sites_is_undone_as_one(pit: Pit, slurms: dict[str,
     assert [slurm.objects == OBJECTS for slurm in slurms.values()] == [False, True]
     assert [row["site"] for row in pit("run", "", "--undo", run)[1]] == ["a"]
     assert slurms["a"].objects == OBJECTS
+    done = CliRunner().invoke(group, ["run", "--undo", run])
+    assert (done.exit_code, done.stdout, done.stderr.count("nothing left")) == (0, "", 1)
 
 
 def test_run_with_a_damaged_journal_changes_nothing(pit: Pit, slurms: dict[str, Sacctmgr]) -> None:
