@@ -148,6 +148,8 @@ def from_toml(column: Column, value: TomlValue) -> str:
             raise UsageError(f'"{wrong[0]}" is no name', hint="without commas, quotes, brackets, = and |")
         texts = [f"{name}={amount}" for name, amount in value.items()] if isinstance(value, dict) else value
         return canonical(column, ",".join(texts))
+    if column.key == "shares" and isinstance(value, str) and value != "parent":
+        raise UsageError(f'"{value}" is no shares', hint='write a whole number, without quotes, or "parent"')
     if isinstance(value, int | float) and value == -1:
         return ""
     if isinstance(value, int | float) and not 0 <= value <= _MAX:
@@ -158,6 +160,11 @@ def from_toml(column: Column, value: TomlValue) -> str:
 def is_name(text: str) -> bool:
     """Return whether Slurm can keep a text as the name of an account, a QOS or a user; but for capitals."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_user_name(text: str) -> bool:
+    """Return whether a text may be the name of a user, as Slurm and POSIX have them; but for capitals."""
+    return is_name(text) and not any(char in " :/" for char in text)
 
 
 def is_line(text: str) -> bool:

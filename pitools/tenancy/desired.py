@@ -125,7 +125,7 @@ def _values(key: Key, table: msgspec.Struct, before: Values, where: str) -> Valu
                 kept = [f"{name}={amount}" for name, amount in minutes.items() if name != _GPU or hours]
                 values[_MINUTES] = canonical(column, ",".join(kept))
         except (UsageError, ValueError) as error:
-            raise _error(f"{column.key}: {error}", key, where) from error
+            raise _error(f"{column.key}: {error}", key, where, getattr(error, "hint", "")) from error
     return {option: text for option, text in values.items() if text}
 
 

@@ -25,23 +25,37 @@ from pitools.core.strict_toml import convert_tables, read_toml
 from pitools.tenancy.columns import COLUMNS
 
 _TYPES: dict[str, Any] = {"count": int, "number": float, "list": list[str], "tres": dict[str, int | str]}  # others: str
-AMOUNTS = {column.key for columns in COLUMNS.values() for column in columns if column.kind == "tres"}
+_FORMS = {
+    "count": "a whole number, without quotes",
+    "number": "a number such as 0.5, without quotes",
+    "list": 'a list: ["a", "b"]',
+    "tres": 'amounts: { "gres/gpu" = 8, mem = "16G" }',
+    "time": 'a time in quotes: "30m", "2h", "1d12h" or "2-00:00:00"',
+    "text": "text in quotes",
+}
+_KINDS: dict[str, str] = {column.key: column.kind for columns in COLUMNS.values() for column in columns}
+_KINDS |= {"users": "list", "leads": "list", "without": "list", "gpu_hours": "count", "shares": "count"}
+AMOUNTS = {key for key, kind in _KINDS.items() if kind == "tres"}
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A table whose unknown keys are errors. None: a key that it does not name."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if it says twice how many GPU hours there are."""
+        """Raise ValueError if it says twice how many GPU hours there are, or lists a name twice."""
         if getattr(self, "gpu_hours", None) is not None and "gres/gpu" in (getattr(self, "grp_tres_mins", None) or ()):
             raise ValueError('gpu_hours and the "gres/gpu" of grp_tres_mins are the same limit (expected one of them)')
+        for key in self.__struct_fields__:
+            names = getattr(self, key)
+            if isinstance(names, list) and (twice := sorted({name for name in names if names.count(name) > 1})):
+                raise ValueError(f'{key}: "{twice[0]}" is listed twice')
 
 
 def _with_columns(kind: str) -> type[msgspec.Struct]:
     """Return a table with the keys of an object's columns, and for associations with the budget as `gpu_hours`."""
     types = {column.key: _TYPES.get(column.kind, str) for column in COLUMNS[kind]}
     if kind != "tier":
-        types |= {"shares": int | Literal["parent"], "gpu_hours": int}
+        types |= {"shares": int | str, "gpu_hours": int}
     fields = [(key, type_ | None, None) for key, type_ in types.items()]
     return msgspec.defstruct(kind, fields, bases=(_Table,), frozen=True, kw_only=True, forbid_unknown_fields=True)
 
@@ -111,7 +125,7 @@ def policy_of(tables: dict[str, Any], site: str, where: str) -> Policy:
 
     Raises ConfigError for an unknown site or key, and a value of a wrong type.
     """
-    policy = convert_tables(tables, Policy, where)
+    policy = _convert(tables, where)
     if not site:
         return policy
     if site not in policy.sites:
@@ -119,7 +133,15 @@ def policy_of(tables: dict[str, Any], site: str, where: str) -> Policy:
     common, own = _copy(tables), {**tables["sites"][site]}
     for path in own.pop("without", []):
         _remove(common, _parse_path(path, where), path, where)
-    return convert_tables(_merged(common, own), Policy, where)
+    return _convert(_merged(common, own), where)
+
+
+def _convert(tables: dict[str, Any], where: str) -> Policy:
+    try:
+        return convert_tables(tables, Policy, where)
+    except ConfigError as error:
+        kind = _KINDS.get(error.key.partition("[")[0].rpartition(".")[2], "")
+        raise (error.with_hint(f"write {_FORMS[kind]}") if kind and not error.hint else error) from error
 
 
 def administrators(policy: Policy, *, shares_database: bool) -> set[str]:

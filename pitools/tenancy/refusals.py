@@ -9,8 +9,8 @@ from itertools import chain
 from pitools.core.errors import ConfigError, suggest
 from pitools.slurm.fields import comma_list, parse_tres
 from pitools.tenancy.changes import above, effective_tiers
-from pitools.tenancy.cluster_state import LINKS, ClusterState, Key
-from pitools.tenancy.columns import COLUMNS, FLAGS, is_line, is_name
+from pitools.tenancy.cluster_state import LINKS, ClusterState, Key, teams_top_down
+from pitools.tenancy.columns import COLUMNS, FLAGS, is_line, is_name, is_user_name
 from pitools.tenancy.policy import table_name
 
 _Problems = Iterator[tuple[Key, str, str]]  # object, problem, hint
@@ -30,9 +30,12 @@ def _wrong_names(now: ClusterState, then: ClusterState) -> _Problems:
     has_capitals = any(key[0] == "user" and key[1] != key[1].lower() for key in now.objects)
     for key in [key for key in then.objects if key not in now.objects]:
         for i, name in enumerate(key[1:]):
+            is_user = key[0] == "user" or i == 1
             if not is_name(name) and not (i == 2 and not name):  # a row for all partitions
                 yield key, f"{name!r} is no name that Slurm keeps", "without commas, quotes, brackets, =, | and signs"
-            if name != name.lower() and not (has_capitals and (key[0] == "user" or i == 1)):
+            if is_user and not is_user_name(name):
+                yield key, f"{name!r} is no name of a user", "without blanks, colons and slashes"
+            if name != name.lower() and not (has_capitals and is_user):
                 yield key, f'"{name}" has capitals (expected "{name.lower()}")', "Slurm has lower case alone"
 
 
@@ -51,7 +54,9 @@ def _unknown_names(now: ClusterState, then: ClusterState) -> _Problems:
                     yield key, f'{column.key}: no {kind} "{plain}"', suggest(plain, names[kind])
             for resource in parse_tres(text) if column.kind == "tres" and now.resources else ():
                 if resource not in now.resources:
+                    of_type = sorted(name for name in now.resources if name.endswith(f"/{resource}"))
                     hint = f"{suggest(resource, now.resources)} add it to AccountingStorageTRES in slurm.conf"
+                    hint = f'did you mean "{of_type[0]}"?' if of_type else hint
                     yield key, f'{column.key}: the cluster counts no "{resource}"', hint
             if column.kind == "text" and not is_line(text) and text != now.objects.get(key, {}).get(column.option):
                 yield key, f"{column.key}: {text!r} is no line of Latin-1", "without | and control characters"
@@ -83,7 +88,8 @@ def _cycles(now: ClusterState, then: ClusterState) -> _Problems:
 
 
 def _lost_defaults(then: ClusterState) -> _Problems:
-    for key in [key for key in then.objects if key[0] in ("team", "member")]:
+    members = sorted(key for key in then.objects if key[0] == "member")
+    for key in (*(("team", name) for name in teams_top_down(then)), *members):  # what others inherit first
         default, tiers = default_tier(then, key), effective_tiers(then, key)
         if default and default not in tiers:
             problem = f'default_tier "{default}" is none of its tiers'

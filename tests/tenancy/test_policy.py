@@ -170,6 +170,9 @@ def test_listed_table_changes_the_keys_that_it_names(text: str, expected: dict[K
         (("teams", "vision", "users"), ["ann", "dan,eve"], "teams.vision.members.dan,eve"),
         (("teams", "vision", "users"), ["ann", " -x"], "teams.vision.members. -x"),
         (("teams", "vision", "users"), ["ann", ""], "teams.vision.members."),
+        (("teams", "vision", "users"), ["ann", "a b"], "teams.vision.members.a b"),
+        (("teams", "vision", "leads"), ["a:b"], "teams.vision"),
+        (("teams", "vision", "users"), ["ann", "ann"], "teams.vision"),
         (("teams", "account=b"), {}, "teams.account=b"),
         (("teams", "where"), {}, "teams.where"),
         (("teams", "a "), {}, "teams.a "),
@@ -213,6 +216,37 @@ def test_wrong_policy_is_refused(path: tuple[str, ...], value: object, key: str,
     with pytest.raises(ConfigError) as caught:
         plan()
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "form"),
+    [
+        ("grp_tres", {"gpu": 8}, '"gres/gpu"'),
+        ("grp_tres", {"mem": "2X"}, "memory as 16G"),
+        ("grp_tres", {"mem": 2.5}, '"gres/gpu" = 8'),
+        ("shares", "4", "without quotes"),
+        ("max_wall", "2 days", "2h"),
+        ("max_wall", 60, '"2h"'),
+        ("users", "ann", '["a", "b"]'),
+        ("priority", 1.5, "a whole number"),
+    ],
+)
+def test_wrong_value_names_the_accepted_form(key: str, value: object, form: str) -> None:
+    """In the hint of its error."""
+    now = msgspec.structs.replace(NOW, resources=frozenset({"cpu", "mem", "gres/gpu"}))
+    with pytest.raises(ConfigError) as caught:
+        require_possible(now, desired_state(policy_of({"teams": {"lab": {key: value}}}, "", "p"), now), "p")
+    assert form in caught.value.hint
+
+
+def test_default_tier_is_refused_where_it_is_set() -> None:
+    """Not at the row of a partition that inherits it, and that the policy does not name."""
+    rows = {("member", "lab", "ann", "gpu"): dict[str, str](), **NOW.objects}
+    now = msgspec.structs.replace(NOW, objects=rows)
+    tables = {"teams": {"lab": {"tiers": [], "default_tier": "new"}}, "tiers": {"new": {}}}
+    with pytest.raises(ConfigError) as caught:
+        require_possible(now, desired_state(policy_of(tables, "", "p"), now), "p")
+    assert caught.value.key == "teams.lab"
 
 
 def test_site_may_have_what_a_policy_may_not_add() -> None:
