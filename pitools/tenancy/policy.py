@@ -13,6 +13,7 @@ All keys are in docs/tenancy.md, from `columns.py`. Times are Slurm's (`2-00:00:
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,8 +141,10 @@ def _convert(tables: dict[str, Any], where: str) -> Policy:
     try:
         return convert_tables(tables, Policy, where)
     except ConfigError as error:
-        kind = _KINDS.get(error.key.partition("[")[0].rpartition(".")[2], "")
-        raise (error.with_hint(f"write {_FORMS[kind]}") if kind and not error.hint else error) from error
+        kinds = [
+            _KINDS[key] for key in re.split(r"[.\[]", error.key) if key in _KINDS
+        ]  # amounts have keys of their own
+        raise (error.with_hint(f"write {_FORMS[kinds[0]]}") if kinds and not error.hint else error) from error
 
 
 def administrators(policy: Policy, *, shares_database: bool) -> set[str]:
