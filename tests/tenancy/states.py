@@ -46,9 +46,7 @@ def _values(draw: Any, columns: tuple[Column, ...]) -> Values:
 @st.composite
 def states(draw: Any) -> ClusterState:
     """A state in which each association's default QOS is among those that it has."""
-    # Each preempts only those before it, in one order: slurmdbd 22.05 remembers an emptied list of preempted QOS,
-    # and takes the reverse for a loop.
-    tiers = sorted(draw(st.lists(st.sampled_from(TIERS), min_size=1, unique=True)), key=TIERS.index)
+    tiers = draw(st.lists(st.sampled_from(TIERS), min_size=1, unique=True))  # each preempts only those before it
     objects: dict[Key, Values] = {}
     for i, tier in enumerate(tiers):
         objects["tier", tier] = draw(_values(QOS))
