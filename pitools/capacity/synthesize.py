@@ -3,6 +3,8 @@
 The jobs of a day stay together: the same user's jobs of one evening resemble each other, and a draw class by class
 would lose such bursts, which make the waits. Days follow each other in runs of a week on average, as they did (the
 stationary bootstrap of Politis and Romano, 1994, with weekdays that match), so that busy days still follow busy days.
+The first day follows the last, so that all days of a weekday are equally likely. A log that ends within a week is as if
+filled up to whole weeks with days of any of its weeks: without them, its first day would follow fewer days than others.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def synthesize(
         [day for day in range(source_days) if (first_day + day) % _WEEKDAYS == weekday] or list(range(source_days))
         for weekday in range(_WEEKDAYS)
     ]
-    drawn = _draw_days(random, by_weekday, days)
+    drawn = _draw_days(random, by_weekday, first_day, source_days, days)
     moments = clock_s(trace)
     edges = np.searchsorted(moments, (first_day + np.arange(source_days + 1)) * DAY_S)
     weeks = (np.arange(days)[:, None] - warm_up_days + source_days - np.arange(source_days)) / _WEEKDAYS
@@ -104,14 +106,22 @@ def _weeks_later(choices: list[int], day: int, weeks: int) -> int:
     return choices[(choices.index(day) + weeks) % len(choices)]
 
 
-def _draw_days(random: np.random.Generator, by_weekday: Sequence[list[int]], days: int) -> list[int]:
-    """Return the day of the trace for each day, of the same weekday if the trace has one."""
-    drawn: list[int] = []
+def _draw_days(
+    random: np.random.Generator, by_weekday: Sequence[list[int]], first_day: int, source_days: int, days: int
+) -> list[int]:
+    """Return the day of the trace for each day, of the same weekday if the trace has one; those are equally likely."""
+    weeks, place, drawn = ceil(source_days / _WEEKDAYS), 0, list[int]()
     for day in range(days):
         choices = by_weekday[day % _WEEKDAYS]
-        follows = drawn[-1] + 1 if drawn else -1
-        if follows in choices and random.random() >= 1 / _MEAN_RUN_DAYS:
-            drawn.append(follows)
+        goes_on = day > 0 and random.random() >= 1 / _MEAN_RUN_DAYS
+        if goes_on:
+            place = (place + 1) % (weeks * _WEEKDAYS)
+        else:
+            place = (day - first_day) % _WEEKDAYS + _WEEKDAYS * int(random.integers(weeks))
+        if place < source_days:
+            drawn.append(place)
+        elif goes_on and place > source_days and drawn[-1] + 1 in choices:
+            drawn.append(drawn[-1] + 1)
         else:
             drawn.append(choices[random.integers(len(choices))])
     return drawn
