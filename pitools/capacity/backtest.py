@@ -1,7 +1,8 @@
 """Compare forecasts of waits with the real waits of the next period, and with "the same as last period".
 
 The forecast of a period is the median wait of the three before: one period's wait scatters too much to be the next
-one's.
+one's. Both are as known when the period begins: a job that waits still counts by its wait until then, which is less
+wrong than to leave out those that wait longest.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Waits = dict[str, float]  # group → p95 wait in s
 class BacktestPeriod(Record, frozen=True, kw_only=True, tag="pit.backtest-period/1"):
     """One period of a trace and one group of its jobs: all, or those of a tier. period: from 1 on; 1 has no forecast.
 
-    wait_p95_s: real. forecast_s: the median of the last three real ones. naive_s: the real one of the period before.
-    error: relative.
+    wait_p95_s: real. naive_s: that of the period before, as known when this one begins. forecast_s: the median of the
+    last three, known then. error: relative.
     """
 
     trace: str
@@ -76,14 +77,20 @@ def backtest(trace: Trace, *, days: int) -> Iterator[BacktestPeriod]:
     if len(parts) < 3:
         problem = f"{len(parts)} whole periods of {days} days (expected three or more)"
         raise DataError(problem, where=trace.name, hint="give a longer trace, or fewer --days")
-    past: dict[str, list[float]] = {}
-    has_tiers = len(set(trace.queue)) > 1
-    naive = Waits()
-    for number, now in enumerate(parts, start=1):
-        real = p95_by_group(now, now.wait_s)
-        real = real if has_tiers else {group: wait_s for group, wait_s in real.items() if group == ALL}
-        for group in filter(naive.__contains__, real):
-            forecast_s = median(past[group][-_REMEMBERED:])
+    groups = [ALL, *(f"tier {tier}" for tier in sorted(set(trace.queue)) if len(set(trace.queue)) > 1)]
+    last_start_s = [float((_submitted_s(part) + np.maximum(part.wait_s, 0.0)).max(initial=0.0)) for part in parts]
+    past: list[Waits] = []
+    for number, now in enumerate(parts[1:], start=2):
+        real, from_s = p95_by_group(now, now.wait_s), trace.began_s + (number - 1) * days * DAY_S
+        past.append({})
+        for each, part in enumerate(parts[: number - 1]):
+            if last_start_s[each] >= from_s - days * DAY_S:  # more is known than when the period before began
+                past[each] = p95_by_group(part, np.minimum(part.wait_s, from_s - _submitted_s(part)))
+        for group in groups:
+            if group not in real or group not in past[-1]:
+                continue
+            known = [waits[group] for waits in past if group in waits]
+            forecast_s, naive_s = median(known[-_REMEMBERED:]), known[-1]
             yield BacktestPeriod(
                 trace=now.name,
                 period=number,
@@ -93,13 +100,10 @@ def backtest(trace: Trace, *, days: int) -> Iterator[BacktestPeriod]:
                 jobs=int(_members(now, group).sum()),
                 wait_p95_s=real[group],
                 forecast_s=forecast_s,
-                naive_s=naive[group],
+                naive_s=naive_s,
                 forecast_error=relative_error(forecast_s, real[group]),
-                naive_error=relative_error(naive[group], real[group]),
+                naive_error=relative_error(naive_s, real[group]),
             )
-        for group, wait_s in real.items():
-            past.setdefault(group, []).append(wait_s)
-        naive = real
 
 
 def summarize_backtest(periods: Sequence[BacktestPeriod], trace: str) -> list[BacktestSummary]:
@@ -140,6 +144,10 @@ def p95_by_group(jobs: Trace, wait_s: Sequence[float] | Floats, least: int = MIN
     groups = (ALL, *(f"tier {tier}" for tier in sorted(set(jobs.queue))))
     known = ((group, waits[_members(jobs, group) & (waits >= 0)]) for group in groups)
     return {group: percentile(values, 95) for group, values in known if len(values) >= least}
+
+
+def _submitted_s(jobs: Trace) -> Floats:
+    return np.asarray(jobs.submit_s, np.float64) + jobs.began_s
 
 
 def _members(jobs: Trace, group: str) -> Bools:

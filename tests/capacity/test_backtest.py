@@ -42,6 +42,21 @@ def test_no_future_is_used() -> None:
     assert first == other
 
 
+def test_a_job_that_waits_still_counts_by_its_wait_until_then() -> None:
+    """Who is submitted in one period and starts in the next, or after, is known to have waited up to its beginning."""
+    trace = month(3, days=28)
+    is_late = [12 <= moment // 86400 < 14 for moment in trace.submit_s]
+    waits = [864_000.0 if late else 60.0 for late in is_late]
+    first, second, third = backtest(msgspec.structs.replace(trace, wait_s=waits), days=7)
+    until_s = sorted(14 * 86400 - moment for moment, late in zip(trace.submit_s, is_late, strict=True) if late)
+    assert first.wait_p95_s == 864_000.0
+    assert 60.0 < second.naive_s < until_s[-1]
+    assert second.forecast_s == pytest.approx((60.0 + second.naive_s) / 2)
+    assert (third.period, third.naive_s, third.forecast_s) == (4, 60.0, 60.0)
+    started = msgspec.structs.replace(trace, wait_s=[min(wait, 604_800.0) for wait in waits])
+    assert next(each for each in backtest(started, days=7) if each.period == 3).naive_s == second.naive_s
+
+
 @pytest.mark.parametrize(("whole_days", "periods"), [(56.0, 4), (55.4, 3)])
 def test_a_period_that_the_log_does_not_cover_is_left_out(whole_days: float, periods: int) -> None:
     """The log may end with a night's pause, but not in the middle of a day."""
