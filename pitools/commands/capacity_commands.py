@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.completion import complete_sites
-from pitools.commands.options import rows_format_option
+from pitools.commands.options import rows_format_option, warnings_as_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -315,4 +315,5 @@ def _today(file: Path | None, names: tuple[str, ...]) -> Scenario:
         return read_scenario(file)
     from pitools.capacity.today import today_of_sites
 
-    return today_of_sites(names)
+    with warnings_as_notes():
+        return today_of_sites(names)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pitools.commands.options import rows_format_option
+from pitools.commands.options import rows_format_option, warnings_as_notes
 
 COLUMNS = (
     "policy",
@@ -98,13 +98,14 @@ def simulate(
     for name in policies:
         replay.require_policy(name)
     tick_s = float(units.parse_duration(tick))
-    world = (
-        scenario.read_scenario(file)
-        if file
-        else scenario.scenario_of_sites(names)
-        if names
-        else scenario.three_unequal()
-    )
+    with warnings_as_notes():
+        world = (
+            scenario.read_scenario(file)
+            if file
+            else scenario.scenario_of_sites(names)
+            if names
+            else scenario.three_unequal()
+        )
     changed = {
         key: value
         for key, value in (("load", load_factor), ("backfill_depth", depth), ("seed", seed))

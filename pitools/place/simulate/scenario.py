@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -126,12 +127,12 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def scenario_of_sites(names: Sequence[str]) -> Scenario:
-    """Return every partition of these sites whose nodes are in the site file, as one pool each; without GPUs, nodes are
-    the units.
+    """Return every partition of these sites whose nodes are in the site file, as one pool each.
 
-    Raises ConfigError if a site has none.
+    Without GPUs in any, nodes are the units; else those without are left out, with a warning. Raises ConfigError if a
+    site has no partition.
     """
-    pools = []
+    pools, without_gpus = [], set[str]()
     for name in dict.fromkeys(names):
         site = load_site(name)
         site_pools = [
@@ -153,6 +154,14 @@ def scenario_of_sites(names: Sequence[str]) -> Scenario:
                 hint="set partitions.<name>.nodes in its file",
             )
         pools += site_pools
+        without_gpus |= {
+            f"{site.name}/{partition}" for partition, each in site.partitions.items() if not each.gpus_per_node
+        }
+    if with_gpus := [pool for pool in pools if pool.pool not in without_gpus]:
+        if left_out := [pool.pool for pool in pools if pool.pool in without_gpus]:
+            problem = "partitions without GPUs are no pools (expected gpus_per_node in the site file)"
+            warnings.warn(f"{', '.join(left_out)}: {problem}", stacklevel=2)
+        pools = with_gpus
     return require_valid(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
 
 

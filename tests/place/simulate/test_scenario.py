@@ -116,15 +116,21 @@ def test_the_readme_shows_every_key(repo: Path, tmp_path: Path) -> None:
 
 
 def test_pools_of_a_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each partition that tells its nodes is a pool by the name that it has live; one that does not is none."""
+    """Each partition that tells its nodes is a pool by the name that it has live; one that does not is none.
+
+    Nodes are counted only where no partition has GPUs: they are not as much as a GPU.
+    """
     (tmp_path / "x.toml").write_text(
         'name = "x"\n[partitions.big]\nnodes = 6\ngpus_per_node = 8\nspeed = 2.0\nprice_per_node_hour = 16.0\n'
         "[partitions.cpu]\nnodes = 3\n[partitions.open]\n[place]\nmax_queued_jobs = 2\n"
     )
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
-    big, cpu = scenario.scenario_of_sites(["x", "x"]).pools
+    (tmp_path / "z.toml").write_text('name = "z"\n[partitions.cpu]\nnodes = 3\n')
+    with pytest.warns(UserWarning, match="x/cpu, z/cpu: partitions without GPUs"):
+        (big,) = scenario.scenario_of_sites(["x", "x", "z"]).pools
     assert (big.pool, big.gpus, big.speed, big.price, big.max_pending) == ("x/big", 48, 2.0, 2.0, 2)
-    assert (cpu.pool, cpu.gpus) == ("x/cpu", 3)
+    (cpu,) = scenario.scenario_of_sites(["z"]).pools
+    assert (cpu.pool, cpu.gpus) == ("z/cpu", 3)
     (tmp_path / "y.toml").write_text('name = "y"\n')
     with pytest.raises(ConfigError, match="no partition"):
         scenario.scenario_of_sites(["y"])
