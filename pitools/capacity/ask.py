@@ -58,8 +58,8 @@ class CapacityAnswer(Record, frozen=True, kw_only=True, tag="pit.capacity-answer
     what_if: the changes, "" for today. group: all, "tier NAME" (QOS, or queue) or "team NAME" (account). wait: from
     submission to end, without the time in which the job ran, so also between the attempts of one that is continued;
     null: the job never ends. utilisation, goodput: as of `pit place simulate`, of the pools that are not rented. cost:
-    those for the whole period, rented ones per started hour of a job. unfinished: jobs that no pool can hold, or
-    that never end.
+    those for the whole period, rented ones per hour of a job that starts in it. unfinished: jobs that no pool can hold,
+    or that never end.
     """
 
     what_if: str
@@ -228,17 +228,13 @@ def _groups(jobs: Trace) -> Iterator[tuple[str, Any]]:
 
 
 def _rent(result: Result, world: WhatIf, within_s: tuple[float, float]) -> float:
-    """Return the cost of the attempts that start within the period in rented pools."""
+    """Return the cost of the hours of attempts in rented pools that start within the period."""
     spans = result.spans
     start_s, end_s = np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
     pool, gpus = np.frombuffer(spans.pool, np.int32), np.frombuffer(spans.gpus, np.int32)
-    is_within = (start_s >= within_s[0]) & (start_s < within_s[1])
-    total = 0.0
-    for number, each in enumerate(world.scenario.pools):
-        if each.pool in world.rented:
-            here = is_within & (pool == number)
-            total += each.price * float((gpus[here] * np.ceil((end_s - start_s)[here] / HOUR_S - 1e-6)).sum())
-    return total
+    before, until = (np.ceil((np.clip(edge, start_s, end_s) - start_s) / HOUR_S - 1e-6) for edge in within_s)
+    price = np.array([each.price if each.pool in world.rented else 0.0 for each in world.scenario.pools])
+    return float((price[pool] * gpus * (until - before)).sum())
 
 
 def _band(name: str, values: Sequence[float], unit: str = "") -> dict[str, float]:

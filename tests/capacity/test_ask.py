@@ -115,6 +115,11 @@ def test_the_period_ends_after_its_days() -> None:
     assert answer_all(daily(gpus=4, hours=9.5), "rent cloud 4 1").cost == 336 + 4 * 10 * 7
 
 
+def test_a_rented_pool_that_is_always_full_costs_its_period() -> None:
+    """Of attempts that began before it or go on after it, the hours within."""
+    assert answer_all(daily(gpus=4, hours=72.0), "rent cloud 4 1").cost == 336 + 4 * 168
+
+
 def test_answers_are_medians_between_the_lowest_and_the_highest_seed() -> None:
     """As of the p95 wait."""
     (one,) = simulate_all(TRACE, [apply_changes("", TODAY, names_of(TRACE))], Period(days=1), seeds=1)
