@@ -20,7 +20,9 @@ from pitools.place.simulate import replay
 from pitools.place.simulate.metrics import gpu_time_shares
 from pitools.place.simulate.model import DAY_S, HOUR_S, Result, Trace
 
-WARM_UP_DAYS = 7  # from a Monday on, before the period, so that its first jobs do not find empty pools
+_WEEK_DAYS = 7
+_MAX_WARM_UP_WEEKS = 13  # which at most doubles the cost of a quarter
+MAX_MISSING = 0.01
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,20 +155,36 @@ def summarize_outcomes(outcomes: Sequence[Outcome]) -> Iterator[CapacityAnswer]:
             )
 
 
+def warm_up(trace: Trace) -> tuple[int, float]:
+    """Return the days before the period, from a Monday on, in which the pools fill, and what is then still missing.
+
+    That is the share of the jobs' GPU time which lies further from their submission, by their run times and known
+    waits: at most MAX_MISSING, unless that takes more than a quarter.
+    """
+    run_s, gpus = np.asarray(trace.run_s), np.asarray(trace.gpus)
+    from_submission_s = run_s + np.maximum(trace.wait_s, 0.0) if trace.wait_s else run_s
+    days, missing = 0, 1.0
+    while missing > MAX_MISSING and days < _MAX_WARM_UP_WEEKS * _WEEK_DAYS:
+        days += _WEEK_DAYS
+        later_s = np.clip(from_submission_s - days * DAY_S, 0.0, run_s)
+        missing = float((gpus * later_s).sum() / (gpus * run_s).sum())
+    return days, missing
+
+
 class _Replayer:
     """Replays worlds in a worker process; keeps the last synthetic jobs, which most worlds share."""
 
     def __init__(self, trace: Trace, period: Period) -> None:
-        self.trace, self.period = trace, period
+        self.trace, self.period, self.warm_up_days = trace, period, warm_up(trace)[0]
         self.kept: tuple[object, Trace] | None = None
 
     def __call__(self, task: tuple[WhatIf, int]) -> Outcome:
         world, seed = task
         jobs = self._jobs(world, seed)
-        scenario = msgspec.structs.replace(shift_windows(world.scenario, WARM_UP_DAYS * DAY_S), seed=seed)
+        from_s = self.warm_up_days * DAY_S
+        scenario = msgspec.structs.replace(shift_windows(world.scenario, from_s), seed=seed)
         result, _ = replay.replay(jobs, scenario, self.period.policy)
-        period_s = (WARM_UP_DAYS * DAY_S, (WARM_UP_DAYS + self.period.days) * DAY_S)
-        return summarize_replay(result, jobs, world, seed, period_s)
+        return summarize_replay(result, jobs, world, seed, (from_s, from_s + self.period.days * DAY_S))
 
     def close(self) -> None:
         """Forget the jobs."""
@@ -177,11 +195,11 @@ class _Replayer:
         if self.kept is None or self.kept[0] != key:
             jobs = synthesize(
                 self.trace,
-                days=WARM_UP_DAYS + self.period.days,
+                days=self.warm_up_days + self.period.days,
                 seed=seed,
                 team_factors=world.team_factors,
                 growth_per_week=self.period.growth_per_week,
-                warm_up_days=WARM_UP_DAYS,
+                warm_up_days=self.warm_up_days,
             )
             self.kept = key, jobs
         return self.kept[1]

@@ -278,6 +278,7 @@ def _choose_growth(jobs: Trace, growth: float | None) -> float:
 
 def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], file: Path | None, policy: str) -> None:
     """Print on stderr what the answers rest on. Raises UsageError for a what-if that its policy ignores."""
+    from pitools.capacity.ask import MAX_MISSING, warm_up
     from pitools.capacity.synthesize import whole_days
     from pitools.capacity.workload import names_of
     from pitools.core.errors import UsageError, suggest
@@ -287,6 +288,10 @@ def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], fi
     if (days_of_trace := whole_days(jobs)[1]) < 14:
         problem = f"whole days in the trace: {days_of_trace} (expected 14 or more, two of each weekday)"
         click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
+    warm_up_days, missing = warm_up(jobs)
+    if missing > MAX_MISSING:
+        problem = f"{missing:.0%} of the jobs' GPU time is more than {warm_up_days} days after their submission"
+        click.echo(f"pit: {problem}: utilisation and waits are too low", err=True)
     if unlimited := sum(not limit_s for limit_s in jobs.limit_s):
         click.echo(f"pit: {unlimited} jobs have no time limit: drawn, as by `pit place simulate`", err=True)
     if file:

@@ -14,6 +14,7 @@ from pitools.capacity.ask import (
     simulate_all,
     summarize_outcomes,
     summarize_replay,
+    warm_up,
 )
 from pitools.capacity.what_if import apply_changes
 from pitools.capacity.workload import names_of
@@ -81,6 +82,15 @@ def answer_all(trace: Trace, text: str, gpus: int = 2, days: int = 7) -> Capacit
     today = Scenario(name="today", pools=(SimPool(pool="p", gpus=gpus, price=1.0),))
     outcomes = simulate_all(trace, [apply_changes(text, today, names_of(trace))], Period(days=days), seeds=1)
     return next(answer for answer in summarize_outcomes(outcomes) if answer.group == "all")
+
+
+def test_the_pools_are_full_when_the_period_begins() -> None:
+    """Of a daily job that runs for twenty days there are twenty, from the first hour of a week on."""
+    long = daily(gpus=1, hours=480.0)
+    assert answer_all(long, "", gpus=20, days=7).utilisation == pytest.approx(1.0)
+    assert warm_up(daily()) == (7, 0.0)
+    assert warm_up(msgspec.structs.replace(daily(), wait_s=[13.8 * DAY_S] * 14)) == (21, 0.0)
+    assert warm_up(daily(hours=200 * 24.0)) == (91, pytest.approx(109 / 200))
 
 
 def test_a_wait_is_all_the_time_that_a_job_does_not_run() -> None:

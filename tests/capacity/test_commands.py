@@ -12,6 +12,7 @@ from pitools import cli
 from pitools.capacity.synthesize import as_sacct, synthesize
 from pitools.core import progress
 from tests.capacity.made_month import month
+from tests.capacity.test_ask import daily
 
 TOML = "[pools.near]\ngpus = 96\nprice_per_gpu_hour = 1.0\n"
 
@@ -83,6 +84,7 @@ def test_what_is_left_out_or_assumed_is_told(
         ("[pools.far]\ngpus = 8\n", (), "no price: far"),
         ("", ("--if", "rent far 8 0"), "no price: far"),
         ("", ("--if", "load x9"), "the queue grows"),
+        ("", (), "55% of the jobs' GPU time is more than 91 days"),
     ],
 )
 def test_what_a_scenario_lacks_is_told(
@@ -94,6 +96,8 @@ def test_what_a_scenario_lacks_is_told(
     said: str,
 ) -> None:
     """A tier that the jobs lack, pools that cost nothing beside others, and more work than the pools can do."""
+    if "days" in said:
+        Path("q").write_text("\n".join(as_sacct(daily(hours=200 * 24.0))) + "\n")
     Path("s.toml").write_text(toml + TOML.replace("96", "16" if "load" in str(words) else "96"))
     code, _, err = pit(capsys, monkeypatch, "ask q --scenario s.toml --days 1 --seeds 1", *words)
     assert (code, said in err) == (0, True)
