@@ -107,6 +107,9 @@ def test_goodput_is_what_no_outage_undid_in_the_period() -> None:
     answer = answer_all(daily(), "down p 3d12h30m 1h", days=7)
     assert answer.utilisation == pytest.approx(7 * 20 / 336 + 2 * 0.5 / 336)
     assert answer.goodput == pytest.approx(7 * 20 / 336)
+    elsewhere = answer_all(daily(), "down p 3d12h30m 1h, rent c 2 1", days=7)  # the rest of the job is done there
+    assert elsewhere.utilisation == pytest.approx((6 * 20 + 2 * 2.5) / 336)
+    assert elsewhere.goodput == pytest.approx((6 * 20 + 2 * 2) / 336)
 
 
 def test_a_trace_without_accounts_has_tiers_and_no_teams() -> None:

@@ -97,8 +97,9 @@ class Simulator:
         self.start_s, self.end_s = array("d", [nan]) * len(trace), array("d", [nan]) * len(trace)
         self.pool = array("i", [-1]) * len(trace)
         self.spans = AttemptSpans(
-            job=array("i"), pool=array("i"), gpus=array("i"), leaves=array("i"), start_s=array("d"), end_s=array("d")
-        )
+            job=array("i"), pool=array("i"), gpus=array("i"), leaves=array("i"),
+            start_s=array("d"), end_s=array("d"), done_s=array("d"),
+        )  # fmt: skip
         self.events: list[tuple[float, int, SimEvent]] = []  # a heap: by time, then in the order of their making
         self.number = self.decides = self.placed = self.withdrawn = self.refused = 0
         self.next_tick = inf
@@ -180,7 +181,8 @@ class Simulator:
         if job < 0:
             return
         if event.is_timeout:
-            self.work.do_work(job, event.pool, now - self.spans.start_s[event.span], self.spans.leaves[event.span])
+            began_s, leaves = self.spans.start_s[event.span], self.spans.leaves[event.span]
+            self.spans.done_s[event.span] = self.work.do_work(job, event.pool, now - began_s, leaves)
         if event.is_failure or event.is_timeout:
             self._handle_arrival(now, job)
         else:
@@ -192,13 +194,13 @@ class Simulator:
     def _evict(self, events: list[SimEvent], now: float) -> None:
         """End these attempts, and submit their jobs again, with the work up to their last checkpoint."""
         for event in events:
-            site, began_s = self.schedulers[event.pool], self.spans.start_s[event.span]
+            site = self.schedulers[event.pool]
             del self.running[event.pool][event.job]
             self.spans.end_s[event.span] = now
             site.release(event.job, event.units, event.limit_end_s)
             if site.packing:
                 site.packing.release(event.job)
-            self.work.lose_work(event.job, event.pool, now - began_s, self.spans.leaves[event.span])
+            self._lose_work(event, now)
             self.touched.add(event.pool)
             self._push(SimEvent(now, event.job, event.pool))
 
@@ -230,8 +232,8 @@ class Simulator:
 
     def _handle_failure(self, event: SimEvent, now: float) -> None:
         """Take a node of the job out of service for its repair; the job keeps its work up to its last checkpoint."""
-        site, leaves = self.schedulers[event.pool], self.spans.leaves[event.span]
-        self.work.lose_work(event.job, event.pool, now - self.spans.start_s[event.span], leaves)
+        site = self.schedulers[event.pool]
+        self._lose_work(event, now)
         back_s = now + self.scenario.failures.repair_s
         absent_node = -2 - event.span  # a job number below 0
         units = min(event.units, self.scenario.pools[event.pool].gpus_per_node)
@@ -239,6 +241,10 @@ class Simulator:
             units = site.packing.transfer(event.job, absent_node)
         site.hold(absent_node, units, back_s)
         self._push(SimEvent(back_s, absent_node, event.pool, units, back_s))
+
+    def _lose_work(self, event: SimEvent, now: float) -> None:
+        ran_s, leaves = now - self.spans.start_s[event.span], self.spans.leaves[event.span]
+        self.spans.done_s[event.span] = self.work.lose_work(event.job, event.pool, ran_s, leaves)
 
     def _handle_arrival(self, now: float, job: int) -> None:
         fits = [pool for pool in self.work.fits(job) if self._is_runnable(job, pool)]
@@ -326,6 +332,7 @@ class Simulator:
         spans.leaves.append(leaves)
         spans.start_s.append(now)
         spans.end_s.append(ends_s)
+        spans.done_s.append(self.work.left_s[job])
 
     def _tick(self, now: float) -> None:
         assert self.decide

@@ -154,9 +154,8 @@ def gpu_time_shares(
     job, pool, gpus = (np.frombuffer(column, np.int32) for column in (spans.job, spans.pool, spans.gpus))
     start, end = np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
     inside_s = np.clip(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0, None) * np.isin(pool, chosen)
-    # A job's run time is that of its kept work at speed 1, spread evenly over what its attempts could do.
-    could_s = np.bincount(job, (end - start) * speed[pool], minlength=len(trace))
-    kept = np.divide(trace.run_s, could_s, out=np.zeros(len(trace)), where=could_s > 0)[job] * inside_s
+    could_s = (end - start) * speed[pool]
+    kept = np.divide(np.frombuffer(spans.done_s), could_s, out=np.zeros(len(job)), where=could_s > 0) * inside_s
     total = float(size[chosen].sum()) * (to_s - from_s)
     held, useful = float((gpus * inside_s).sum()), float((np.asarray(trace.gpus)[job] * kept).sum())
     return held / total, useful / total

@@ -120,7 +120,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """Every attempt of every job, in order of start. job, pool: indices; gpus: held; leaves: 0 without a fabric."""
+    """Every attempt of every job, in order of start.
+
+    job, pool: indices. gpus: held. leaves: 0 without a fabric. done_s: run time at speed 1 that it does, and no failure
+    undoes.
+    """
 
     job: array[int]
     pool: array[int]
@@ -128,6 +132,7 @@ class AttemptSpans(msgspec.Struct, frozen=True, kw_only=True):
     leaves: array[int]
     start_s: array[float]
     end_s: array[float]
+    done_s: array[float]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

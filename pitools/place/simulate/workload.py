@@ -54,16 +54,16 @@ class Workload:
         rate = self.scenario.failures.per_gpu_day * units / DAY_S
         return Random(f"{self.scenario.seed} {self.job_id[job]} {attempt}").expovariate(rate)  # noqa: S311  to be repeated
 
-    def do_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
-        """Update a job that ran for ran_s, and continues later with the rest."""
-        self.left_s[job] *= 1 - ran_s / self.run_on(job, pool, leaves)
+    def do_work(self, job: int, pool: int, ran_s: float, leaves: int) -> float:
+        """Update a job that ran for ran_s, and continues later with the rest; return the work done."""
+        done_s = self.left_s[job] * ran_s / self.run_on(job, pool, leaves)
+        self.left_s[job] -= done_s
+        return done_s
 
-    def lose_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
-        """Update a job after an attempt failed at ran_s: the work up to its last checkpoint is kept."""
+    def lose_work(self, job: int, pool: int, ran_s: float, leaves: int) -> float:
+        """Update a job after an attempt failed at ran_s; return the work up to its last checkpoint, which is kept."""
         interval_s = self.scenario.failures.checkpoint_s
-        if interval_s:
-            done = self.left_s[job] * (ran_s // interval_s * interval_s) / self.run_on(job, pool, leaves)
-            self.left_s[job] -= done
+        return self.do_work(job, pool, ran_s // interval_s * interval_s, leaves) if interval_s else 0.0
 
 
 def draw_limits(trace: Trace, limits: TimeLimits, seed: int) -> array[float]:
