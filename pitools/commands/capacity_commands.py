@@ -302,6 +302,9 @@ def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], fi
     if any(pools.values()) and not all(pools.values()):
         unpriced = ", ".join(pool for pool, price in pools.items() if not price)
         click.echo(f"pit: no price: {unpriced}; their GPUs count as free", err=True)
+    if len(today.pools) > 1:
+        problem = "a job may run in any pool that is large enough: partitions and kinds of GPU are not told apart"
+        click.echo(f"pit: {problem}", err=True)
     if policy == replay.OWN_POLICY and any(world.scenario.preempts for world in worlds):
         problem = "preemption does nothing under this policy, which queues jobs outside of the pools"
         if any(world.scenario.preempts != today.preempts for world in worlds):

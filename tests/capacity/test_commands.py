@@ -82,6 +82,7 @@ def test_what_is_left_out_or_assumed_is_told(
     [
         ("[tiers]\nurgnt = 1\n", (), 'no jobs of the tier "urgnt"'),
         ("[pools.far]\ngpus = 8\n", (), "no price: far"),
+        ("[pools.far]\ngpus = 8\n", (), "any pool that is large enough"),
         ("", ("--if", "rent far 8 0"), "no price: far"),
         ("", ("--if", "load x9"), "the queue grows"),
         ("", (), "55% of the jobs' GPU time is more than 91 days"),
