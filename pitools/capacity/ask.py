@@ -12,7 +12,7 @@ import numpy as np
 
 from pitools.capacity.synthesize import synthesize
 from pitools.capacity.what_if import WhatIf, owned_cost, shift_windows
-from pitools.capacity.workload import ALL, team_names
+from pitools.capacity.workload import ALL, percentile, team_names
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
 from pitools.core.worker_pool import run_tasks
@@ -23,6 +23,7 @@ from pitools.place.simulate.model import DAY_S, HOUR_S, Result, Trace
 _WEEK_DAYS = 7
 _MAX_WARM_UP_WEEKS = 13  # which at most doubles the cost of a quarter
 MAX_MISSING = 0.01
+_ENDLESS_S = 1e12  # above any wait, and to interpolate with
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +223,7 @@ def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, with
         what_if=world.text,
         seed=seed,
         waits={
-            group: GroupWaits(len(waits), *(float(_percentile(waits, share)) for share in (50, 95)))
+            group: GroupWaits(len(waits), *(_percentile(waits, share) for share in (50, 95)))
             for group, waits in groups.items()
             if len(waits)
         },
@@ -234,8 +235,10 @@ def summarize_replay(result: Result, jobs: Trace, world: WhatIf, seed: int, with
     )
 
 
-def _percentile(waits: Any, share: float) -> Any:
-    return np.percentile(waits, share, method="inverted_cdf")  # one of the waits, as infinite ones have no mean
+def _percentile(waits: Any, share: float) -> float:
+    """Return a percentile as everywhere, between two waits; infinite if the longer one is."""
+    is_endless = np.isinf(np.percentile(waits, share, method="higher"))
+    return np.inf if is_endless else percentile(np.minimum(waits, _ENDLESS_S), share)
 
 
 def _groups(jobs: Trace) -> Iterator[tuple[str, Any]]:
