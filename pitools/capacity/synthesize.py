@@ -43,8 +43,8 @@ def synthesize(
     team_factors: account → factor of its jobs; "" → of all others. Jobs above their number are those of the same
     weekday in the weeks after, a day's all earlier or later by up to half an hour. growth_per_week: as a factor minus
     1; a day's jobs grow by the weeks from its place in the trace to its place here, where the trace's end is after the
-    warm-up days. The real waits are not copied. Raises DataError for a trace of less than a day, for too many jobs, or
-    for none.
+    warm-up days. The real waits are not copied. A log with a long gap may make no job. Raises DataError for a trace of
+    less than a day, or for too many jobs.
     """
     first_day, source_days = whole_days(trace)
     random = np.random.default_rng(seed)
@@ -80,9 +80,6 @@ def synthesize(
         parts.append((jobs[is_drawn], ((moments[jobs] + shift_s) % DAY_S + target * DAY_S)[is_drawn]))
         layer += 1
     rows, submit_s = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if not len(rows):
-        hint = "give more --days; a log with a long gap has days without jobs"
-        raise DataError(f"no jobs in {days} days", where=trace.name, hint=hint)
     order = np.argsort(submit_s, kind="stable")
     return _take(trace, rows[order].tolist(), submit_s[order].tolist())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,9 +95,13 @@ def model(trace: Path, days: int, seed: int, growth: float | None, skip_bad: boo
       pit capacity model q --days 28 | pit place simulate - --scenario sites.toml
     """
     from pitools.capacity.synthesize import as_sacct, synthesize
+    from pitools.core.errors import DataError
 
     jobs = _read(trace, skip_bad)
-    for line in as_sacct(synthesize(jobs, days=days, seed=seed, growth_per_week=_choose_growth(jobs, growth))):
+    made = synthesize(jobs, days=days, seed=seed, growth_per_week=_choose_growth(jobs, growth))
+    if not len(made):
+        raise DataError(f"no jobs in {days} days", where=jobs.name, hint="give more --days, or another --seed")
+    for line in as_sacct(made):
         click.echo(line)
 
 
@@ -174,6 +179,8 @@ def ask(
     from pitools.core.output import Output
     from pitools.place.simulate import replay
 
+    if goals and not texts:
+        raise UsageError("nothing to combine", where="--reach", hint='give what can be bought: --if "gpus POOL +64"')
     if not all(map(str.strip, texts)):
         raise UsageError("no change", where='--if ""', hint="today is always answered: leave it out")
     if png and (png.suffix != ".png" or not png.parent.is_dir()):  # checked before minutes of replaying
@@ -192,8 +199,11 @@ def ask(
             cheapest, outcomes = find_cheapest(jobs, today, texts, reach, period, seeds=seeds, advance=bar)
         else:
             outcomes = simulate_all(jobs, worlds, period, seeds=seeds, advance=bar)
-    if lacking := [outcome.seed for outcome in outcomes if not outcome.waits]:
-        raise DataError(f"no jobs in the period of seed {lacking[0]}", where=jobs.name, hint="give more --days")
+    for text, lacking in Counter(outcome.what_if for outcome in outcomes if not outcome.waits).items():
+        problem = f"{text or 'today'}: no jobs in the period of {lacking} of {seeds} seeds"
+        if lacking == seeds:
+            raise DataError(problem, where=jobs.name, hint="give more --days")
+        click.echo(f"pit: {problem}: waits are those of the others", err=True)
     answers = list(summarize_outcomes(outcomes))
     with Output(form, _ANSWER_COLUMNS) as out:
         for answer in answers:
@@ -288,6 +298,7 @@ def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], fi
     if (days_of_trace := whole_days(jobs)[1]) < 14:
         problem = f"whole days in the trace: {days_of_trace} (expected 14 or more, two of each weekday)"
         click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
+        click.echo(f"pit: {problem}: seeds differ little, and the bands are too narrow", err=True)
     warm_up_days, missing = warm_up(jobs)
     if missing > MAX_MISSING:
         problem = f"{missing:.0%} of the jobs' GPU time is more than {warm_up_days} days after their submission"

@@ -104,6 +104,17 @@ def test_what_a_scenario_lacks_is_told(
     assert (code, said in err) == (0, True)
 
 
+def test_a_seed_without_jobs_is_told_and_the_others_are_answered(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a log with a gap of weeks."""
+    lines = list(as_sacct(daily(days=7)))
+    later = [f"9{line}".replace("1970-01", "1970-03") for line in lines[1:]]
+    Path("gap").write_text("\n".join([*lines, *later]) + "\n")
+    code, out, err = pit(capsys, monkeypatch, "ask gap --scenario today.toml --days 1 --seeds 9")
+    assert (code, "today: no jobs in the period of" in err, json.loads(out)["jobs"]) == (0, True, 1)
+
+
 def test_growth_that_is_not_counted_on_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,14 +191,15 @@ def test_synthetic_jobs_are_a_trace(
         ("ask t --scenario t.toml --policy ours --if", ("preempt b a",), 2, "does nothing under this policy"),
         ("ask q --scenario today.toml --days 7 --if", ("away near 8d 1d",), 2, "before day 7"),
         ("ask q --scenario today.toml --if", ("",), 2, "no change"),
-        ("ask rest --scenario today.toml --days 2 --seeds 2 --png a.png", (), 5, "no jobs in the period"),
+        ("ask rest --scenario today.toml --days 2 --seeds 2 --png a.png", (), 5, "no jobs in the period of 2 of 2"),
         ("backtest rest --days 10", (), 5, "expected three"),
         ("ask oneday.txt --scenario today.toml", (), 5, "oneday.txt"),
         ("ask q --scenario today.toml --growth nan", (), 2, "not above -1"),
         ("model q --growth -1", (), 2, "not above -1"),
         ("model q --growth 2%", (), 2, "as 0.02 for 2 %"),
         ("model q --days 1 --growth -0.999999", (), 5, "no jobs in 1 days"),
-        ("ask q --scenario today.toml --reach", ("tier 4 p95 30m",), 2, "no jobs of"),
+        ("ask q --scenario today.toml --if", ("limit 2h", "--reach", "tier 4 p95 30m"), 2, "no jobs of"),
+        ("ask q --scenario today.toml --reach", ("all p95 30m",), 2, "nothing to combine"),
     ],
 )
 def test_input_that_is_none_is_named(
