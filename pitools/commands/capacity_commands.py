@@ -151,6 +151,8 @@ def ask(
     run, until its end. A tier is a QOS or queue, a team an account. With --site, priorities and preemption are those of
     the QOS there; a partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes,
     separated by commas; a name with spaces or commas is written "in quotes":
+    the QOS there; a partition whose nodes are in a larger one, too, is no pool, nor one without GPUs where others have
+    some. A job may run in any pool that is large enough. A what-if is one or more changes, separated by commas:
 
     \b
       gpus POOL +64           more, or fewer, GPUs
@@ -236,8 +238,9 @@ def backtest(ctx: click.Context, trace: Path, days: int, periods: bool, skip_bad
 
     TRACE needs real waits: `sacct -P` with Submit and Start, SWF, or a log of alibaba, Helios or Philly as published.
     One record for all jobs, and for each tier, if the trace has several, with 100 known waits in each of two periods in
-    a row. Forecast: the median of up to three periods before; naive: the period before. Exit 1 if the median error of
-    the forecast for all jobs is not below that of naive.
+    a row. Forecast: the median of up to three periods before; naive: the period before; both as known when the period
+    begins, with jobs that wait still counted by their wait until then. Exit 1 if the median error of the forecast for
+    all jobs is not below that of naive.
     """
     from pitools.capacity.backtest import backtest as run_backtest
     from pitools.capacity.backtest import summarize_backtest
