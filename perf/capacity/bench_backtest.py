@@ -77,7 +77,7 @@ class Log(NamedTuple):
         return [getattr(each, f"{name}_error") for each in self.told(days)]
 
     def rule_error(self, rule: Callable[[Sequence[float]], float]) -> float:
-        """Median error of a rule that sees the real waits of the periods before."""
+        """Median error of a rule that sees the waits of the periods before, each as known when the next begins."""
         past: dict[tuple[int, str], list[float]] = {}
         errors = []
         for days, periods in self.forecasts.items():
