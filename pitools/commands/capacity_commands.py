@@ -149,10 +149,9 @@ def ask(
 
     Figures are medians over the seeds, but for the lowest and highest. A wait is all the time in which a job does not
     run, until its end. A tier is a QOS or queue, a team an account. With --site, priorities and preemption are those of
-    the QOS there; a partition whose nodes are in a larger one, too, is no pool. A what-if is one or more changes,
-    separated by commas; a name with spaces or commas is written "in quotes":
     the QOS there; a partition whose nodes are in a larger one, too, is no pool, nor one without GPUs where others have
-    some. A job may run in any pool that is large enough. A what-if is one or more changes, separated by commas:
+    some. A job may run in any pool that is large enough. A what-if is one or more changes, separated by commas;
+    a name with spaces or commas is written "in quotes":
 
     \b
       gpus POOL +64           more, or fewer, GPUs
@@ -300,7 +299,6 @@ def _tell_assumptions(jobs: Trace, today: Scenario, worlds: Sequence[WhatIf], fi
     names = names_of(jobs)
     if (days_of_trace := whole_days(jobs)[1]) < 14:
         problem = f"whole days in the trace: {days_of_trace} (expected 14 or more, two of each weekday)"
-        click.echo(f"pit: {problem}: all seeds draw the same, and the bands are too narrow", err=True)
         click.echo(f"pit: {problem}: seeds differ little, and the bands are too narrow", err=True)
     warm_up_days, missing = warm_up(jobs)
     if missing > MAX_MISSING:
