@@ -22,7 +22,7 @@ from pitools.core.locks import lock
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 from pitools.tenancy.changes import ObjectChange, command, order_changes
-from pitools.tenancy.cluster_state import ClusterState
+from pitools.tenancy.cluster_state import ClusterState, needs
 from pitools.tenancy.words import deviation_text, name_of
 
 Call = Callable[[Sequence[str]], None]
@@ -108,12 +108,14 @@ def apply_changes(
 
 
 def _require_unchanged(change: ObjectChange, found: ClusterState) -> None:
+    rows = found.objects.items() if change.after is None else ()  # Slurm removes members with a team, and its leads
+    used_by = {f"by {name_of(key)}": needs(key, values) for key, values in rows if key[0] != "lead"}
+    used_by |= {f"on {cluster}": set(used) for cluster, used in found.others.items() if change.key[0] == "tier"}
+    users = [user for user, used in used_by.items() if change.after is None and change.key in used]
     values = found.objects.get(change.key)
-    is_removed_tier = change.key[0] == "tier" and change.after is None
-    users = [cluster for cluster, used in found.others.items() if is_removed_tier and change.key in used]
     if values in (change.before, change.after) and not users:
         return
-    problem = f"in use on {users[0]}" if users else deviation_text(change.key[0], change.before, values)
+    problem = f"in use {users[0]}" if users else deviation_text(change.key[0], change.before, values)
     hint = "what this run did until then stands; pit tenancy plan shows what differs"
     raise ClusterError(f"{name_of(change.key)}: somebody else changed it during this run: {problem}", hint=hint)
 

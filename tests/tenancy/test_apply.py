@@ -116,6 +116,31 @@ def test_what_another_cluster_takes_into_use_during_a_run_is_left_to_it(key: Key
     assert calls[-1] == "cluster=alpha"
 
 
+IN_LAB: Objects = {("team", "lab"): {}, ("member", "lab", "eve", ""): {}, ("user", "eve"): {"DefaultAccount": "lab"}}
+
+
+@pytest.mark.parametrize(
+    ("gone", "added", "error"),
+    [
+        (("team", "old"), {("member", "old", "eve", ""): {"MaxJobs": "7"}}, "in use by eve in team old"),
+        (("team", "old"), {("team", "new"): {"Parent": "old"}}, "in use by team new"),
+        (("team", "old"), {("lead", "old", "eve"): {}}, ""),
+        (("tier", "slow"), {("team", "lab"): {"QOS": "+slow"}}, "in use by team lab"),
+    ],
+)
+def test_what_gets_a_user_during_a_run_is_not_removed(gone: Key, added: Objects, error: str, tmp_path: Path) -> None:
+    """A team with its new members and a tier with its new users stay, and the run ends; a lead goes with the team."""
+    then = ClusterState(cluster="alpha", objects={("team", "root"): {}, **IN_LAB})
+    now = msgspec.structs.replace(then, objects={**then.objects, gone: {}})
+    slurm = Sacctmgr({**now.objects, **added})
+    if not error:
+        assert _apply(now, then, tmp_path / "journal", slurm)
+        return
+    with pytest.raises(ClusterError, match=error):
+        _apply(now, then, tmp_path / "journal", slurm)
+    assert gone in slurm.objects
+
+
 @given(states(), states())
 @settings(max_examples=12, deadline=None)
 def test_undo_restores(now: ClusterState, then: ClusterState) -> None:
