@@ -27,16 +27,17 @@ from pitools.tenancy.words import deviation_text, name_of
 
 Call = Callable[[Sequence[str]], None]
 ReadAgain = Callable[[str], ClusterState]
+Kind = Literal["start", "call", "done", "refused", "end"]
 
 
 class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1"):
-    """A line of the journal. kind: a run starts, a call is about to be made, was refused, the run made all calls.
+    """A line of the journal. kind: a run starts, a call is about to be made, was made, was refused, the run ends.
 
     objects: of a start, each object that differs at its end; of a call, the one that it changes. run: of all sites of a
     run. undoes: the run that it undoes.
     """
 
-    kind: Literal["start", "call", "refused", "end"]
+    kind: Kind
     run: str
     at: str
     user: str
@@ -84,12 +85,10 @@ def apply_changes(
     if not changes and not of_run.get("undoes"):  # an undo is noted, so that the run no more stands in the way
         return
 
-    def note(
-        kind: Literal["start", "call", "refused", "end"], argv: Sequence[str] = (), *objects: ObjectChange
-    ) -> JournalEntry:
+    def note(kind: Kind, argv: Sequence[str] = (), *objects: ObjectChange) -> JournalEntry:
         of_call = {"at": timestamps.now_rfc3339(), "cluster": now.cluster}
         entry = JournalEntry(kind=kind, **of_run, **of_call, argv=[*argv], objects=[*objects])
-        append_record(journal, entry)
+        append_record(journal, entry, durable=kind != "done")  # without it, a call is unknown
         return entry
 
     note("start", (), *differences(now, then))
@@ -103,6 +102,7 @@ def apply_changes(
         except ClusterError:
             note("refused")
             raise
+        note("done")
         yield entry
     note("end")
 

@@ -182,7 +182,7 @@ def test_changed_tier_of_other_clusters_is_said() -> None:
 
 
 def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call whose run ended in it is unknown, one that Slurm refused is so; two runs at once are not let."""
+    """A call whose run ended in it is unknown, not one whose run ended after it; two runs at once are not let."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     now = ClusterState(cluster="alpha", objects={})
     then = ClusterState(cluster="alpha", objects={("tier", "a"): {}, ("tier", "b"): {}})
@@ -190,20 +190,25 @@ def test_history_is_private_and_names_a_call_that_was_cut(tmp_path: Path, monkey
     def refuse(argv: Sequence[str]) -> None:
         raise ClusterError("no")
 
+    def lose(argv: Sequence[str]) -> None:
+        raise Unreachable("no answer")
+
     with lock_journal():
         runs = partial(apply_changes, now, then, read_again=lambda _: now, journal=journal_path())
         for _ in runs(call=lambda _: None, run="1", site="s", user="ann"):
             pass
         next(iter(runs(call=lambda _: None, run="2", site="t", user="bob")))
-        with pytest.raises(ClusterError):
-            list(runs(call=refuse, run="3", site="r", user="eve"))
+        for name, call in (("3", refuse), ("4", lose)):
+            with pytest.raises((ClusterError, Unreachable)):
+                list(runs(call=call, run=name, site="r", user="eve"))
         with pytest.raises(TryLater), lock_journal():
             pass
     assert [(row.site, row.user, row.state) for row in history()] == [
         ("s", "ann", "done"),
         ("s", "ann", "done"),
-        ("t", "bob", "unknown"),
+        ("t", "bob", "done"),
         ("r", "eve", "refused"),
+        ("r", "eve", "unknown"),
     ]
     assert [row.site for row in history(["t"])] == ["t"]
     assert journal_path().stat().st_mode & 0o777 == 0o600
