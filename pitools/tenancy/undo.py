@@ -44,6 +44,7 @@ def undone_state(now: ClusterState, journal: Path, run: str, site: str) -> Clust
         for entry in entries[end + 1 :]
         if entry.kind == "start" and not entry.undoes and (entry.site, entry.run) not in undone
         for change in entry.objects
+        if now.objects.get(change.key) != change.before  # else that run did not change it, or it was changed back
         if entry.cluster == now.cluster or (entry.cluster in now.others and change.key[0] == "tier")
     }
 

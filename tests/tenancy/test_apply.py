@@ -187,6 +187,20 @@ def test_undo_needs_the_start_of_a_run_and_its_cluster(tmp_path: Path) -> None:
     assert caught.value.where == f"{journal}:2"
 
 
+def test_undo_is_not_stopped_by_a_run_that_changed_nothing(tmp_path: Path) -> None:
+    """Of what the first run left: all its calls were refused."""
+    states = [ClusterState(cluster="alpha", objects={("tier", "a"): {"Priority": value}}) for value in ("1", "5", "9")]
+    journal, slurm = tmp_path / "journal", Sacctmgr(states[0].objects)
+    run = _apply(states[0], states[1], journal, slurm)
+
+    def refuse(argv: Sequence[str]) -> None:
+        raise ClusterError("no")
+
+    with pytest.raises(ClusterError):
+        _apply(states[1], states[2], journal, slurm, refuse)
+    assert undone_state(read(slurm), journal, run, "alpha").objects == states[0].objects
+
+
 def test_journal_names_each_call(tmp_path: Path) -> None:
     """The journal has who, when, from and to of each call, before it is made."""
     now = ClusterState(cluster="alpha", objects={("tier", "normal"): {}})
