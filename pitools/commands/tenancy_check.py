@@ -32,18 +32,15 @@ def check(ctx: click.Context, policy: Path, sites: tuple[str, ...], form: str) -
 
     Exit 1: something differs or is ineffective; 75: a site did not answer.
     """
-    from functools import partial
-
     from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.tenancy.check import check_site
-    from pitools.tenancy.desired import desired_state
     from pitools.tenancy.refusals import require_possible
-    from pitools.tenancy.site_plan import require_agreement
+    from pitools.tenancy.site_plan import policy_states, require_agreement
 
     policies = load_policies(policy, sites)
     accounting, errors = read_accounting(policies)
-    wanted = {name: partial(desired_state, each, where=str(policy)) for name, each in policies.items()}
+    wanted = policy_states(policies, str(policy))
     require_agreement(accounting, wanted, str(policy))
     is_bad = False
     with Output(form, COLUMNS) as out:

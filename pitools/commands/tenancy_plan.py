@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pitools.tenancy.policy import Policy
     from pitools.tenancy.read import SiteAccounting
     from pitools.tenancy.removals import Kept
-    from pitools.tenancy.site_plan import DesiredState
 
 CHANGE_COLUMNS = ("site", "change", "command")
 policy_argument = click.argument("policy", type=LocalPath(dir_okay=False), shell_complete=complete_files)
@@ -56,16 +55,6 @@ def raise_last(errors: list[PitError]) -> None:
         click.echo(f"pit: {error}" + (f"; {error.hint}" if error.hint else ""), err=True)
     if errors:
         raise errors[-1]
-
-
-def policy_states(path: Path, sites: Iterable[str]) -> dict[str, DesiredState]:
-    """Return for each site of a policy how it changes the site's state."""
-    from functools import partial
-
-    from pitools.tenancy.desired import desired_state
-
-    policies = load_policies(path, sites)
-    return {name: partial(desired_state, policy, where=str(path)) for name, policy in policies.items()}
 
 
 def print_kept(accounting: SiteAccounting, kept: Kept) -> None:
@@ -112,9 +101,9 @@ def plan(policy: Path, sites: tuple[str, ...], form: str) -> None:
     Exit 75: a site did not answer; the others are shown.
     """
     from pitools.core.output import Output
-    from pitools.tenancy.site_plan import find_lock_outs, plan_rows, planned_states, require_agreement
+    from pitools.tenancy.site_plan import find_lock_outs, plan_rows, planned_states, policy_states, require_agreement
 
-    wanted = policy_states(policy, sites)
+    wanted = policy_states(load_policies(policy, sites), str(policy))
     accounting, errors = read_accounting(wanted)
     require_agreement(accounting, wanted, str(policy))
     planned = planned_states(accounting, wanted, str(policy))

@@ -11,8 +11,8 @@ import click
 from pitools.commands.completion import complete_files, complete_sites
 from pitools.commands.options import rows_format_option
 from pitools.commands.tenancy_plan import (
+    load_policies,
     policy_sites_option,
-    policy_states,
     print_kept,
     raise_last,
     read_accounting,
@@ -45,7 +45,8 @@ DONE_COLUMNS = ("at", "user", "run", "site", "change", "state")
 def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ...], form: str) -> None:
     """Make accounting what POLICY (TOML) says; a record for each change.
 
-    Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting has.
+    Safe to repeat: after a kill, or while a database is away, the same command goes on from what accounting and your
+    journal have.
     Needs an administrator of Slurm's accounting, or for limits of a team's members alone its lead (coordinator).
     It ends where somebody else changes what it is about to change.
     Members and tiers of unfinished jobs are not removed yet: exit 75, all else is done.
@@ -61,6 +62,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     from pitools.tenancy.site_plan import (
         next_state,
         planned_states,
+        policy_states,
         require_agreement,
         require_no_lock_out,
         run_changes,
@@ -73,7 +75,8 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
     where, run_id, changed, waiting = policy or f"run {undo}", secrets.token_hex(4), 0, 0
     with Output(form, DONE_COLUMNS) as out, lock_journal():
         read_entries(journal_path())  # before the first change: each must be one that can be undone
-        wanted = policy_states(Path(policy), sites) if policy else _undone_states(undo, sites)
+        policies = load_policies(Path(policy), sites) if policy else {}
+        wanted = policy_states(policies, policy) if policy else _undone_states(undo, sites)
         accounting, errors = read_accounting(wanted)
         raise_last(errors)
         if policy:
@@ -89,7 +92,7 @@ def run(policy: str, sites: tuple[str, ...], undo: str, lock_outs: tuple[str, ..
                 kept = next_state(each, wanted[each.site.name], where, [later for later, _ in planned[i + 1 :]])
                 require_no_lock_out(each, kept.state, lock_outs, is_undo=bool(undo))
             print_kept(each, kept)
-            for row in run_changes(each, kept.state, run_id, undo):
+            for row in run_changes(each, kept.state, run_id, undo, kept.postponed):
                 out(row)
                 changed += 1
             waiting += len(kept.for_jobs)

@@ -1,6 +1,7 @@
 """Carry out changes, each noted in a journal before its call.
 
-A run that ends in the middle needs no repair: the next one reads what accounting has, and finishes from there.
+A run that ends in the middle needs no repair: the next one reads what accounting has, and finishes from there;
+what it had set on its way alone is found by the journal (leftovers.py).
 
 Slurm has no lock of its accounting. Lock and journal are of one user's home: runs of two users do not exclude each
 other, nor does anything exclude sacctmgr. So each object is read again before the call that changes it, and a run ends
@@ -17,7 +18,7 @@ from typing import Literal
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, DataError
-from pitools.core.journal import append_record, read_journal
+from pitools.core.journal import append_record, read_journal, read_lines
 from pitools.core.locks import lock
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
@@ -25,6 +26,7 @@ from pitools.tenancy.changes import ObjectChange, command, order_changes
 from pitools.tenancy.cluster_state import ClusterState, needs
 from pitools.tenancy.words import deviation_text, name_of
 
+_NAME = "journal.jsonl"
 Call = Callable[[Sequence[str]], None]
 ReadAgain = Callable[[str], ClusterState]
 Kind = Literal["start", "call", "done", "refused", "end"]
@@ -34,7 +36,7 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1")
     """A line of the journal. kind: a run starts, a call is about to be made, was made, was refused, the run ends.
 
     objects: of a start, each object that differs at its end; of a call, the one that it changes. run: of all sites of a
-    run. undoes: the run that it undoes.
+    run. undoes: the run that it undoes. postponed: of a start, what stays for unfinished jobs → what is wanted.
     """
 
     kind: Kind
@@ -46,16 +48,26 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.tenancy-entry/1")
     argv: list[str] = []
     objects: list[ObjectChange] = []
     undoes: str = ""
+    postponed: list[ObjectChange] = []
 
 
 def tenancy_dir() -> Path:
     """Return the folder of the journal, private to the user; create it if it is missing. Raises ClusterError."""
-    return ensure_private_dir(xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "tenancy")
+    return ensure_private_dir(_dir())
+
+
+def _dir() -> Path:
+    return xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "tenancy"
 
 
 def journal_path() -> Path:
     """Return the journal of all sites. Raises ClusterError."""
-    return tenancy_dir() / "journal.jsonl"
+    return tenancy_dir() / _NAME
+
+
+def intact_entries() -> list[JournalEntry]:
+    """Return the journal of all sites without damaged lines, [] if there is none. Raises PitError."""
+    return [each for each in read_lines(_dir() / _NAME, JournalEntry) if isinstance(each, JournalEntry)]
 
 
 def read_entries(journal: Path) -> list[JournalEntry]:
@@ -73,21 +85,30 @@ def lock_journal() -> AbstractContextManager[None]:
 
 
 def apply_changes(
-    now: ClusterState, then: ClusterState, call: Call, read_again: ReadAgain, journal: Path, **of_run: str
+    now: ClusterState,
+    then: ClusterState,
+    call: Call,
+    read_again: ReadAgain,
+    journal: Path,
+    postponed: Sequence[ObjectChange] = (),
+    *,
+    is_noted: bool = False,
+    **of_run: str,
 ) -> Iterator[JournalEntry]:
     """Make one state the other, one call of sacctmgr after another; yield each when it is made.
 
     call: runs an argv, and raises PitError if it failed: then the rest is left for the next run. read_again: returns
-    what accounting has of a kind of object. of_run: run, site, user and undoes of its entries. Raises ClusterError if
-    somebody else changed an object meanwhile.
+    what accounting has of a kind of object. postponed, run, site, user and undoes: of the entries. is_noted: in the
+    journal even without a change. Raises ClusterError if somebody else changed an object meanwhile.
     """
     changes = order_changes(now, then)
-    if not changes and not of_run.get("undoes"):  # an undo is noted, so that the run no more stands in the way
+    if not changes and not is_noted:
         return
 
     def note(kind: Kind, argv: Sequence[str] = (), *objects: ObjectChange) -> JournalEntry:
         of_call = {"at": timestamps.now_rfc3339(), "cluster": now.cluster}
-        entry = JournalEntry(kind=kind, **of_run, **of_call, argv=[*argv], objects=[*objects])
+        stays = [*postponed] if kind == "start" else []
+        entry = JournalEntry(kind=kind, **of_run, **of_call, argv=[*argv], objects=[*objects], postponed=stays)
         append_record(journal, entry, durable=kind != "done")  # without it, a call is unknown
         return entry
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.slurm.multi_query import run_queries, stdout_or_raise
-from pitools.tenancy.changes import effective_tiers
+from pitools.tenancy.changes import ObjectChange, effective_tiers
 from pitools.tenancy.cluster_state import ClusterState, Key, needs
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.refusals import default_tier
@@ -23,11 +23,15 @@ _NAMED = 5  # jobs in a sentence
 
 
 class Kept(NamedTuple):
-    """A state with what it cannot remove yet. for_jobs, for_clusters: what stays, as sentences."""
+    """A state with what it cannot remove yet. for_jobs, for_clusters: what stays, as sentences.
+
+    postponed: of members who stay anyway, what they have for now, and what is wanted.
+    """
 
     state: ClusterState
     for_jobs: list[str]
     for_clusters: list[str]
+    postponed: list[ObjectChange]
 
 
 def read_unfinished_jobs(accounting: SiteAccounting, then: ClusterState) -> dict[Key, list[str]]:
@@ -60,7 +64,7 @@ def keep_used(now: ClusterState, then: ClusterState, jobs: Mapping[Key, Sequence
     """Return a state with what it removes of members and tiers that are in use. jobs: `read_unfinished_jobs`."""
     objects = dict(then.objects)
     for_jobs, for_clusters = [], []
-    kept: list[Key] = []
+    kept, postponed = list[Key](), list[ObjectChange]()
 
     def keep(key: Key) -> None:
         if key in objects or key not in now.objects:
@@ -91,9 +95,11 @@ def keep_used(now: ClusterState, then: ClusterState, jobs: Mapping[Key, Sequence
         tiers = effective_tiers(state, key)
         of_jobs = {tier: jobs.get(("used", *key[1:3], tier)) for tier in sorted(effective_tiers(now, key) - tiers)}
         if used := {tier: f"{name_of(key)} {_stays(numbers)}" for tier, numbers in of_jobs.items() if numbers}:
-            objects[key] = {**objects[key], "QOS": ",".join(sorted(tiers.union(used)))}
+            own = {"QOS": ",".join(sorted(tiers.union(used)))}
+            postponed.append(ObjectChange(key=key, before={**objects[key], **own}, after=objects[key]))
+            objects[key] = {**objects[key], **own}
             for_jobs += (f"tier {tier} of {text}" for tier, text in used.items())
-    return Kept(state, for_jobs, for_clusters)
+    return Kept(state, for_jobs, for_clusters, postponed)
 
 
 def _stays(numbers: Sequence[str]) -> str:

@@ -15,12 +15,14 @@ from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.record import Record
 from pitools.core.trust import user_name
 from pitools.slurm.errors import is_denied
-from pitools.tenancy.apply import JournalEntry, apply_changes, differences, journal_path, read_entries
+from pitools.tenancy.apply import JournalEntry, apply_changes, differences, intact_entries, journal_path, read_entries
 from pitools.tenancy.changes import ObjectChange, command, order_changes, preempt_renewals
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, leads_above, needs, without_inherited_leads
 from pitools.tenancy.columns import COLUMNS
+from pitools.tenancy.desired import desired_state
+from pitools.tenancy.leftovers import settled_state
 from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
-from pitools.tenancy.policy import table_name
+from pitools.tenancy.policy import Policy, table_name
 from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
 from pitools.tenancy.refusals import require_possible
 from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
@@ -50,6 +52,16 @@ class ChangeRow(Record, frozen=True, kw_only=True, tag="pit.tenancy-change/1"):
     run: str = ""
     at: str = ""
     user: str = ""
+
+
+def policy_states(policies: Mapping[str, Policy], where: str) -> dict[str, DesiredState]:
+    """Return for each site how its policy changes its state, apart from what runs left there for now."""
+    entries = intact_entries()
+
+    def desired(site: str, now: ClusterState) -> ClusterState:
+        return desired_state(policies[site], settled_state(now, entries, site), where)
+
+    return {site: partial(desired, site) for site in policies}
 
 
 def plan_rows(site: str, now: ClusterState, then: ClusterState) -> list[ChangeRow]:
@@ -175,11 +187,13 @@ def require_no_lock_out(accounting: SiteAccounting, then: ClusterState, sites: S
         raise ConfigError("; ".join(problems), where=f"site {site}", hint=f"if that is wanted: --lock-out {site}")
 
 
-def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes: str = "") -> Iterator[ChangeRow]:
+def run_changes(
+    accounting: SiteAccounting, then: ClusterState, run: str, undoes: str = "", postponed: Sequence[ObjectChange] = ()
+) -> Iterator[ChangeRow]:
     """Make a site's accounting the state, yield each change when it is made, and read the result.
 
-    The caller holds the lock. run: its ID, alike at all sites. undoes: the run that it undoes. Raises ClusterError if
-    what it changed then differs: somebody else changed it meanwhile.
+    The caller holds the lock. run: its ID, alike at all sites. undoes: the run that it undoes. postponed: as of `Kept`.
+    Raises ClusterError if what it changed then differs: somebody else changed it meanwhile.
     """
     site, slurm = accounting.site.name, accounting.client
 
@@ -200,15 +214,19 @@ def run_changes(accounting: SiteAccounting, then: ClusterState, run: str, undoes
             raise
 
     user = os.environ.get("SUDO_USER") or user_name(os.geteuid())
-    apply = partial(apply_changes, journal=journal_path(), run=run, site=site, user=user, undoes=undoes)
+    noting = partial(apply_changes, journal=journal_path(), postponed=postponed)
+    apply = partial(noting, run=run, site=site, user=user, undoes=undoes)
     now, own = accounting.state, {each.key for each in differences(accounting.state, then)}
+    # Without a change: an undo, or its run would stand in the way; that a policy asks for what was left for now.
+    is_noted = bool(undoes) or (not postponed and settled_state(now, intact_entries(), site) != now)
     for _ in range(2):  # a team's own lead is seen once nobody above leads under the same name: removed next
         made = []
-        for entry in apply(now, then, call, partial(read_again, accounting)):
+        for entry in apply(now, then, call, partial(read_again, accounting), is_noted=is_noted):
             made += entry.objects
             yield _entry_row(entry, "done")
         if not made:
             return
+        is_noted = False
         now = read_site(accounting.site).state
         hidden = {key for key in now.objects if key[0] == "lead" and leads_above(accounting.state, key)}
         own |= hidden | {each.key for each in made}

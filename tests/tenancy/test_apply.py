@@ -6,6 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,9 @@ from pitools.core.journal import append_record, read_journal
 from pitools.tenancy.apply import Call, JournalEntry, apply_changes
 from pitools.tenancy.changes import order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
+from pitools.tenancy.desired import desired_state, policy_tables
+from pitools.tenancy.leftovers import settled_state
+from pitools.tenancy.policy import Policy, policy_of
 from pitools.tenancy.undo import sites_of_run, undone_state
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import large_change, states
@@ -51,16 +55,53 @@ def _new_default(tier: str) -> ClusterState:
     return ClusterState(cluster="alpha", objects=objects)
 
 
-@pytest.mark.parametrize(("change", "least"), [(large_change(), 40), ((_new_default("a"), _new_default("b")), 3)])
+def _policy_of(state: ClusterState, manage: str) -> Policy:
+    return policy_of({**policy_tables(state), "manage": manage}, "", "p")
+
+
+TWO_USERS: Objects = {("member", "vision", user, ""): {} for user in ("ann", "bob")}
+VISION = ClusterState(
+    cluster="alpha",
+    objects={
+        ("tier", "normal"): {},
+        ("tier", "urgent"): {},
+        ("team", "root"): {"QOS": "normal"},
+        ("team", "lab"): {"QOS": "urgent"},
+        ("team", "vision"): {"QOS": "normal,urgent", "DefaultQOS": "urgent"},
+        **TWO_USERS,
+        **{("user", key[2]): {"DefaultAccount": "vision"} for key in TWO_USERS},
+    },
+)
+PLAIN = msgspec.structs.replace(VISION, objects={**VISION.objects, ("team", "vision"): {}})
+
+
+def _vision(**keys: Any) -> Policy:
+    return policy_of({"teams": {"vision": keys}}, "", "p")
+
+
+@pytest.mark.parametrize(
+    ("now", "policy", "least"),
+    [
+        (large_change()[0], _policy_of(large_change()[1], "all"), 40),
+        (large_change()[0], _policy_of(large_change()[1], "listed"), 20),
+        (_new_default("a"), _policy_of(_new_default("b"), "listed"), 3),
+        (VISION, _vision(tiers=["+urgent"]), 6),
+        (PLAIN, _vision(parent="lab"), 3),
+    ],
+)
 def test_run_killed_at_any_call_is_finished_by_the_next(
-    change: tuple[ClusterState, ClusterState], least: int, tmp_path: Path
+    now: ClusterState, policy: Policy, least: int, tmp_path: Path
 ) -> None:
-    """Of a run of so many calls, killed at each: before the first, after the second, ...; and both can be undone."""
-    now, then = change
+    """Of a run of so many calls, killed at each: before the first, after the second, ...; and both can be undone.
+
+    The next one asks the policy again, and what it does not name is as it was before.
+    """
+    then = desired_state(policy, now)
     calls = len(order_changes(now, then))
     assert calls >= least
-    for n in range(calls):
-        slurm, left, is_after, journal = Sacctmgr(now.objects), n, n % 2, tmp_path / f"journal{n}"
+    for n in range(2 * calls if calls < 10 else calls):
+        slurm, journal = Sacctmgr(now.objects), tmp_path / f"journal{n}"
+        left, is_after = (n // 2, n % 2) if calls < 10 else (n, n % 2)
 
         def call(argv: Sequence[str], slurm: Sacctmgr = slurm, is_after: int = is_after) -> None:
             nonlocal left
@@ -77,8 +118,11 @@ def test_run_killed_at_any_call_is_finished_by_the_next(
             run = read_journal(journal, JournalEntry)[0].run
             _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm, undoes=run)
             assert read(slurm).objects == now.objects
-        _apply(read(slurm), then, journal, slurm)
+        settled = settled_state(read(slurm), read_journal(journal, JournalEntry), "alpha")
+        _apply(read(slurm), desired_state(policy, settled), journal, slurm)
         assert read(slurm).objects == then.objects
+        settled = settled_state(read(slurm), read_journal(journal, JournalEntry), "alpha")
+        assert settled.objects == then.objects
         if n % 5 == 1:
             for run in reversed(dict.fromkeys(entry.run for entry in read_journal(journal, JournalEntry))):
                 _apply(read(slurm), undone_state(read(slurm), journal, run, "alpha"), journal, slurm, undoes=run)

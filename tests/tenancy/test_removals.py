@@ -12,7 +12,7 @@ from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.records import Config
 from pitools.tenancy import removals
-from pitools.tenancy.changes import effective_tiers
+from pitools.tenancy.changes import ObjectChange, effective_tiers
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.read import SiteAccounting
 from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
@@ -53,7 +53,8 @@ def test_tier_that_a_team_loses_stays_with_the_members_whose_jobs_use_it(monkeyp
     left = kept("lab|bob|urgent|7\nlab|bob|normal|8\nvla|bob|normal|9\n", then, monkeypatch)
     assert left.for_jobs == ["tier urgent of bob in team lab stays for now: unfinished jobs 7"]
     assert left.state.objects == {**then, BOB: {"QOS": "normal,urgent"}}
-    assert kept("lab|bob|normal|8\n", then, monkeypatch) == Kept(msgspec.structs.replace(NOW, objects=then), [], [])
+    assert left.postponed == [ObjectChange(key=BOB, before={"QOS": "normal,urgent"}, after={})]
+    assert kept("lab|bob|normal|8\n", then, monkeypatch) == Kept(msgspec.structs.replace(NOW, objects=then), [], [], [])
 
 
 def test_member_who_stays_keeps_the_tier_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ OBJECTS: dict[Key, Values] = {
     ("user", "ann"): {"DefaultAccount": "lab"},
     ("user", "bob"): {"DefaultAccount": "lab", "AdminLevel": "Operator"},
 }
+ANN: Key = ("member", "lab", "ann", "")
+LESS = "teams.lab.tiers = ['normal']\n"
 Pit = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
@@ -179,6 +181,48 @@ def test_usage_that_goes_with_an_association_is_said(tmp_path: Path, slurms: dic
         done = CliRunner().invoke(group, ["plan", str(tmp_path / "p.toml"), "--site", "a"])
         assert [line.split(": ")[-1] for line in done.stderr.splitlines() if "forgotten" in line] == said
     assert forgotten_usage(OBJECTS, [])[0].endswith(": team lab, team root")
+
+
+@pytest.fixture
+def run_id(pit: Pit, slurms: dict[str, Sacctmgr], jobs: list[str]) -> str:
+    """A run that took a tier from a team but, for an unfinished job, not from ann; the job has ended."""
+    slurms["a"].objects |= {("tier", "urgent"): {}, ("team", "lab"): {"QOS": "normal,urgent"}}
+    jobs.append("lab|ann|urgent|7\n")
+    code, rows = pit("run", LESS, "--site", "a")
+    assert (code, slurms["a"].objects[ANN]) == (75, {"QOS": "normal,urgent"})
+    assert pit("run", LESS, "--site", "a") == (75, [])
+    assert pit("run", LESS + "tiers.urgent.priority = 5\n", "--site", "a")[0] == 75
+    jobs.clear()
+    return str(rows[0]["run"])
+
+
+def test_tier_of_unfinished_jobs_is_taken_later(pit: Pit, slurms: dict[str, Sacctmgr], run_id: str) -> None:
+    """Although the policy does not name the member; also after an undo of that. Both undone, all is as before."""
+    for _ in range(2):
+        code, (row,) = pit("run", LESS, "--site", "a")
+        assert (code, row["change"], slurms["a"].objects[ANN]) == (
+            0,
+            "ann in team lab: tiers normal,urgent removed",
+            {},
+        )
+        assert pit("plan", LESS, "--site", "a") == (0, [])
+        assert pit("run", "", "--undo", row["run"])[0] == 0
+        assert slurms["a"].objects[ANN] == {"QOS": "normal,urgent"}
+    assert pit("run", "", "--undo", run_id)[0] == 0
+    assert pit("run", LESS + "teams.lab.max_jobs = 5\n", "--site", "a")[0] == 0
+    assert slurms["a"].objects[ANN] == {}
+
+
+@pytest.mark.parametrize("by_hand", ["urgent", "", "normal"])
+def test_tier_that_somebody_gave_since_stays(pit: Pit, slurms: dict[str, Sacctmgr], run_id: str, by_hand: str) -> None:
+    """By hand, or by a policy that names the member's tiers, although these are what it has; not another value."""
+    if by_hand:
+        slurms["a"].objects[ANN]["QOS"] = by_hand
+    else:
+        assert pit("run", LESS + "teams.lab.members.ann.tiers = ['normal', 'urgent']\n", "--site", "a") == (0, [])
+    slurms["a"].objects[ANN]["MaxJobs"] = "7"
+    assert pit("run", LESS, "--site", "a") == (0, [])
+    assert slurms["a"].objects[ANN] == {"QOS": by_hand or "normal,urgent", "MaxJobs": "7"}
 
 
 def test_kept_member_keeps_what_it_needs() -> None:
