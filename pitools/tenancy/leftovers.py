@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +15,18 @@ from pitools.tenancy.apply import JournalEntry
 from pitools.tenancy.changes import ObjectChange
 from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
 
-_Left = dict[Key, dict[str, tuple[str, set[str]]]]  # option → the value to return to, and from which
+_OPTIONS = ("QOS", "DefaultQOS")  # of associations: what else has other values on the way is named by its policy
+
+
+class _Set(NamedTuple):
+    """What a run did with a value. value: before it; passing, final: what it may have left, for now or for good."""
+
+    value: str
+    passing: frozenset[str]
+    final: frozenset[str]
+
+
+_Left = dict[Key, dict[str, _Set]]  # by option; a default tier goes with its list: both or none
 
 
 def settled_state(now: ClusterState, entries: Sequence[JournalEntry], site: str) -> ClusterState:
@@ -27,10 +39,10 @@ def settled_state(now: ClusterState, entries: Sequence[JournalEntry], site: str)
     own = [entry for entry in entries if (entry.site, entry.cluster) == (site, now.cluster)]
     for key, options in _left(own).items():
         found = objects.get(key, {})
-        values = {**found, **{option: value for option, (value, passing) in options.items() if passing}}
-        # All or none: a default tier that comes back needs the list that it had.
-        is_as_left = all(found.get(o, "") in {value, *passing} for o, (value, passing) in options.items() if passing)
-        if key in objects and is_as_left and needs(key, values) <= now.objects.keys():
+        values = {**found, **{option: each.value for option, each in options.items()}}
+        is_as_left = all(found.get(option, "") in each.passing | each.final for option, each in options.items())
+        is_passing = any(found.get(option, "") in each.passing for option, each in options.items())
+        if key in objects and is_passing and is_as_left and needs(key, values) <= now.objects.keys():
             objects[key] = {option: text for option, text in values.items() if text}
     return msgspec.structs.replace(now, objects=objects)
 
@@ -50,33 +62,40 @@ def _left(entries: Sequence[JournalEntry]) -> _Left:
         elif start is None or start.run != entry.run:  # whose line is damaged, or gone
             continue
         elif entry.kind == "end":
-            for change in start.postponed:
-                left.setdefault(change.key, {}).update(
-                    (o, (after, {before})) for o, before, after in _differing(change)
-                )
+            if not entry.undoes:  # what is undone counts as if it had never been
+                left = {key: options for key, options in left.items() if key not in wanted}
+            for each in start.postponed:
+                changed = _differing(each)
+                left[each.key] = {o: _Set(after, frozenset((before,)), frozenset()) for o, before, after in changed}
         elif entry.kind == "call" and entry.undoes not in undone:
             _add_call(left, entry.objects[0], wanted, is_made=is_known)
     return left
 
 
 def _add_call(left: _Left, change: ObjectChange, wanted: dict[Key, Values | None], *, is_made: bool) -> None:
-    """Add what a call changed, if that is not what its run wants in the end. is_made: else it may not have been."""
+    """Add what a call changed, and whether its run wants that in the end. is_made: else it may not have been."""
+    if change.key[0] not in ("team", "member"):
+        return
     if change.after is None:
         if is_made:
             left.pop(change.key, None)
         return
     final, options = wanted.setdefault(change.key, change.before), left.setdefault(change.key, {})
     for option, before, after in _differing(change):
-        value, passing = options.get(option, ("", set[str]()))
-        if before not in passing:
-            value, passing = before, set()
-        is_final = final is not None and final.get(option, "") == after
-        options[option] = value, (set() if is_made else passing) | (set() if is_final else {after})
+        earlier = options.get(option)
+        if earlier is None or before not in earlier.passing | earlier.final:
+            earlier = _Set(before, frozenset(), frozenset((before,)))
+        passing, for_good = (frozenset[str](), frozenset[str]()) if is_made else (earlier.passing, earlier.final)
+        if final is not None and final.get(option, "") == after:
+            for_good |= {after}
+        else:
+            passing |= {after}
+        options[option] = _Set(earlier.value, passing, for_good)
 
 
 def _differing(change: ObjectChange) -> Iterator[tuple[str, str, str]]:
-    """Yield each option that differs, with both values."""
+    """Yield each of the options that differs, with both values."""
     before, after = change.before or {}, change.after or {}
-    for option in before.keys() | after.keys():
+    for option in _OPTIONS:
         if before.get(option, "") != after.get(option, ""):
             yield option, before.get(option, ""), after.get(option, "")

@@ -20,7 +20,7 @@ _MODES = {"cancel", "cluster", "gang", "off", "requeue", "suspend", "within"}
 
 def require_possible(now: ClusterState, then: ClusterState, where: str) -> None:
     """Raise ConfigError for values that Slurm refuses and names that it alters. Existing names are not checked."""
-    found = chain(_wrong_names(now, then), _unknown_names(now, then), _cycles(now, then), _lost_defaults(then))
+    found = chain(_wrong_names(now, then), _unknown_names(now, then), _cycles(now, then), lost_defaults(then))
     for key, problem, hint in found:  # the first ends it: the later ones rely on names without it
         table = table_name(key)
         raise ConfigError(f'key "{table}": {problem}', where=where, hint=hint, key=table)
@@ -87,7 +87,8 @@ def _cycles(now: ClusterState, then: ClusterState) -> _Problems:
             yield (kind, next(changed, names[0])), f"{problem}: {' → '.join(names)}", ""
 
 
-def _lost_defaults(then: ClusterState) -> _Problems:
+def lost_defaults(then: ClusterState) -> _Problems:
+    """Yield associations whose default QOS is none that they may use."""
     members = sorted(key for key in then.objects if key[0] == "member")
     for key in (*(("team", name) for name in teams_top_down(then)), *members):  # what others inherit first
         default, tiers = default_tier(then, key), effective_tiers(then, key)

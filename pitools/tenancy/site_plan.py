@@ -24,7 +24,7 @@ from pitools.tenancy.leftovers import settled_state
 from pitools.tenancy.lock_outs import lock_outs, partition_lock_outs
 from pitools.tenancy.policy import Policy, table_name
 from pitools.tenancy.read import SiteAccounting, read_again, read_partitions, read_site
-from pitools.tenancy.refusals import require_possible
+from pitools.tenancy.refusals import lost_defaults, require_possible
 from pitools.tenancy.removals import Kept, keep_used, read_unfinished_jobs
 from pitools.tenancy.words import describe, deviation_text, name_of
 
@@ -59,7 +59,9 @@ def policy_states(policies: Mapping[str, Policy], where: str) -> dict[str, Desir
     entries = intact_entries()
 
     def desired(site: str, now: ClusterState) -> ClusterState:
-        return desired_state(policies[site], settled_state(now, entries, site), where)
+        then = desired_state(policies[site], settled_state(now, entries, site), where)
+        # A default of before may be none of the tiers that a run has changed since for good.
+        return desired_state(policies[site], now, where) if any(lost_defaults(then)) else then
 
     return {site: partial(desired, site) for site in policies}
 
@@ -217,8 +219,8 @@ def run_changes(
     noting = partial(apply_changes, journal=journal_path(), postponed=postponed)
     apply = partial(noting, run=run, site=site, user=user, undoes=undoes)
     now, own = accounting.state, {each.key for each in differences(accounting.state, then)}
-    # Without a change: an undo, or its run would stand in the way; that a policy asks for what was left for now.
-    is_noted = bool(undoes) or (not postponed and settled_state(now, intact_entries(), site) != now)
+    # Without a change: an undo, or its run would stand in the way; what stays for jobs; what a policy wants as left.
+    is_noted = bool(undoes or postponed) or settled_state(now, intact_entries(), site) != now
     for _ in range(2):  # a team's own lead is seen once nobody above leads under the same name: removed next
         made = []
         for entry in apply(now, then, call, partial(read_again, accounting), is_noted=is_noted):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.core.journal import append_record, read_journal
+from pitools.tenancy import site_plan
 from pitools.tenancy.apply import Call, JournalEntry, apply_changes
 from pitools.tenancy.changes import order_changes
 from pitools.tenancy.cluster_state import ClusterState, Key, Values
 from pitools.tenancy.desired import desired_state, policy_tables
 from pitools.tenancy.leftovers import settled_state
 from pitools.tenancy.policy import Policy, policy_of
+from pitools.tenancy.refusals import lost_defaults
 from pitools.tenancy.undo import sites_of_run, undone_state
 from tests.tenancy.sacctmgr_model import Sacctmgr
 from tests.tenancy.states import large_change, states
@@ -300,3 +305,45 @@ def test_undo_names_the_later_run_to_undo_first(
     again = _apply(states[0], states[1], journal, slurm)
     with pytest.raises(ClusterError, match=f"by run {again}"):
         undone_state(read(slurm), journal, runs[0], "alpha")
+
+
+def _run_empty_policy(slurm: Sacctmgr, journal: Path) -> bool:
+    """Run a policy that names nothing, and return whether it changed something."""
+    found = read(slurm)
+    entries = read_journal(journal, JournalEntry) if journal.exists() else []
+    with patch.object(site_plan, "intact_entries", lambda: entries):
+        wanted = site_plan.policy_states({"alpha": policy_of({}, "", "p")}, "p")["alpha"](found)
+    assert not [*lost_defaults(wanted)]
+    return bool(_apply(found, wanted, journal, slurm))
+
+
+@settings(deadline=None)
+@given(states(), states(), st.integers(0, 20))
+def test_another_policy_runs_after_any_cut(now: ClusterState, then: ClusterState, calls: int) -> None:
+    """It takes back what the cut run had set on its way, and nothing else: a second time there is nothing to do."""
+    with tempfile.TemporaryDirectory() as folder:
+        slurm, journal = Sacctmgr(now.objects), Path(folder, "journal")
+
+        def call(argv: Sequence[str]) -> None:
+            nonlocal calls
+            if not calls:
+                raise Killed
+            calls -= 1
+            slurm.run(argv)
+
+        with contextlib.suppress(Killed):
+            _apply(now, then, journal, slurm, call)
+            assert not _run_empty_policy(slurm, journal)
+        _run_empty_policy(slurm, journal)
+        assert not _run_empty_policy(slurm, journal)
+
+
+def test_default_account_that_is_set_again_stays(tmp_path: Path) -> None:
+    """Slurm needs it again where the row that it marks as the default goes; no run takes it back."""
+    rows: Objects = {("team", "root"): {}, ("team", "lab"): {}, ("member", "lab", "bob", "gpu"): {}}
+    rows |= {("member", "lab", "bob", ""): {}, ("user", "bob"): {"DefaultAccount": "lab"}}
+    slurm = Sacctmgr(rows)
+    fewer = {key: values for key, values in rows.items() if key[-1] != "gpu"}
+    assert _apply(read(slurm), ClusterState(cluster="alpha", objects=fewer), tmp_path / "journal", slurm)
+    assert not _run_empty_policy(slurm, tmp_path / "journal")
+    assert slurm.objects == fewer

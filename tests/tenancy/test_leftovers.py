@@ -13,6 +13,7 @@ from pitools.tenancy.leftovers import settled_state
 
 LAB: Key = ("team", "lab")
 OLD, WIDE, NEW = {"QOS": "a", "DefaultQOS": "a"}, {"QOS": "a,b"}, {"QOS": "+b", "DefaultQOS": "a"}
+BOTH, LATER = {"QOS": "a,b", "DefaultQOS": "b"}, {"QOS": "b", "DefaultQOS": "b"}
 
 
 def entry(kind: Any, before: Values | None = None, after: Values | None = None, **more: Any) -> JournalEntry:
@@ -52,6 +53,7 @@ REMOVED = [entry("start", OLD, None), entry("call", OLD, None), entry("done")]
         (REMOVED, {}, {}),  # made again by hand
         ([entry("start", OLD, None), *CUT[1:]], WIDE, OLD),
         ([entry("start", {"QOS": "gone"}, NEW), entry("call", {"QOS": "gone"}, WIDE)], WIDE, WIDE),
+        ([entry("start", OLD, LATER), entry("call", OLD, BOTH), entry("done")], BOTH, OLD),  # the default with its list
     ],
 )
 def test_only_what_a_run_left_for_now_is_taken_back(

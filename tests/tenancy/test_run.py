@@ -251,3 +251,13 @@ def test_tier_of_jobs_and_of_another_cluster_stays() -> None:
         ["tier a stays for now: unfinished jobs 7"],
         ["tier b stays: in use on beta"],
     )
+
+
+def test_what_alone_stays_for_jobs_is_noted(pit: Pit, slurms: dict[str, Sacctmgr], jobs: list[str]) -> None:
+    """By a run that changes nothing else; the next takes it, also where its policy does not name it any more."""
+    slurms["a"].objects |= {("tier", "urgent"): {}, ANN: {"QOS": "normal,urgent"}}
+    jobs.append("lab|ann|urgent|7\n")
+    assert pit("run", "teams.lab.members.ann.tiers = ['normal']\n", "--site", "a") == (75, [])
+    jobs.clear()
+    assert pit("run", "teams.lab.max_jobs = 5\n", "--site", "a")[0] == 0
+    assert slurms["a"].objects[ANN] == {"QOS": "normal"}
