@@ -146,7 +146,7 @@ def summarize_outcomes(outcomes: Sequence[Outcome]) -> Iterator[CapacityAnswer]:
                 what_if=what_if,
                 group=group,
                 seeds=len(same),
-                jobs=float(np.median([wait.jobs for wait in waits])),
+                jobs=float(np.median([outcome.waits[group].jobs if group in outcome.waits else 0 for outcome in same])),
                 goodput=float(np.median([outcome.goodput for outcome in same])),
                 unfinished=float(np.median([outcome.unfinished for outcome in same])),
                 **_band("wait_p50", [wait.p50 for wait in waits], "_s"),

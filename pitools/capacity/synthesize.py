@@ -68,7 +68,8 @@ def synthesize(
         per_team: Callable[..., Any] = partial(np.bincount, team[jobs], minlength=len(teams))
         if not layer:
             if wanted.sum() > _MAX_JOBS:
-                problem = f"{wanted.sum():.0f} jobs in {days} days (expected at most {_MAX_JOBS})"
+                before = f", {warm_up_days} of them before the period" if warm_up_days else ""
+                problem = f"{wanted.sum():.0f} jobs in {days} days{before} (expected at most {_MAX_JOBS})"
                 raise DataError(problem, where=trace.name)
             lacking, share = per_team(wanted), np.minimum(wanted, 1.0)
         else:

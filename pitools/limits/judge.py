@@ -84,13 +84,18 @@ def first_limit(request: JobRequest, state: LimitState) -> Binding | None:
 
 
 def raised_to_minimums(request: JobRequest, state: LimitState) -> JobRequest:
-    """Return the request with as many nodes, CPUs and GRES as the minimums that it is below ask for."""
+    """Return the request with the CPUs and GRES of the minimums that it is below, and the nodes that these need."""
     bindings = [each for each in judge(request, state).bindings if each.limit.startswith("Min")]
     pairs = [(each.limit.removeprefix("MinTRES=").replace("MinNodes", "node"), each.value or 0) for each in bindings]
     least = dict(sorted(pairs))  # of two of nodes the larger
     nodes, gres = least.get("node", request.nodes), {name: least[name] for name in least if name.startswith("gres/")}
     cpus = max(nodes, least.get("cpu", request.cpus))
-    return msgspec.structs.replace(request, nodes=nodes, cpus=cpus, gres=request.gres | gres)
+    raised = msgspec.structs.replace(request, nodes=nodes, cpus=cpus, gres=request.gres | gres)
+    for each in judge(raised, state).bindings:
+        name = each.limit.removeprefix("MaxTRESPerNode=")
+        if each.value and name != each.limit:
+            nodes = max(nodes, -(-raised.tres[name] // each.value))
+    return msgspec.structs.replace(raised, nodes=nodes, cpus=max(nodes, cpus))
 
 
 def _job(request: JobRequest, levels: Levels, state: LimitState) -> _Job:

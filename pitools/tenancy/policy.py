@@ -144,7 +144,7 @@ def _convert(tables: dict[str, Any], where: str) -> Policy:
         kinds = [
             _KINDS[key] for key in re.split(r"[.\[]", error.key) if key in _KINDS
         ]  # amounts have keys of their own
-        raise (error.with_hint(f"write {_FORMS[kinds[0]]}") if kinds and not error.hint else error) from error
+        raise (error.with_hint(f"write {_FORMS[kinds[-1]]}") if kinds and not error.hint else error) from error
 
 
 def administrators(policy: Policy, *, shares_database: bool) -> set[str]:

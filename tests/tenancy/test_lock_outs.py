@@ -70,6 +70,7 @@ def _with(*gone: Key, **values: Values) -> ClusterState:
             [f"{NOTHING} 1 CPU (at most 0 for a job of {LAB})"],
         ),
         (_with(normal={"MinTRES": "gres/gpu=8", "MaxTRES": "gres/gpu=8"}), []),
+        (_with(normal={"MinTRES": "gres/gpu=8", "MaxTRESPerNode": "gres/gpu=4"}), []),  # of two nodes
         (
             _with(normal={"MinTRES": "gres/gpu=8", "MaxTRES": "gres/gpu=4"}),
             [f'{NOTHING} 8 GPUs (at most 4 for a job of QOS "normal")'],

@@ -239,6 +239,13 @@ def test_wrong_value_names_the_accepted_form(key: str, value: object, form: str)
     assert form in caught.value.hint
 
 
+def test_wrong_value_of_a_tier_names_the_form_of_its_key() -> None:
+    """Not that of `tiers`, which associations have."""
+    with pytest.raises(ConfigError) as caught:
+        policy_of({"tiers": {"normal": {"priority": "x"}}}, "", "p")
+    assert "a whole number" in caught.value.hint
+
+
 def test_default_tier_is_refused_where_it_is_set() -> None:
     """Not at the row of a partition that inherits it, and that the policy does not name."""
     rows = {("member", "lab", "ann", "gpu"): dict[str, str](), **NOW.objects}

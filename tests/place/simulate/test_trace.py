@@ -150,9 +150,10 @@ def test_jobs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
         + "3|2026-01-01|RUNNING|3600|gres/gpu=2\n4|2026-01-01|PENDING|0|\n5|2026-01-01|CANCELLED by 0|0|\n"
         + "6|2026-01-01|COMPLETED|60|cpu=2\n7|2026-01-01|RUNNING|60|cpu=2\n8|2026-01-01|SUSPENDED|3600|gres/gpu=4\n"
         + "9|2026-01-01|FROBNICATED|3600|gres/gpu=3\n10|2026-01-01|REQUEUED|3600|gres/gpu=3\n"
+        + "11|2026-01-01|RESIZING|60|gres/gpu=2\n"
     )
     jobs = trace.read_trace(tmp_path / "t")
-    assert (jobs.job_id, jobs.unallocated) == (["1", "10"], 8)
+    assert (jobs.job_id, jobs.unallocated) == (["1", "10", "11"], 8)
     assert jobs.left_out == {
         "run still": [16.0, 2.0], "wait still": [0.0], "never ran": [0.0], "held no GPU": [0.0, 0.0],
         "are SUSPENDED still": [4.0], "have the unknown state FROBNICATED": [3.0],

@@ -69,7 +69,7 @@ def row(raw: dict[str, str] | None) -> TraceRow | LeftOut:
     state = parse_job_state(raw.get("State", "COMPLETED"))
     if state == "PENDING":
         return LeftOut("wait still")
-    if gpus and not (is_final(state) or state == "REQUEUED"):  # an attempt that a requeue ended
+    if gpus and not (is_final(state) or state in ("REQUEUED", "RESIZING")):  # of what these ended
         why = f"are {state} still" if state in JOB_STATES else f"have the unknown state {state}"
         return LeftOut("run still" if state == "RUNNING" else why, gpus * run_s / HOUR_S)
     if not run_s or not gpus:
