@@ -18,7 +18,7 @@ from pitools.tenancy.cluster_state import ClusterState, Key, Values, needs
 _OPTIONS = ("QOS", "DefaultQOS")  # of associations: what else has other values on the way is named by its policy
 
 
-class _Set(NamedTuple):
+class _OptionChange(NamedTuple):
     """What a run did with a value. value: before it; passing, final: what it may have left, for now or for good."""
 
     value: str
@@ -26,7 +26,7 @@ class _Set(NamedTuple):
     final: frozenset[str]
 
 
-_Left = dict[Key, dict[str, _Set]]  # by option; a default tier goes with its list: both or none
+_Left = dict[Key, dict[str, _OptionChange]]  # by option; a default tier goes with its list: both or none
 
 
 def settled_state(now: ClusterState, entries: Sequence[JournalEntry], site: str) -> ClusterState:
@@ -66,7 +66,9 @@ def _left(entries: Sequence[JournalEntry]) -> _Left:
                 left = {key: options for key, options in left.items() if key not in wanted}
             for each in start.postponed:
                 changed = _differing(each)
-                left[each.key] = {o: _Set(after, frozenset((before,)), frozenset()) for o, before, after in changed}
+                left[each.key] = {
+                    o: _OptionChange(after, frozenset((before,)), frozenset()) for o, before, after in changed
+                }
         elif entry.kind == "call" and entry.undoes not in undone:
             _add_call(left, entry.objects[0], wanted, is_made=is_known)
     return left
@@ -84,13 +86,13 @@ def _add_call(left: _Left, change: ObjectChange, wanted: dict[Key, Values | None
     for option, before, after in _differing(change):
         earlier = options.get(option)
         if earlier is None or before not in earlier.passing | earlier.final:
-            earlier = _Set(before, frozenset(), frozenset((before,)))
+            earlier = _OptionChange(before, frozenset(), frozenset((before,)))
         passing, for_good = (frozenset[str](), frozenset[str]()) if is_made else (earlier.passing, earlier.final)
         if final is not None and final.get(option, "") == after:
             for_good |= {after}
         else:
             passing |= {after}
-        options[option] = _Set(earlier.value, passing, for_good)
+        options[option] = _OptionChange(earlier.value, passing, for_good)
 
 
 def _differing(change: ObjectChange) -> Iterator[tuple[str, str, str]]:
